@@ -159,6 +159,9 @@ class RunConfig:
     )
     check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
     track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track")
+    track_timeout: float = option(
+        10.0, "Seconds to wait for the last delivery when the run is over.", min=0.0
+    )
     experiment: str = option("dpexp", "MLflow experiment.", metavar="NAME")
     run_name: str = option("", "Name of the run. Default: strategy, model and devices.", metavar="NAME")
     options: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)

@@ -215,7 +215,7 @@ def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any
 
 
 def synchronize(devices: Iterable[torch.device]) -> None:
-    """Wait until every queued kernel of every device is done. The CPU computes in order: nothing to wait for."""
+    """Wait until every queued kernel of every device is done. The CPU has no queue to wait for."""
     for device in set(devices):
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
