@@ -11,16 +11,17 @@ things say it instead:
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
+from dpexp import nested
 from dpexp.config import ConfigError, RunConfig
 
 HOST = torch.device("cpu")
@@ -187,28 +188,10 @@ def home(module: nn.Module) -> torch.device:
 
 
 def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """A copy of the nested value with every tensor on the device; what is there already is not copied.
-
-    Recurses into dict, list, tuple, namedtuple and dataclasses; everything else stays as it is.
-    """
-    if isinstance(value, torch.Tensor):
+    """The nested value with every tensor on the device; what is there already is not copied."""
+    if isinstance(value, PackedSequence):  # its batch sizes stay on the host
         return value.to(physical(device), non_blocking=non_blocking)
-    if isinstance(value, Mapping):
-        return type(value)(
-            (key, move(item, device, non_blocking=non_blocking)) for key, item in value.items()
-        )  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, device, non_blocking=non_blocking) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(move(item, device, non_blocking=non_blocking) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            f.name: move(getattr(value, f.name), device, non_blocking=non_blocking)
-            for f in dataclasses.fields(value)
-            if f.init
-        }
-        return dataclasses.replace(value, **changes)
-    return value
+    return nested.map_tensors(lambda tensor: tensor.to(physical(device), non_blocking=non_blocking), value)
 
 
 # --- clocks and memory ---------------------------------------------------------------------------

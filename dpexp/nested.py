@@ -1,0 +1,65 @@
+"""Nested values: what models take and give, as dict, list, tuple, namedtuple and dataclass of tensors.
+
+Everything that is neither a container nor a tensor (None, numbers, strings) is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+    elif _is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The nested value with ``change`` applied to every tensor; containers keep their type."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)((key, map_tensors(change, item)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(change, item) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(change, item) for item in value)
+    if _is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(
+            value, **{name: map_tensors(change, getattr(value, name)) for name in fields}
+        )
+    return value
+
+
+def shapes(value: Any) -> list[list[int]]:
+    """The shapes of all tensors of a nested value, in order; a scalar's shape is ``[]``."""
+    return [list(tensor.shape) for tensor in tensors(value)]
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in the dtype (complex ones in its complex kind); ids and labels stay."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return map_tensors(change, value)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,16 @@
+"""The layouts: how a model is laid over devices, one file each. ``STRATEGIES`` names them."""
+
+from __future__ import annotations
+
+from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.block import Block
+from dpexp.strategies.functional import Functional
+from dpexp.strategies.hybrid import Hybrid
+from dpexp.strategies.single import Single
+from dpexp.strategies.whole import Whole
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid)
+}
+
+__all__ = ["STRATEGIES", "Needs", "Placed", "Strategy"]

@@ -1,0 +1,57 @@
+"""Strategy: how a model is laid over devices, and Placed: the model laid out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from dpexp.config import RunConfig
+from dpexp.timing import Timer
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
+
+    Outputs come on ``output_device``; ``devices`` are all that compute, the host included where it does.
+    """
+
+    module: nn.Module
+    input_device: torch.device
+    output_device: torch.device
+    devices: tuple[torch.device, ...]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a strategy asks of its caller.
+
+    ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
+    """
+
+    devices: bool
+
+
+class Strategy(ABC):
+    """One layout. Made from the run's config; ``place`` takes the model over and rewires it."""
+
+    name: ClassVar[str]
+    needs: ClassVar[Needs]
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most strategies have nothing to refuse
+        """Check, before a run opens, that the model has what the strategy names; may set options on it.
+
+        Raises ConfigError.
+        """
+
+    @abstractmethod
+    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        """Lay the model over the devices (none: the host alone), in place."""

@@ -1,0 +1,46 @@
+"""``block``: only the named submodules in DataParallel, the others on the first device.
+
+                          +--> block2, replica 0 --+
+batch --> block1 (whole) -+--> block2, replica 1 --+-> block3 (whole) --> outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from dpexp.config import BlockOptions
+from dpexp.devices import HOST, place
+from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.data_parallel import data_parallel_module
+from dpexp.strategies.wrapping import Forward, check_no_overlap, replace, submodule
+from dpexp.timing import Timer
+
+
+class Block(Strategy):
+    """What is not wrapped sees the whole batch; each wrapped block splits and gathers it anew."""
+
+    name = "block"
+    needs = Needs(devices=True)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the submodules to wrap."""
+        options = self.config.options
+        assert isinstance(options, BlockOptions)
+        return options.block
+
+    def prepare(self, model: nn.Module) -> None:
+        check_no_overlap(self.blocks, "--block")
+        for name in self.blocks:
+            submodule(model, name, "--block")
+
+    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        place(model, first)
+        for name in self.blocks:
+            parent, key, block = submodule(model, name, "--block")
+            replace(parent, key, data_parallel_module(block, devices, self.config, timer))
+        return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,))

@@ -1,0 +1,116 @@
+"""DataParallel with its four steps timed: PyTorch's own on accelerators, dpexp.parallel's elsewhere.
+
+    inputs --scatter--> 15 rows --> replica 0 on devices[0] --> 15 rows --gather--> outputs
+                 \\----> 15 rows --> replica 1 on devices[1] --> 15 rows --/
+                        replicate          parallel_apply
+
+Both classes call ``self.scatter``, ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in
+their ``forward``, so that a subclass can time the four and change nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import parallel
+from dpexp.config import ConfigError, RunConfig
+from dpexp.devices import HOST, is_virtual, on
+from dpexp.strategies.wrapping import Wrapper
+from dpexp.timing import Timer
+
+
+class Replica:
+    """One replica's call, labelled with its number and device, and timed."""
+
+    def __init__(self, module: nn.Module, replica: int, device: torch.device, timer: Timer) -> None:
+        self.module = module
+        self.replica = replica
+        self.device = device
+        self.timer = timer
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        with on(self.device, self.replica), self.timer.replica("parallel_apply", self.replica, self.device):
+            return self.module(*inputs, **kwargs)
+
+
+def labelled(replicas: Sequence[nn.Module], places: Sequence[torch.device], timer: Timer) -> list[Any]:
+    """The replicas as callables that say who and where they are."""
+    return [
+        Replica(each, i, device, timer)
+        for i, (each, device) in enumerate(zip(replicas, places, strict=False))
+    ]
+
+
+class _Timed(Wrapper):
+    """The four steps as phases. Comes before a DataParallel class among the bases."""
+
+    timer: Timer
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if len(self.places) > 1:
+            return super().forward(*inputs, **kwargs)
+        # One device or none: DataParallel calls the module itself, without replicas.
+        with self.timer.phase("forward"), on(*((self.places[0], 0) if self.places else (HOST, None))):
+            return super().forward(*inputs, **kwargs)
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("scatter"):
+            return super().scatter(*args, **kwargs)  # type: ignore[operator]
+
+    def replicate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("replicate"):
+            return super().replicate(*args, **kwargs)  # type: ignore[operator]
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("parallel_apply"):
+            return super().parallel_apply(labelled(replicas, self.places, self.timer), *args, **kwargs)  # type: ignore[operator]
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("gather", self.places[0]):
+            return super().gather(*args, **kwargs)  # type: ignore[operator]
+
+
+class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
+    """``torch.nn.DataParallel``, timed."""
+
+
+class PortableDataParallel(_Timed, parallel.DataParallel):
+    """``dpexp.parallel.DataParallel``, timed."""
+
+
+def data_parallel_module(
+    module: nn.Module, places: Sequence[torch.device], config: RunConfig, timer: Timer
+) -> Wrapper:
+    """The module, which must be on places[0], in the DataParallel that ``--backend`` names.
+
+    Without places the wrapper passes its inputs through to the module, as PyTorch's does.
+    """
+    wrapper: _Timed
+    if uses_torch(config, places):
+        wrapper = TorchDataParallel(module, device_ids=list(places) or None)
+    else:
+        wrapper = PortableDataParallel(module, device_ids=list(places))
+    wrapper.timer = timer
+    wrapper.places = tuple(places)
+    return wrapper
+
+
+def uses_torch(config: RunConfig, places: Sequence[torch.device]) -> bool:
+    """True where ``torch.nn.parallel`` does the work: on accelerators, unless ``--backend portable``.
+
+    Raises ConfigError for ``--backend torch`` on devices that torch.nn.parallel does not know.
+    """
+    foreign = [str(device) for device in places if is_virtual(device) or device.type != "cuda"]
+    if config.backend == "torch" and foreign:
+        raise ConfigError(
+            f"--backend torch: torch.nn.parallel works on CUDA devices, not on {', '.join(foreign)}; "
+            "--backend portable does"
+        )
+    if not places:
+        # Given no device, nn.DataParallel takes every accelerator there is.
+        return config.backend != "portable" and not torch.cuda.is_available()
+    return config.backend != "portable" and not foreign

@@ -1,0 +1,30 @@
+"""``whole``: the whole model in DataParallel.
+
+           +--> replica 0 (devices[0]) --+
+ batch ----+--> replica 1 (devices[1]) --+----> outputs on devices[0]
+scatter    +--> replica 2 (devices[2]) --+   gather
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from dpexp.devices import HOST, place
+from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.data_parallel import data_parallel_module
+from dpexp.timing import Timer
+
+
+class Whole(Strategy):
+    """Every step copies the parameters to all devices, and splits the batch over them."""
+
+    name = "whole"
+    needs = Needs(devices=True)
+
+    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        module = data_parallel_module(place(model, first), devices, self.config, timer)
+        return Placed(module, first, first, tuple(devices) or (HOST,))

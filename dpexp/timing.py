@@ -1,0 +1,131 @@
+"""Timer: where the time of a step goes, by phase and by replica.
+
+    step     |------------------------------------------|
+    phases   |scatter|replicate|parallel_apply|gather|…
+    replicas                   |0------|
+                               |1---------|
+
+A phase begins and ends with every device in use idle, so that its time is its own work and not the
+work that was queued before it. That costs overlap, so that phases are timed in a pass of their own
+and the time of a step comes from steps without a recording timer. Replicas run side by side: on CUDA
+they are timed by events in their own streams, which waits for nothing.
+
+Times are milliseconds in ``phases`` and microseconds since the first step in ``timeline``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from dpexp import devices
+from dpexp.record import Row
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Timer:
+    """Hands out the phases of a step; free (a shared null context) while it is not recording."""
+
+    def __init__(self, used: Sequence[torch.device] = ()) -> None:
+        self.phases: dict[str, list[float]] = {}
+        self.timeline: list[Row] = []
+        self._used = tuple(used)
+        self._recording = False
+        self._step = -1
+        self._zero_ns = 0
+        self._of_step: dict[str, float] = {}
+        self._adding = threading.Lock()  # the parts of a pipelined batch add to one phase
+        self._waiting: list[Callable[[], None]] = []
+        self._anchors: dict[torch.device, tuple[Any, float]] = {}
+
+    def phase(self, name: str, device: torch.device = devices.HOST) -> AbstractContextManager[None]:
+        """``with timer.phase("scatter"):`` a part of the step; may nest, and occur several times in a step."""
+        return self._phase(name, device) if self._recording else _NOTHING
+
+    def replica(self, name: str, replica: int, device: torch.device) -> AbstractContextManager[None]:
+        """The part of phase ``name`` that one replica spends on its device; called in the replica's thread."""
+        if not self._recording:
+            return _NOTHING
+        return (
+            self._by_events(name, replica, device)
+            if device.type == "cuda"
+            else self._by_clock(name, replica, device)
+        )
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Record one step, from idle devices to idle devices."""
+        devices.synchronize(self._used)
+        self._recording, self._step, self._of_step = True, self._step + 1, {}
+        self._zero_ns = self._zero_ns or time.perf_counter_ns()
+        start = self._now_us()
+        self._anchors = {device: self._anchor(device) for device in set(self._used) if device.type == "cuda"}
+        try:
+            yield
+            devices.synchronize(self._used)
+            self._row("step", None, devices.HOST, start, self._now_us())
+        finally:
+            self._recording = False
+        for resolve in self._waiting:
+            resolve()
+        self._waiting = []
+        for name, ms in self._of_step.items():
+            self.phases.setdefault(name, []).append(ms)
+
+    @contextmanager
+    def _phase(self, name: str, device: torch.device) -> Iterator[None]:
+        devices.synchronize(self._used)
+        start = self._now_us()
+        yield
+        devices.synchronize(self._used)
+        end = self._now_us()
+        with self._adding:
+            self._of_step[name] = self._of_step.get(name, 0.0) + (end - start) / 1e3
+        self._row(name, None, device, start, end)
+
+    @contextmanager
+    def _by_clock(self, name: str, replica: int, device: torch.device) -> Iterator[None]:
+        start = self._now_us()
+        yield
+        self._row(name, replica, device, start, self._now_us())
+
+    @contextmanager
+    def _by_events(self, name: str, replica: int, device: torch.device) -> Iterator[None]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(device))
+        yield
+        end.record(torch.cuda.current_stream(device))
+        anchor, at_us = self._anchors[device]
+
+        def resolve() -> None:
+            start_us = at_us + 1e3 * anchor.elapsed_time(begin)
+            self._row(name, replica, device, start_us, at_us + 1e3 * anchor.elapsed_time(end))
+
+        self._waiting.append(resolve)
+
+    def _anchor(self, device: torch.device) -> tuple[Any, float]:
+        """An event on the idle device and the host's time of it, to lay events on the host's clock."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event, self._now_us()
+
+    def _now_us(self) -> float:
+        return (time.perf_counter_ns() - self._zero_ns) / 1e3
+
+    def _row(self, phase: str, replica: int | None, device: torch.device, start: float, end: float) -> None:
+        self.timeline.append(
+            {
+                "step": self._step,
+                "phase": phase,
+                "replica": replica,
+                "device": devices.label(device),
+                "start_us": round(start, 3),
+                "end_us": round(end, 3),
+            }
+        )
