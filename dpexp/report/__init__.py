@@ -1,0 +1,58 @@
+"""Records -> text, figures and findings. Needs neither torch nor mlflow.
+
+Importing this package costs nothing: each function imports what it needs when it is called, so that
+``--help`` and the measured process never pay for matplotlib.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpexp.record import Record
+
+if TYPE_CHECKING:
+    from dpexp.report.findings import Finding
+
+__all__ = ["findings", "html", "note", "render", "summary"]
+
+
+def summary(record: Record, *, width: int | None = None, color: bool = False) -> str:
+    """The run in words for a terminal ``width`` columns wide (default: this terminal's).
+
+    ``color`` asks for ANSI colours; NO_COLOR in the environment overrules it.
+    """
+    from dpexp.report import story, terminal
+
+    return terminal.text(story.tell(record), width=width, color=color)
+
+
+def note(record: Record) -> str:
+    """The same as ``summary`` in Markdown, for ``mlflow.note.content``."""
+    from dpexp.report import markdown, story
+
+    return markdown.text(story.tell(record))
+
+
+def html(record: Record) -> str:
+    """Summary and timeline as one HTML fragment that needs nothing else: a notebook's rich display."""
+    from dpexp.report import page
+
+    return page.fragment(record)
+
+
+def findings(record: Record) -> list[Finding]:
+    """What the Record's own figures say should be changed, most important first."""
+    from dpexp.report.findings import find
+
+    return find(record)
+
+
+def render(record: Record, folder: Path) -> list[Path]:
+    """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
+
+    Returns the files written; what the Record doesn't carry (a run that failed early) is left out.
+    """
+    from dpexp.report import pictures
+
+    return pictures.render(record, folder)

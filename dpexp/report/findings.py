@@ -1,0 +1,22 @@
+"""Findings: short, true sentences computed from a Record, each with its figures and what to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dpexp.record import Record
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``text`` says what is so, with figures; ``advice`` what to try; ``figures`` are the numbers themselves."""
+
+    name: str
+    text: str
+    advice: str
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+def find(record: Record) -> list[Finding]:
+    """Every finding that the Record carries."""
+    return []

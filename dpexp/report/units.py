@@ -1,0 +1,78 @@
+"""Numbers as people read them: times, bytes, shapes, shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+WORD_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
+
+
+def ms(value: float) -> str:
+    """A time in ms with three significant digits, in the unit that suits it: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
+    if value >= 1000:
+        return f"{value / 1000:.3g} s"
+    if value >= 0.1 or value == 0:
+        return f"{value:.3g} ms"
+    return f"{value * 1000:.3g} µs"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: ``48 B``, ``3.28 kB``, ``256 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if abs(count) < 1000 else f"{count:,.0f} {unit}"
+        count /= 1000
+    raise AssertionError("the loop returns at GB")
+
+
+def percent(share: float) -> str:
+    """A share as ``7.5%`` below 10% and ``42%`` above."""
+    return f"{100 * share:.1f}%" if 0 < share < 0.0995 else f"{100 * share:.0f}%"
+
+
+def number(value: float) -> str:
+    """A count with thousands set apart; three significant digits below 100."""
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def ratio(value: float) -> str:
+    """A factor: ``1.07x``, ``12x``."""
+    return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
+
+
+def shape(dims: Sequence[int]) -> str:
+    """``[30, 5]`` as ``(30, 5)``, ``[30]`` as ``(30,)``."""
+    return str(tuple(dims))
+
+
+def shapes(several: Iterable[Sequence[int]]) -> str:
+    """The shapes of one call: ``(30, 5), (30,)``; ``-`` where there is no tensor."""
+    return ", ".join(map(shape, several)) or "-"
+
+
+def repeated(words: Iterable[str], joint: str = " + ") -> str:
+    """``15 + 15``; from five on, equal neighbours are counted: ``7 × 4 + 2``."""
+    words = list(words)
+    if len(words) < 5:
+        return joint.join(words)
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return joint.join(word if count == 1 else f"{count} × {word}" for word, count in runs)
+
+
+def span(names: Sequence[str]) -> str:
+    """Device names, cut short in the middle: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
+
+
+def elements(dims: Sequence[int]) -> int:
+    """How many numbers a tensor of this shape holds."""
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+def word_bytes(dtype: str) -> int:
+    """Bytes of one number of the dtype, named with or without ``torch.``; 4 for an unknown one."""
+    return WORD_BYTES.get(dtype.removeprefix("torch."), 4)

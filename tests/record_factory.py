@@ -1,0 +1,230 @@
+"""Records made by hand, with every figure chosen: what a finding or a picture is tested on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from dpexp.config import RunConfig
+from dpexp.record import Record
+
+EPOCH = (30, 30, 30, 10)
+PHASES = {
+    "scatter": 0.05,
+    "replicate": 0.1,
+    "parallel_apply": 1.0,
+    "gather": 0.05,
+    "loss": 0.1,
+    "backward": 0.5,
+    "optimizer": 0.2,
+}
+"""Phases of a usual step of whole, in ms, in order."""
+
+
+def chunks(rows: int, count: int) -> list[int]:
+    """Rows a replica, as tensor.chunk splits them."""
+    each = -(-rows // count)
+    return [min(each, rows - start) for start in range(0, rows, each)]
+
+
+def whole(
+    count: int,
+    *,
+    phases: dict[str, float] = PHASES,
+    steps: int = 100,
+    step_ms: float | None = None,
+    modules: int = 1,
+    width: tuple[int, int] = (5, 2),
+    virtual: bool = True,
+    batches: tuple[int, ...] = EPOCH,
+    replica_share: float = 0.9,
+    **changes: Any,
+) -> Record:
+    """A finished run of ``whole`` on ``count`` devices; each replica computes ``replica_share`` of parallel_apply."""
+    kind = "cpu" if virtual else "cuda"
+    devices = [f"{kind}:{index}" for index in range(count)]
+    record = Record(run_id="0123456789ab", name=f"whole-{count}", experiment="dpexp", strategy="whole")
+    record.config = RunConfig("whole", virtual=count if virtual else None, batch_size=batches[0]).to_dict()
+    record.config_digest = RunConfig("whole").digest()
+    record.execution = "virtual" if virtual else "real"
+    record.status = "finished"
+    record.started, record.ended = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:09.000+00:00"
+    record.environment = {
+        "python": "3.11.2",
+        "torch": "2.13.0",
+        "cuda": None,
+        "mlflow": None,
+        "os": "Linux",
+        "host": "laptop",
+        "cpu": "A CPU",
+        "threads": 2,
+        "accelerators": [],
+        "git": {"commit": "0" * 40, "branch": "main", "dirty": False, "diff_sha256": None},
+        "argv": ["scripts/run.py", "whole"],
+        "packages": {},
+    }
+    record.devices = {"requested": devices, "used": devices, "output": devices[0]}
+    names = [""] if modules == 1 else [f"layers.{index}.linear" for index in range(modules)]
+    for name, (parameter, shape) in itertools.product(
+        names, (("weight", [width[1], width[0]]), ("bias", [width[1]]))
+    ):
+        record.device_map.append(parameter_row(name, parameter, shape, devices[0], devices[1:]))
+    for batch, rows in enumerate(batches):
+        record.shapes.append(shape_row(batch, "", [[rows, width[0]]], [[rows, width[1]]], devices[0]))
+        for name in sorted({"", *names}):
+            for index, part in enumerate(chunks(rows, count)):
+                record.shapes.append(
+                    shape_row(batch, name, [[part, width[0]]], [[part, width[1]]], devices[index], index)
+                )
+    measure(record, sum(phases.values()) if step_ms is None else step_ms, steps, batches)
+    time_phases(record, phases, devices[: len(chunks(batches[0], count))], replica_share)
+    record.verification = {
+        "checked": True,
+        "dtype": "float64",
+        "output_error": 2.9e-16,
+        "gradient_error": 3.1e-16,
+        "tolerance": 1e-12,
+        "passed": True,
+        "note": None,
+    }
+    record.memory = {"cpu": 300_000_000}
+    if not virtual:
+        record.memory |= dict.fromkeys(devices, 100_000_000)
+    for key, value in changes.items():
+        setattr(record, key, value)
+    record.summarize()
+    return record
+
+
+def hybrid(
+    *,
+    rows: int = 1000,
+    dim: int = 10,
+    virtual: bool = True,
+    phases: dict[str, float] | None = None,
+    sparse: bool = False,
+    pipeline: bool = False,
+    ids: int = 1,
+) -> Record:
+    """A finished run of ``hybrid``: a table of ``rows`` x ``dim`` on the host, the linear on one device."""
+    record = whole(1, virtual=virtual)
+    device = record.devices["used"][0]
+    record.strategy, record.name = "hybrid", "hybrid-1"
+    options = {"sparse": sparse, "pipeline": pipeline}
+    record.config = RunConfig("hybrid", virtual=1 if virtual else None, options=options).to_dict()
+    record.device_map = [
+        parameter_row("embedding", "weight", [rows, dim], "cpu", []),
+        parameter_row("linear", "weight", [dim, dim], device, []),
+        parameter_row("linear", "bias", [dim], device, []),
+    ]
+    record.shapes = []
+    for batch, size in enumerate(EPOCH):
+        given = [[size]] if ids == 1 else [[size, ids]]
+        record.shapes += [
+            shape_row(batch, "", given, [[size, dim]], "cpu"),
+            shape_row(batch, "embedding", given, [[size, dim]], "cpu"),
+            shape_row(batch, "embedding.transfer", [[size, dim]], [[size, dim]], device),
+            shape_row(batch, "linear", [[size, dim]], [[size, dim]], device),
+        ]
+    default = {
+        "embedding": 0.3,
+        "transfer": 0.02,
+        "dense": 0.4,
+        "loss": 0.1,
+        "backward": 0.5,
+        "optimizer": 0.2,
+    }
+    record.timeline, record.phases = [], {}
+    measure(record, sum((phases or default).values()), 100, EPOCH)
+    time_phases(record, phases or default, [], 0.0)
+    record.summarize()
+    return record
+
+
+def measure(record: Record, step_ms: float, steps: int, batches: tuple[int, ...]) -> None:
+    """So many measured steps of about ``step_ms``, give or take 1%, the epoch's batches in turn."""
+    sizes = list(itertools.islice(itertools.cycle(batches), steps))
+    wobble = itertools.cycle((0.99, 1.0, 1.01, 1.0, 0.995))
+    record.steps = {
+        "time_ms": [step_ms * next(wobble) for _ in sizes],
+        "loss": [1.0 / (1 + index) for index in range(steps)],
+        "samples": sizes,
+    }
+
+
+def time_phases(
+    record: Record, phases: dict[str, float], replicas: list[str], share: float, steps: int = 3
+) -> None:
+    """Phase-timed steps, the phases one after the other, the replicas all through parallel_apply."""
+    output = record.devices["output"]
+    clock = 0.0
+    for step in range(steps):
+        begin = clock
+        rows = []
+        for phase, ms in phases.items():
+            end = clock + 1000 * ms
+            rows.append(timeline_row(step, phase, None, output, clock, end))
+            if phase == "parallel_apply":
+                margin = (end - clock) * (1 - share) / 2
+                rows += [
+                    timeline_row(step, phase, index, device, clock + margin, end - margin)
+                    for index, device in enumerate(replicas)
+                ]
+            record.phases.setdefault(phase, []).append(ms)
+            clock = end
+        record.timeline += [timeline_row(step, "step", None, output, begin, clock), *rows]
+        clock += 100.0
+
+
+def parameter_row(
+    module: str, parameter: str, shape: list[int], device: str, replicas: list[str]
+) -> dict[str, Any]:
+    """One row of the device map, float32."""
+    count = 4
+    for dim in shape:
+        count *= dim
+    return {
+        "module": module,
+        "parameter": parameter,
+        "kind": "parameter",
+        "shape": shape,
+        "dtype": "float32",
+        "bytes": count,
+        "device": device,
+        "replicas": replicas,
+    }
+
+
+def shape_row(
+    batch: int,
+    module: str,
+    inputs: list[list[int]],
+    outputs: list[list[int]],
+    device: str,
+    replica: int | None = None,
+) -> dict[str, Any]:
+    """One row of the shapes."""
+    scope = "outside" if replica is None else "replica"
+    return {
+        "batch": batch,
+        "scope": scope,
+        "module": module,
+        "replica": replica,
+        "device": device,
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+
+
+def timeline_row(
+    step: int, phase: str, replica: int | None, device: str, start: float, end: float
+) -> dict[str, Any]:
+    """One row of the timeline, times in microseconds."""
+    return {
+        "step": step,
+        "phase": phase,
+        "replica": replica,
+        "device": device,
+        "start_us": start,
+        "end_us": end,
+    }

@@ -1,0 +1,91 @@
+"""The summary and the note: what they say, in which order, and to whom."""
+
+from __future__ import annotations
+
+import pytest
+from record_factory import hybrid, whole
+
+from dpexp import report
+from dpexp.record import Record
+
+
+def titles(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith(" ")]
+
+
+def test_summary_answers_in_the_order_in_which_a_reader_asks() -> None:
+    assert titles(report.summary(whole(2), width=100)) == [
+        "Run whole-2 (0123456789ab)",
+        "Verified",
+        "Shapes",
+        "Device map",
+        "Time per step",
+        "Where a step goes",
+        "Findings",
+        "Look further",
+    ]
+
+
+def test_note_has_the_summarys_sections() -> None:
+    record = whole(2)
+    headings = [line[4:] for line in report.note(record).splitlines() if line.startswith("### ")]
+    assert headings == titles(report.summary(record, width=100))
+
+
+def test_the_kind_of_execution_comes_first() -> None:
+    assert report.summary(whole(2), width=100).splitlines()[1].startswith("  VIRTUAL")
+    assert report.summary(whole(2, virtual=False), width=100).splitlines()[1].startswith("  REAL")
+
+
+@pytest.mark.parametrize(
+    ("devices", "full", "last"),
+    [(2, "15 + 15", "5 + 5"), (3, "10 + 10 + 10", "4 + 4 + 2"), (8, "7 × 4 + 2", "5 × 2")],
+)
+def test_batches_show_how_they_were_split(devices: int, full: str, last: str) -> None:
+    text = report.summary(whole(devices), width=100)
+    assert f"batches 0-2: 30 rows -> {full}\n" in text
+    assert f"batch 3: 10 rows -> {last}\n" in text
+
+
+def test_passthrough_says_how_to_see_replicas() -> None:
+    record = whole(1)
+    record.execution = "passthrough"
+    assert "--virtual" in report.summary(record)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    for record in (whole(32), hybrid(), whole(2, modules=100)):
+        assert max(map(len, report.summary(record, width=width).splitlines())) <= width
+
+
+def test_colour_only_where_asked_for_and_not_under_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" not in report.summary(whole(2))
+    assert "\x1b[" in report.summary(whole(2), color=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in report.summary(whole(2), color=True)
+
+
+def test_a_run_that_recorded_nothing_still_has_a_summary_and_a_note() -> None:
+    assert "RUNNING" in report.summary(Record(run_id="ab"))
+    assert "RUNNING" in report.note(Record(run_id="ab"))
+
+
+def test_a_failed_run_says_why_first() -> None:
+    record = whole(2, status="failed", error={"type": "ValueError", "message": "no", "traceback": ""})
+    assert report.summary(record, width=100).splitlines()[1] == "  FAILED: ValueError: no"
+
+
+def test_markup_in_names_reaches_the_note_as_text() -> None:
+    record = whole(2, name="<img src=x onerror=alert(1)> [a](javascript:b) `c` | d")
+    heading = report.note(record).splitlines()[0]
+    assert "<img" not in heading
+    assert "\\[a\\]" in heading
+
+
+def test_run_again_repeats_the_options_that_differ_from_the_defaults() -> None:
+    assert "python scripts/run.py whole --virtual 2\n" in report.summary(whole(2), width=100)
+    assert "python scripts/run.py hybrid --virtual 1 --sparse\n" in report.summary(
+        hybrid(sparse=True), width=100
+    )
