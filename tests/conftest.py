@@ -1,0 +1,83 @@
+"""What every test gets: a home of its own, no setting of the developer's, and honest skips.
+
+A test marked ``gpu`` or ``multigpu`` is skipped where the accelerators are missing. In CI (``CI`` is
+set) any other skip is a failure: what CI is meant to cover must have run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+import pytest
+
+ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
+OURS = ("DPEXP_", "MLFLOW_")
+
+
+def in_ci() -> bool:
+    """True where the environment says ``CI``, as CI services do."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def pytest_configure() -> None:
+    """MLflow reads this while it is imported: no test reports to its makers."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
+
+@pytest.fixture(autouse=True)
+def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``DPEXP_HOME`` of this test, in its own folder and not made yet; no other variable of ours is set."""
+    for name in list(os.environ):
+        if name.startswith(OURS) and name != "MLFLOW_DISABLE_TELEMETRY":
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.setenv("DPEXP_HOME", str(home))
+    return home
+
+
+def accelerators_needed(item: pytest.Item) -> int:
+    """How many accelerators a test's marks ask for; 0 for a test that runs anywhere."""
+    return max(
+        (count for mark, count in ACCELERATORS_NEEDED.items() if item.get_closest_marker(mark)), default=0
+    )
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Skip what needs more accelerators than there are; torch is asked only where a test needs one."""
+    needy = [item for item in items if accelerators_needed(item)]
+    if not needy:
+        return
+    from dpexp.devices import accelerators
+
+    present = len(accelerators())
+    for item in needy:
+        if accelerators_needed(item) > present:
+            reason = f"needs {accelerators_needed(item)} accelerator(s), this machine has {present}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI, a test that skips itself has failed."""
+    report = yield
+    if not accelerators_needed(item) and not hasattr(report, "wasxfail"):
+        fail_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """In CI, a module that skips itself has failed."""
+    report = yield
+    fail_skipped(report)
+    return report
+
+
+def fail_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip in CI into a failure that names the reason."""
+    if report.skipped and in_ci():
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where nothing but gpu and multigpu tests may be: {reason}"

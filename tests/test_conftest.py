@@ -1,0 +1,70 @@
+"""The tests' own house: a skip in CI is a failure, and no test sees the developer's settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SKIPS = {
+    "a test that skips itself": "import pytest\ndef test_a():\n    pytest.skip('no such server')\n",
+    "a mark": "import pytest\n@pytest.mark.skipif(True, reason='no such server')\ndef test_a():\n    pass\n",
+    "a module": "import pytest\npytest.skip('no such server', allow_module_level=True)\n",
+}
+
+
+def pytest_on(source: str, folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of tests under this conftest in a process and a folder of its own."""
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    gpu: one\n    multigpu: two\n"
+    )
+    (folder / "test_inner.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"],
+        cwd=folder,
+        env=os.environ | {"CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("kind", SKIPS)
+def test_skip_in_ci_is_a_failure_that_names_its_reason(kind: str, tmp_path: Path) -> None:
+    run = pytest_on(SKIPS[kind], tmp_path, ci="true")
+    assert run.returncode in (1, 2), run.stdout
+    assert "skipped in CI" in run.stdout
+    assert "no such server" in run.stdout
+
+
+def test_skip_elsewhere_is_a_skip(tmp_path: Path) -> None:
+    run = pytest_on(SKIPS["a mark"], tmp_path, ci="")
+    assert run.returncode == 0, run.stdout
+    assert "1 skipped" in run.stdout
+
+
+def test_multigpu_test_may_be_skipped_in_ci_and_expected_failure_is_none(tmp_path: Path) -> None:
+    source = (
+        "import pytest, torch\n"
+        "@pytest.mark.multigpu\n"
+        "def test_a():\n    assert torch.accelerator.device_count() >= 2\n"
+        "@pytest.mark.xfail(strict=True)\n"
+        "def test_b():\n    raise ValueError\n"
+    )
+    run = pytest_on(source, tmp_path, ci="true")
+    assert run.returncode == 0, run.stdout
+    assert "1 xfailed" in run.stdout
+
+
+def test_home_is_this_tests_own_and_nothing_else_is_set(tmp_path: Path, dpexp_home: Path) -> None:
+    assert Path(os.environ["DPEXP_HOME"]) == dpexp_home == tmp_path / "home"
+    assert not dpexp_home.exists()
+    ours = {name for name in os.environ if name.startswith(("DPEXP_", "MLFLOW_"))}
+    assert ours == {"DPEXP_HOME", "MLFLOW_DISABLE_TELEMETRY"}
