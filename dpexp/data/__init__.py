@@ -1,0 +1,75 @@
+"""Data: seeded batches from random numbers, images, text, arrays, or a dataset of one's own.
+
+``source(text)`` is what ``--data`` names: it finds and checks, and says in ``features`` what the samples
+are, so that a model can be fitted to them. ``Source.dataset(model, seed)`` then gives the samples as
+that model takes them, with the loss that goes with both. Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpexp import spec
+from dpexp.features import Features
+from dpexp.spec import Entry, Option
+
+if TYPE_CHECKING:
+    from dpexp.data.base import Source
+    from dpexp.data.dataset import Batch, Dataset
+
+__all__ = ["SOURCES", "Batch", "Dataset", "Features", "Source", "source"]
+
+SOURCES: dict[str, Entry] = {
+    "random": Entry(
+        "Random numbers of the kind that the model takes.",
+        "dpexp.data.random:RandomSource",
+        (Option("samples", int, 100, "Samples in an epoch."),),
+    ),
+    "digits": Entry(
+        "The 8 x 8 images of handwritten digits that scikit-learn ships: 1437 to train, 360 to test.",
+        "dpexp.data.digits:DigitsSource",
+    ),
+    "text": Entry(
+        "The bytes of a file, or of a folder's text files, as ids; the target is the next byte.",
+        "dpexp.data.text:TextSource",
+        (Option("length", int, 32, "Bytes in a sample."),),
+        argument="PATH",
+    ),
+    "arrays": Entry(
+        "x and y of a NumPy archive.",
+        "dpexp.data.arrays:ArraysSource",
+        argument="FILE.npz",
+    ),
+}
+
+
+def source(text: str) -> Source:
+    """The source that ``--data`` names, found and checked.
+
+    Raises ConfigError for an unknown source or option, and for a file or folder that is missing,
+    empty or not what it should be.
+    """
+    parsed = spec.parse(text, SOURCES, "--data", "data source")
+    where = f"--data {parsed.text}"
+    if not parsed.name:
+        from dpexp.data.own import OwnSource
+
+        return OwnSource(parsed, where)
+    entry = SOURCES[parsed.name]
+    options = {option.name: option.default for option in entry.options} | dict(parsed.options)
+    argument = {} if parsed.argument is None else {"argument": parsed.argument}
+    found: Source = spec.load(parsed, where)(where=where, **argument, **options)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """``dpexp.data.Dataset``, ``Batch`` and ``Source`` on first use: they need torch."""
+    if name in ("Batch", "Dataset"):
+        from dpexp.data import dataset
+
+        return getattr(dataset, name)
+    if name == "Source":
+        from dpexp.data.base import Source
+
+        return Source
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

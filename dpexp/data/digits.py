@@ -1,0 +1,40 @@
+"""Digits: 1797 images of handwritten digits, 8 x 8 pixels, that scikit-learn ships; no download.
+
+Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+Repository, 1998 (its test part).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dpexp.data.base import Source
+from dpexp.data.dataset import TensorDataset, generator
+from dpexp.features import Features
+
+TRAIN = 1437
+"""Images to train on; the other 360 are held out. Which ones does not depend on the run's seed."""
+
+
+class DigitsSource(Source):
+    """Images ``(1, 8, 8)`` with values from 0 to 1, and their digit."""
+
+    features = Features("image", (1, 8, 8), classes=10)
+
+    def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
+        from sklearn.datasets import load_digits
+
+        bundled = load_digits()
+        images = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) / 16
+        digits = torch.tensor(bundled.target, dtype=torch.int64)
+        order = torch.randperm(len(digits), generator=generator(0, "digits: training and test images"))
+        train, test = order[:TRAIN], order[TRAIN:]
+        return self.in_memory(
+            "digits",
+            (images[train], digits[train]),
+            (images[test], digits[test]),
+            f"handwritten digits, {TRAIN} images of 8 x 8 to train and {len(test)} to test",
+            self.features,
+            model,
+        )

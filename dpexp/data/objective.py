@@ -1,0 +1,90 @@
+"""Objective: the loss and the accuracy of a model on targets.
+
+The model's own where it has them (see ``dpexp.models``), else mean squared error for floating-point
+targets and cross entropy for integer ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpexp.config import ConfigError
+
+
+class Objective:
+    """What a model is trained for. ``classes``, where known, is checked against the model's outputs."""
+
+    def __init__(self, model: nn.Module, classes: int | None = None) -> None:
+        self._loss = getattr(model, "loss", None)
+        self._accuracy = getattr(model, "accuracy", None)
+        self.classes = classes
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """A scalar: the mean over the rows. Raises ConfigError where outputs and targets do not fit."""
+        if callable(self._loss):
+            return _scalar(self._loss(outputs, targets))
+        scores = logits(outputs)
+        if targets.is_floating_point():
+            return functional.mse_loss(_like(scores, targets), targets)
+        return functional.cross_entropy(*self._classified(scores, targets))
+
+    def accuracy(self, outputs: Any, targets: Any) -> float | None:
+        """From 0 to 1; None for floating-point targets, unless the model says what it means."""
+        if callable(self._accuracy):
+            return float(self._accuracy(outputs, targets))
+        if not isinstance(targets, Tensor) or targets.is_floating_point():
+            return None
+        return (logits(outputs).argmax(dim=-1) == targets).double().mean().item()
+
+    def _classified(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """``(…, classes)`` and ``(…)`` as ``(n, classes)`` and ``(n,)``."""
+        if scores.dim() == 0 or scores.shape[:-1] != targets.shape:
+            raise ConfigError(
+                f"the model's outputs {tuple(scores.shape)} do not fit the class targets "
+                f"{tuple(targets.shape)}: they must be {(*targets.shape, 'classes')}"
+            )
+        if self.classes is not None and scores.shape[-1] < self.classes:
+            raise ConfigError(
+                f"the data has {self.classes} classes and the model gives {scores.shape[-1]} outputs: "
+                f"give it {self.classes} (out={self.classes} for a model of dpexp)"
+            )
+        return scores.reshape(-1, scores.shape[-1]), targets.reshape(-1).long()
+
+
+def logits(outputs: Any) -> Tensor:
+    """The tensor among the outputs: itself, ``logits`` of a dict or object, or the only one of a tuple."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(outputs, list | tuple) and len(outputs) == 1 and isinstance(outputs[0], Tensor):
+        return outputs[0]
+    raise ConfigError(
+        f"the model's output is a {type(outputs).__name__}, for which there is no standard loss: return one "
+        "tensor or something with 'logits', or give the model a method loss(outputs, targets)"
+    )
+
+
+def _like(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The outputs in the targets' shape; only dimensions of size 1 may differ."""
+    if outputs.shape == targets.shape:
+        return outputs
+    if outputs.squeeze().shape != targets.squeeze().shape:
+        raise ConfigError(
+            f"the model's outputs {tuple(outputs.shape)} do not fit the targets {tuple(targets.shape)}: "
+            "mean squared error needs the same shape"
+        )
+    return outputs.reshape(targets.shape)
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"the model's loss must be a scalar tensor, the mean over the rows; found {found}")
+    return loss

@@ -1,0 +1,90 @@
+"""Text: bytes as ids from 0 to 255, the next byte as the target. No tokenizer, any encoding, any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.config import ConfigError
+from dpexp.data.base import Source, arrange
+from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.objective import Objective
+from dpexp.features import Features
+
+BYTES = 256
+SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
+"""What counts as a text file in a folder; a file that is named itself may be anything."""
+
+
+class TextSource(Source):
+    """``text:PATH``: a file, or the text files below a folder in the order of their paths."""
+
+    def __init__(self, where: str, argument: str, length: int) -> None:
+        super().__init__(where)
+        self.path = Path(argument).expanduser()
+        self.length = length
+        self.files = self._found()
+        size = sum(file.stat().st_size for file in self.files)
+        if size == 0:
+            raise ConfigError(f"{where}: {self.path} is empty")
+        if size <= length:
+            raise ConfigError(
+                f"{where}: {self.path} has {size} bytes; length={length} needs at least {length + 1}, "
+                "for a sample and its last target"
+            )
+        self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES)
+
+    def _found(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        if not self.path.is_dir():
+            raise ConfigError(f"{self.where}: there is no file or folder {self.path}")
+        files = sorted(f for f in self.path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+        if not files:
+            raise ConfigError(f"{self.where}: no text file in {self.path} (looked for {' '.join(SUFFIXES)})")
+        return files
+
+    def dataset(self, model: nn.Module, seed: int) -> TextDataset:
+        assert self.features is not None
+        parts = [_mapped(file) for file in self.files if file.stat().st_size]
+        text = parts[0] if len(parts) == 1 else torch.cat(parts)
+        arrange(torch.empty(1, self.length), "ids", getattr(model, "input_kind", None), self.where)
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
+        return TextDataset(text, self.length, description, self.features, Objective(model, BYTES))
+
+
+class TextDataset(Dataset):
+    """Windows of ``length`` bytes that follow one another without overlap.
+
+    The text stays as bytes, mapped from the disk when it is one file; only a batch becomes int64:
+    inputs and targets ``(batch, length)``, the targets one byte further on.
+    """
+
+    def __init__(
+        self, text: Tensor, length: int, description: str, features: Features, objective: Objective
+    ) -> None:
+        super().__init__("text", (len(text) - 1) // length, description, features, objective)
+        self.text = text
+        self.length = length
+        self._window = torch.arange(length + 1)
+
+    def take(self, rows: Tensor | slice) -> Batch:
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop)
+        ids = self.text[rows.unsqueeze(1) * self.length + self._window].long()
+        return Batch((ids[:, :-1],), ids[:, 1:], len(ids))
+
+    def content(self) -> Iterator[Tensor]:
+        yield self.text
+
+    def to(self, dtype: torch.dtype) -> TextDataset:
+        return self
+
+
+def _mapped(file: Path) -> Tensor:
+    """The file's bytes ``(size,)`` as uint8, read from the disk as they are used."""
+    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
