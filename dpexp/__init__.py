@@ -1,0 +1,32 @@
+"""dpexp: how should this model be laid over these devices?
+
+``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
+Importing the package imports neither torch nor mlflow: the registries, which need torch, are looked
+up when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpexp.config import RunConfig
+from dpexp.record import Record
+from dpexp.run import run  # at once: `dpexp.run` is to be the function, not the module of that name
+
+if TYPE_CHECKING:
+    from dpexp.models import MODELS
+    from dpexp.strategies import STRATEGIES
+
+__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "STRATEGIES":
+        from dpexp.strategies import STRATEGIES
+
+        return STRATEGIES
+    if name == "MODELS":
+        from dpexp.models import MODELS
+
+        return MODELS
+    raise AttributeError(f"module 'dpexp' has no attribute '{name}'")

@@ -134,7 +134,7 @@ def preserved(placed: Placed) -> Iterator[None]:
 
 
 def device_map(placed: Placed) -> list[Row]:
-    """One row a parameter and buffer: its module, shape, dtype, bytes, device, and devices of its replicas."""
+    """One row a parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas."""
     rows: list[Row] = []
     seen: set[int] = set()
     for part in parts(placed.module):

@@ -45,11 +45,11 @@ class Timer:
         self._anchors: dict[torch.device, tuple[Any, float]] = {}
 
     def phase(self, name: str, device: torch.device = devices.HOST) -> AbstractContextManager[None]:
-        """``with timer.phase("scatter"):`` a part of the step; may nest, and occur several times in a step."""
+        """``with timer.phase("scatter"):`` a part of the step; may nest, and occur several times."""
         return self._phase(name, device) if self._recording else _NOTHING
 
     def replica(self, name: str, replica: int, device: torch.device) -> AbstractContextManager[None]:
-        """The part of phase ``name`` that one replica spends on its device; called in the replica's thread."""
+        """The part of phase ``name`` that one replica spends on its device; called in its thread."""
         if not self._recording:
             return _NOTHING
         return (

@@ -165,13 +165,13 @@ def _draws(part: nn.Module) -> bool:
 # --- what the model and the data do not agree on --------------------------------------------------
 
 
-class DoesNotFit(ConfigError):
+class MisfitError(ConfigError):
     """The model cannot take the data: the module where it broke, and the shapes that it was given."""
 
 
 @contextmanager
 def naming_the_module(model: nn.Module) -> Iterator[None]:
-    """An exception inside the model's forward becomes DoesNotFit, which names the innermost module."""
+    """An exception inside the model's forward becomes MisfitError, which names the innermost module."""
     stack: list[tuple[str, nn.Module, list[list[int]]]] = []
     handles = []
     for name, part in model.named_modules():
@@ -194,7 +194,7 @@ def naming_the_module(model: nn.Module) -> Iterator[None]:
         if not stack:
             raise
         name, module, shapes = stack[-1]
-        raise DoesNotFit(_misfit(name, module, shapes, error)) from error
+        raise MisfitError(_misfit(name, module, shapes, error)) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -204,7 +204,8 @@ def _misfit(name: str, module: nn.Module, shapes: list[list[int]], error: Except
     where = f"module '{name}'" if name else "the model"
     given = ", ".join(str(tuple(shape)) for shape in shapes) or "no tensor"
     inside = "" if any(True for _ in module.children()) else f" ({module})"
-    return f"the model does not fit the data: {where}{inside} got {given}: {type(error).__name__}: {str(error).splitlines()[0]}"
+    cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"the model does not fit the data: {where}{inside} got {given}: {cause}"
 
 
 # --- digests ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dpexp.timing import Timer
 
 
 class Functional(Strategy):
-    """Replicas are made, used and forgotten inside one function call; without devices the module is called."""
+    """Replicas are made, used and forgotten inside one call; without devices the module is called."""
 
     name = "functional"
     needs = Needs(devices=True)

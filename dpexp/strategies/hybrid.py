@@ -54,7 +54,8 @@ class Hybrid(Strategy):
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if self.options.sparse and not tables:
                 raise ConfigError(
-                    f"--sparse: host module '{name}' ({type(module).__name__}) has no embedding; leave out --sparse"
+                    f"--sparse: host module '{name}' ({type(module).__name__}) has no embedding; "
+                    "leave out --sparse"
                 )
             for table in tables:
                 table.sparse = self.options.sparse

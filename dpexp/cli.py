@@ -1,0 +1,176 @@
+"""Command lines made from config classes: one option a field, one command a strategy.
+
+An option takes its value from the command line, else ``DPEXP_<NAME>``, else the ``--config`` file, else
+the field's default. Imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dpexp.config import (
+    STRATEGY_OPTIONS,
+    ConfigError,
+    RunConfig,
+    did_you_mean,
+    flag_name,
+    option_fields,
+    option_names,
+    unknown,
+)
+
+PREFIX = "DPEXP_"
+OTHER_VARIABLES = ("DPEXP_HOME",)
+"""Variables of the prefix that are no option."""
+
+
+class Exit(IntEnum):
+    """What a command ends with."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_DELIVERED = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Suggesting(TyperGroup):
+    """A group whose unknown command names those that there are, and the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(str(unknown("command", args[0], self.commands)))
+        return super().resolve_command(ctx, args)
+
+
+def app(help: str) -> typer.Typer:
+    """A Typer app as every script has it: plain help, no completion to install, tracebacks left alone."""
+    return typer.Typer(
+        cls=Suggesting,
+        help=help,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+def options(strategy: str) -> list[inspect.Parameter]:
+    """One keyword parameter for each field of the config that the strategy takes, as Typer reads it."""
+    return [
+        _parameter(cls, field)
+        for cls in (STRATEGY_OPTIONS[strategy], RunConfig)
+        for field in option_fields(cls)
+    ]
+
+
+def with_options(function: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """The function with ``**values`` spelled out as these parameters, so that Typer makes them options."""
+    own = inspect.signature(function, eval_str=True)
+    named = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    def command(*args: Any, **values: Any) -> None:
+        function(*args, **values)
+
+    command.__doc__ = function.__doc__
+    command.__signature__ = inspect.Signature([*named, *parameters])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in [*named, *parameters]}
+    return command
+
+
+def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
+    kind, default = typing.get_type_hints(cls)[field.name], field.default
+    if isinstance(kind, UnionType):
+        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+    if typing.get_origin(kind) is tuple:
+        kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
+    meta = field.metadata
+    names = [meta["flag"] or flag_name(field.name)]
+    text = meta["help"] + (f" One of {', '.join(meta['choices'])}." if meta["choices"] else "")
+    info = typer.Option(
+        *names,
+        help=text,
+        metavar=meta["metavar"],
+        envvar=PREFIX + field.name.upper(),
+        show_envvar=False,
+        show_default=default not in ("", None),
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+# --- config files and the environment -----------------------------------------------------------
+
+
+def read_config(path: Path, strategy: str) -> dict[str, Any]:
+    """The options of a TOML, JSON or YAML file, checked: unknown keys and wrong types are ConfigErrors."""
+    try:
+        values = _parse(path)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: it must hold keys and values, found a {type(values).__name__}")
+    named = values.get("strategy", strategy)
+    if named != strategy:
+        raise ConfigError(f"--config {path}: it is for strategy '{named}', the command says '{strategy}'")
+    RunConfig.from_dict({**values, "strategy": strategy}, where=f"--config {path}")
+    return {key: value for key, value in values.items() if key != "strategy" and value is not None}
+
+
+def _parse(path: Path) -> Any:
+    text = path.read_bytes().decode()
+    if path.suffix == ".toml":
+        return tomllib.loads(text)
+    if path.suffix == ".json":
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error).replace("\n", " ")) from None
+    raise ValueError(f"its name ends in '{path.suffix}'; there is .toml, .json, .yaml")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key '{key}' is there twice")
+    return dict(pairs)
+
+
+def use_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Callback of ``--config``: the file's values become the defaults of this command's options."""
+    if path is not None:
+        strategy = ctx.info_name or ""
+        ctx.default_map = {**(ctx.default_map or {}), **read_config(path, strategy)}
+    return path
+
+
+def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """ConfigError for a ``DPEXP_`` variable that is no option of any strategy: a typing mistake."""
+    known = {PREFIX + name.upper() for strategy in STRATEGY_OPTIONS for name in option_names(strategy)}
+    known |= set(OTHER_VARIABLES)
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            raise ConfigError(f"environment variable {variable} is no option{did_you_mean(variable, known)}")

@@ -1,0 +1,89 @@
+"""Environment: what a run ran on, as far as it may change its result: versions, machine, code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from dpexp.record import Row
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(accelerators: Sequence[Row], threads: int, capability: str) -> Row:
+    """The ``environment`` of a Record.
+
+    ``accelerators`` are ``{name, memory}`` (bytes); ``threads`` torch's, ``capability`` the CPU's
+    vector instructions as torch uses them: both change the last bits of results.
+    """
+    packages = installed()
+    return {
+        "python": platform.python_version(),
+        "torch": packages.get("torch"),
+        "cuda": _cuda(),
+        "mlflow": packages.get("mlflow"),
+        "os": platform.platform(),
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "cpu_capability": capability,
+        "threads": threads,
+        "accelerators": list(accelerators),
+        "git": git(_ROOT),
+        "argv": list(sys.argv),
+        "packages": packages,
+    }
+
+
+def installed() -> dict[str, str]:
+    """Name and version of every installed distribution."""
+    found = {item.name: item.version for item in metadata.distributions() if item.name}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def cpu_name() -> str:
+    """The processor's model, as Linux tells it; elsewhere what Python knows."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def git(root: Path) -> Row:
+    """{commit, branch, dirty, diff_sha256} of the code; all None where it is no git checkout."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "branch": None, "dirty": None, "diff_sha256": None}
+    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or b""
+    diff = _git(root, "diff", "--no-ext-diff", "--binary", "HEAD") or b""
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""
+    dirty = bool(diff or untracked)
+    return {
+        "commit": commit.decode().strip(),
+        "branch": branch.decode().strip(),
+        "dirty": dirty,
+        "diff_sha256": hashlib.sha256(diff + untracked).hexdigest() if dirty else None,
+    }
+
+
+def _git(root: Path, *words: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _cuda() -> str | None:
+    torch = sys.modules.get("torch")
+    return torch.version.cuda if torch is not None else None

@@ -1,0 +1,413 @@
+"""The loop: verify -> observe -> warm up -> time steps -> time phases.
+
+``prepare`` does all that can refuse a run before it opens; ``execute`` runs it and tells a Journal
+everything that it learns. Nothing is inside a measured step but the step: moving the batch, forward,
+loss, backward, optimizer. Losses stay on the device until the journal is written, at most once in
+``FLUSH_SECONDS``, between steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dpexp import data, devices, models, nested
+from dpexp.config import ConfigError, RunConfig
+from dpexp.data import Batch, Dataset
+from dpexp.environment import environment
+from dpexp.observe import device_map, observe
+from dpexp.record import Journal, Row, now
+from dpexp.strategies import STRATEGIES, Placed, Strategy
+from dpexp.strategies.wrapping import named_parameters, parts
+from dpexp.timing import Timer
+from dpexp.verify import NOT_CHECKED, VerificationError, digest, naming_the_module, verify
+
+FLUSH_SECONDS = 0.5
+"""Longest time that measured steps wait in memory: what a SIGKILL can lose."""
+
+PHASE_STEPS = 20
+PHASE_SECONDS = 5.0
+"""The phase pass ends after so many steps, or so many seconds and three steps."""
+
+
+class RunError(RuntimeError):
+    """The run cannot go on: what happened, in which step, and what to try."""
+
+
+class Progress(Protocol):
+    """Where the loop tells how far it is; ``steps`` since the last call, and the last loss if known."""
+
+    def begin(self, stage: str, total: int | None = None) -> None: ...
+
+    def advance(self, steps: int, step_ms: float, loss: float | None) -> None: ...
+
+
+class Silent:
+    """A Progress that nobody watches."""
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        """Nothing to show."""
+
+    def advance(self, steps: int, step_ms: float, loss: float | None) -> None:
+        """Nothing to show."""
+
+
+@dataclass
+class Prepared:
+    """A run that nothing speaks against: its model (on the host), data, strategy and devices."""
+
+    config: RunConfig
+    selection: devices.Selection
+    strategy: Strategy
+    model: nn.Module
+    data: Dataset
+    dtype: torch.dtype
+
+    @property
+    def execution(self) -> str:
+        """``real``, ``virtual`` or ``passthrough``: what kind of run this is."""
+        if self.selection.is_virtual:
+            return "virtual"
+        return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
+
+    @property
+    def name(self) -> str:
+        """The run's name: as given, or made of strategy, model and devices."""
+        if self.config.run_name:
+            return self.config.run_name
+        used = self.selection.used
+        where = (
+            "cpu" if not used else f"{len(used)}x{used[0].type}" if len(used) > 1 else devices.label(used[0])
+        )
+        model = self.config.model.partition(":")[0]
+        return f"{self.config.strategy}-{model}-{where}"
+
+    def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
+        """The batches of one epoch in the seed's order."""
+        return self.data.batches(self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle)
+
+
+def prepare(config: RunConfig, *, try_one_batch: bool = True) -> Prepared:
+    """Everything that a run needs, made and checked. Raises ConfigError; nothing is written anywhere.
+
+    ``try_one_batch`` runs the first batch through the model on the host, to see that the two fit.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    selection = devices.select(config)
+    source = data.source(config.data)
+    torch.manual_seed(config.seed)
+    model = models.build(config.model, source.features)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    dataset = source.dataset(model, config.seed).to(dtype)
+    strategy = STRATEGIES[config.strategy](config)
+    strategy.prepare(model)
+    prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype)
+    if try_one_batch:
+        _try_one_batch(prepared)
+    return prepared
+
+
+def _try_one_batch(prepared: Prepared) -> None:
+    """The model on the host takes the first batch, and the loss its outputs: else ConfigError."""
+    batch = next(prepared.batches(0))
+    state = torch.get_rng_state()
+    kept = {name: buffer.clone() for name, buffer in prepared.model.named_buffers()}
+    with torch.no_grad(), naming_the_module(prepared.model):
+        outputs = prepared.model(*batch.inputs)
+    with torch.no_grad():
+        try:
+            loss = prepared.data.loss(outputs, batch.targets)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            found = ", ".join(str(tuple(shape)) for shape in nested.shapes(outputs))
+            wanted = ", ".join(str(tuple(shape)) for shape in nested.shapes(batch.targets))
+            raise ConfigError(
+                f"the loss does not take the model's outputs {found} with targets {wanted}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        for name, buffer in prepared.model.named_buffers():
+            buffer.copy_(kept[name])
+    torch.set_rng_state(state)
+    if loss.dim() != 0:
+        raise ConfigError(
+            f"the loss must be a scalar, found shape {tuple(loss.shape)}: reduce it by mean over the rows"
+        )
+
+
+def describe(prepared: Prepared) -> Row:
+    """The facts of a Record that are known before the run: what will run where."""
+    config = prepared.config
+    accelerators = [
+        {
+            "name": torch.cuda.get_device_name(device),
+            "memory": torch.cuda.get_device_properties(device).total_memory,
+        }
+        for device in devices.accelerators()
+        if device.type == "cuda"
+    ]
+    return {
+        "name": prepared.name,
+        "experiment": config.experiment,
+        "strategy": config.strategy,
+        "execution": prepared.execution,
+        "status": "running",
+        "started": now(),
+        "config": config.to_dict(),
+        "config_digest": config.digest(),
+        "environment": environment(
+            accelerators, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+        ),
+        "data": {
+            "name": prepared.data.name,
+            "samples": prepared.data.samples,
+            "description": prepared.data.description,
+            "sha256": prepared.data.digest,
+        },
+    }
+
+
+def devices_of(prepared: Prepared, placed: Placed) -> Row:
+    """The ``devices`` of a Record: asked for, used, and where outputs come."""
+    return {
+        "requested": list(prepared.selection.requested),
+        "used": [devices.label(device) for device in placed.devices],
+        "output": devices.label(placed.output_device),
+    }
+
+
+def execute(prepared: Prepared, journal: Journal, progress: Progress, on_flush: Callable[[], None]) -> None:
+    """Run it. Facts go to the journal as they are known; ``on_flush`` is called when there is more to read.
+
+    Raises VerificationError, RunError, and whatever the model raises.
+    """
+    _verify(prepared, journal, progress)
+    timer = Timer(tuple(device for device in prepared.selection.used))
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+    journal.set(devices=devices_of(prepared, placed), device_map=device_map(placed))
+    progress.begin("observe")
+    journal.set(shapes=observe(placed, (batch.inputs for batch in prepared.batches(0))))
+    journal.flush()
+    on_flush()
+    trial = Trial(prepared, placed, timer, journal, progress, on_flush)
+    trial.warm_up()
+    trial.time_steps()
+    trial.take_stock()
+    trial.time_phases()
+    journal.flush()
+
+
+def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
+    config = prepared.config
+    if not config.check:
+        journal.set(verification=NOT_CHECKED.to_dict())
+        return
+    progress.begin("verify")
+    batch = next(prepared.batches(0))
+    result = verify(
+        prepared.model,
+        prepared.strategy,
+        prepared.selection.used,
+        prepared.data,
+        batch,
+        train=not config.eval,
+    )
+    journal.set(verification=result.to_dict())
+    if not result.passed:
+        raise VerificationError(
+            f"{config.strategy} does not compute what a single device computes: relative error of outputs "
+            f"{result.output_error}, of gradients {result.gradient_error}, allowed {result.tolerance:g}. "
+            "--no-check runs it all the same"
+        )
+
+
+@dataclass
+class Trial:
+    """The measured part of a run: one placed model, trained on and on."""
+
+    prepared: Prepared
+    placed: Placed
+    timer: Timer
+    journal: Journal
+    progress: Progress
+    on_flush: Callable[[], None]
+    _losses: list[torch.Tensor] = field(default_factory=list)
+    _times_ms: list[float] = field(default_factory=list)
+    _rows: list[int] = field(default_factory=list)
+    _done: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.prepared.config
+        parameters = [each for each in self.placed.module.parameters() if each.requires_grad]
+        self._train = not config.eval and bool(parameters)
+        self.placed.module.train(not config.eval)
+        self._optimizer = torch.optim.SGD(parameters, lr=config.lr) if self._train else None
+        devices.reset_peak_memory(self.placed.devices)
+
+    # --- one step ---
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Compute one batch, and train on it unless ``--eval``. Returns the loss, detached, on its device."""
+        if self._optimizer is None:
+            with torch.no_grad():
+                return self._forward(batch)
+        loss = self._forward(batch)
+        with self.timer.phase("backward", self.placed.output_device):
+            loss.backward()  # type: ignore[no-untyped-call]
+        with self.timer.phase("optimizer", self.placed.output_device):
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return loss.detach()
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        placed = self.placed
+        outputs = placed.module(*self._brought(batch.inputs, placed.input_device))
+        with self.timer.phase("loss", placed.output_device):
+            return self.prepared.data.loss(outputs, self._brought(batch.targets, placed.output_device))
+
+    def _brought(self, value: Any, device: torch.device) -> Any:
+        if devices.physical(device) == devices.HOST:
+            return value
+        with self.timer.phase("transfer", device):
+            return devices.move(value, device)
+
+    # --- the passes ---
+
+    def warm_up(self) -> None:
+        """Steps that are not measured: allocators, caches and autotuning settle."""
+        self.progress.begin("warm up")
+        for batch in islice(self._forever(), self.prepared.config.warmup):
+            self.step(batch)
+
+    def time_steps(self) -> None:
+        """The measured steps: ``--epochs`` of the data, or ``--steps``, each from idle devices to idle devices."""
+        config = self.prepared.config
+        per_epoch = math.ceil(self.prepared.data.samples / config.batch_size)
+        total = config.steps if config.epochs is None else config.epochs * per_epoch
+        self.progress.begin("steps", total)
+        for epoch in range(math.ceil(total / per_epoch)):
+            self._time(islice(self.prepared.batches(epoch), total - epoch * per_epoch))
+            if config.epochs is not None:
+                self._log_accuracy()
+        if config.epochs is None:
+            self._log_accuracy()
+
+    def _time(self, batches: Iterator[Batch]) -> None:
+        clock, used = time.perf_counter, self.placed.devices
+        waits = any(device.type != "cpu" for device in used)
+        due = clock() + FLUSH_SECONDS
+        for batch in batches:
+            if waits:
+                devices.synchronize(used)
+            start = clock()
+            loss = self.step(batch)
+            if waits:
+                devices.synchronize(used)
+            end = clock()
+            self._times_ms.append((end - start) * 1e3)
+            self._losses.append(loss)
+            self._rows.append(batch.rows)
+            if end >= due:
+                self._write()
+                due = clock() + FLUSH_SECONDS
+        self._write()
+
+    def _write(self) -> None:
+        """Put the measured steps into the journal, between steps; raises RunError at a loss that is no number."""
+        if not self._times_ms:
+            return
+        losses = torch.stack(self._losses).double().tolist()
+        done, last_ms = len(losses), self._times_ms[-1]
+        self.journal.extend(
+            {
+                "steps.time_ms": [round(ms, 6) for ms in self._times_ms],
+                "steps.loss": losses,
+                "steps.samples": self._rows,
+            }
+        )
+        self._losses, self._times_ms, self._rows = [], [], []
+        self.journal.flush()
+        self.on_flush()
+        self.progress.advance(done, last_ms, losses[-1])
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise RunError(self._not_finite(self._done + index, loss))
+        self._done += done
+
+    def _not_finite(self, step: int, loss: float) -> str:
+        first = next(
+            (
+                name
+                for name, each in named_parameters(self.placed.module).items()
+                if not each.isfinite().all()
+            ),
+            None,
+        )
+        where = f"; parameter '{first}' is not finite either" if first else ""
+        return f"the loss became {loss} in step {step}{where}: try a smaller --lr than {self.prepared.config.lr:g}"
+
+    def take_stock(self) -> None:
+        """Digests of the trained weights and of their outputs, and peak memory, before anything else trains on."""
+        module, batch = self.placed.module, next(self.prepared.batches(0, shuffle=False))
+        training = module.training
+        module.eval()
+        with torch.no_grad():
+            outputs = module(*self._brought(batch.inputs, self.placed.input_device))
+        module.train(training)
+        weights: dict[str, torch.Tensor] = dict(named_parameters(module))
+        for part in parts(module):
+            weights |= {f"{part.name}.{key}": each for key, each in part.module.named_buffers(recurse=False)}
+        self.journal.set(
+            digest={
+                "weights": digest(weights),
+                "outputs": digest({str(index): each for index, each in enumerate(nested.tensors(outputs))}),
+            },
+            memory=devices.peak_memory(self.placed.devices),
+        )
+        self.journal.flush()
+        self.on_flush()
+
+    def time_phases(self) -> None:
+        """A pass of its own, with a recording timer."""
+        self.progress.begin("phases")
+        started = time.perf_counter()
+        for index, batch in enumerate(islice(self._forever(), PHASE_STEPS)):
+            with self.timer.step():
+                self.step(batch)
+            if index >= 2 and time.perf_counter() - started > PHASE_SECONDS:
+                break
+        self.journal.set(phases=self.timer.phases, timeline=self.timer.timeline)
+
+    def _forever(self) -> Iterator[Batch]:
+        return chain.from_iterable(self.prepared.batches(epoch) for epoch in count())
+
+    def _log_accuracy(self) -> None:
+        value = accuracy(self.placed, self.prepared.data.test, self.prepared.config.batch_size)
+        if value is not None:
+            self.journal.extend({"metrics.accuracy": [value]})
+            self.journal.flush()
+            self.on_flush()
+
+
+def accuracy(placed: Placed, test: Dataset | None, batch_size: int) -> float | None:
+    """The part of the test rows whose class the placed model tells right; None where there are no classes."""
+    if test is None:
+        return None
+    training = placed.module.training
+    placed.module.eval()
+    right = 0.0
+    with torch.no_grad():
+        for batch in test.batches(batch_size, seed=0, epoch=0, shuffle=False):
+            outputs = placed.module(*devices.move(batch.inputs, placed.input_device))
+            part = test.accuracy(outputs, devices.move(batch.targets, placed.output_device))
+            if part is None:
+                return None
+            right += part * batch.rows
+    placed.module.train(training)
+    return right / test.samples

@@ -1,0 +1,105 @@
+"""Run one strategy, once: verified, measured and recorded in MLflow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import typer
+
+from dpexp import cli
+from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
+
+app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Read options from a TOML, JSON or YAML file.",
+        metavar="FILE",
+        is_eager=True,
+        callback=cli.use_config,
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the complete config as JSON and stop.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show devices, device map and batch split; run and write nothing."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the Record as one JSON document and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")]
+
+
+def _command(strategy: str) -> None:
+    def command(
+        config_file: Config = None,
+        print_config: PrintConfig = False,
+        dry_run: DryRun = False,
+        as_json: Json = False,
+        quiet: Quiet = False,
+        **values: Any,
+    ) -> None:
+        del config_file  # its values came in as defaults
+        try:
+            cli.check_environment()
+            config = RunConfig.from_dict({"strategy": strategy, **values}, where="command line")
+            if print_config:
+                typer.echo(json.dumps(config.to_dict(), indent=2))
+            elif dry_run:
+                _preview(config, as_json)
+            else:
+                raise typer.Exit(_run(config, as_json, quiet))
+        except ConfigError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(cli.Exit.USAGE) from None
+
+    command.__doc__ = STRATEGY_HELP[strategy]
+    app.command(strategy)(cli.with_options(command, cli.options(strategy)))
+
+
+def _preview(config: RunConfig, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from dpexp import report
+    from dpexp.preview import preview
+
+    planned = preview(config)
+    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else report.preview(asdict(planned)))
+
+
+def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
+    from dpexp import report
+    from dpexp.run import Terminated, execute
+
+    outcome = execute(config, quiet=quiet)
+    if as_json:
+        typer.echo(json.dumps(outcome.record.to_dict()))
+    elif not quiet:
+        typer.echo(report.summary(outcome.record))
+    if outcome.delivery is not None and outcome.delivery.message:
+        typer.echo(outcome.delivery.message, err=as_json or not outcome.delivery.complete)
+    if outcome.error is not None:
+        typer.echo(
+            f"error: {outcome.record.status}: {outcome.error or type(outcome.error).__name__}", err=True
+        )
+    if isinstance(outcome.error, KeyboardInterrupt):
+        return cli.Exit.INTERRUPTED
+    if isinstance(outcome.error, Terminated):
+        return cli.Exit.TERMINATED
+    if outcome.error is not None:
+        return cli.Exit.FAILED
+    return cli.Exit.NOT_DELIVERED if outcome.delivery and not outcome.delivery.complete else cli.Exit.DONE
+
+
+for name in STRATEGY_OPTIONS:
+    _command(name)
+
+if __name__ == "__main__":
+    app()
