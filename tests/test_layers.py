@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-run
+run  preview  cli
 loop  plan                                  |  tracking
 observe  verify                             |  report
 strategies                                  |
 parallel  models  data  timing              |
-devices  distributed  environment           |
+devices  distributed  environment  progress |
 features  spec  nested                      |
 config  record
 """

@@ -1,0 +1,239 @@
+"""Set-up has one source: lock, environment.yml, pyproject and README's commands agree, and they work."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SUPPORTED = ("3.11", "3.12")
+INSTALLERS = {"pip", "wheel"}
+"""What a fresh environment may hold beside the lock."""
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def lock() -> dict[str, str]:
+    """{name: version} of requirements.lock; every line that is no comment must be ``name==version``."""
+    pins = {}
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line)
+            assert match, f"requirements.lock: '{line}' is no plain pin"
+            pins[canonicalize_name(match[1])] = match[2]
+    return pins
+
+
+def conda() -> dict[str, Any]:
+    environment: dict[str, Any] = yaml.safe_load((ROOT / "environment.yml").read_text())
+    return environment
+
+
+def pip_section() -> list[str]:
+    """The ``pip:`` section of environment.yml, its items as arguments of ``pip install``."""
+    (section,) = [part["pip"] for part in conda()["dependencies"] if isinstance(part, dict)]
+    return [argument for item in section for argument in shlex.split(item)]
+
+
+def readme_commands() -> list[str]:
+    """The lines of README that make the environment."""
+    return re.findall(r"^python3\.11 -m venv .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+def direct_requirements() -> list[Requirement]:
+    extras = [item for extra in PROJECT["optional-dependencies"].values() for item in extra]
+    return [Requirement(text) for text in [*PROJECT["dependencies"], *extras]]
+
+
+# --- the places agree ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("requirement", direct_requirements(), ids=lambda requirement: requirement.name)
+def test_lock_pins_every_direct_dependency_within_its_range(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(lock()[canonicalize_name(requirement.name)])
+
+
+def test_lock_is_sorted_and_names_nothing_twice() -> None:
+    names = [line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
+    pinned = [name for name in names if not name.startswith("#")]
+    assert len(pinned) == len(lock())
+    assert pinned == sorted(pinned, key=str.lower)
+
+
+def test_conda_gives_python_and_pip_and_the_lock_gives_the_rest() -> None:
+    names = [part for part in conda()["dependencies"] if isinstance(part, str)]
+    assert names == ["python=3.11", "pip"]
+    assert pip_section() == ["-r", "requirements.lock"]
+    assert conda()["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_supported_pythons_are_the_same_everywhere() -> None:
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    assert [minor for minor in range(20) if allowed.contains(f"3.{minor}")] == [11, 12]
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert config["mypy"]["python_version"] == SUPPORTED[0]
+    assert config["ruff"]["target-version"] == "py" + SUPPORTED[0].replace(".", "")
+
+
+def test_readme_prints_two_commands_that_differ_in_their_last_part_only() -> None:
+    install = shlex.join(pip_section())
+    environment = f"python3.11 -m venv .venv && .venv/bin/pip install {install} && .venv/bin/python "
+    assert readme_commands() == [environment + "scripts/run.py hybrid", environment + "-m pytest"]
+
+
+def test_ci_runs_the_commands_of_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"readme_command '(.*)'\)", script) == [r"scripts/run\.py hybrid", "-m pytest"]
+    assert "pip install" not in script
+
+
+# --- what is imported is declared ----------------------------------------------------------------
+
+
+def imported_distributions(*folders: str) -> set[str]:
+    """The distributions behind the absolute imports of these folders' files."""
+    owners = metadata.packages_distributions()
+    pattern = re.compile(r"^\s*(?:import|from) ([A-Za-z_]\w*)", re.MULTILINE)
+    names = {
+        name
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for name in pattern.findall(path.read_text())
+    }
+    return {canonicalize_name(owners[name][0]) for name in names if name in owners}
+
+
+def test_package_and_scripts_import_only_declared_dependencies() -> None:
+    declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    imported = imported_distributions("dpexp", "scripts")
+    assert "torch" in imported
+    assert imported <= declared
+
+
+def test_tests_import_only_declared_dependencies() -> None:
+    assert imported_distributions("tests") <= {canonicalize_name(r.name) for r in direct_requirements()}
+
+
+# --- an environment built from the pip section runs the main job ---------------------------------
+
+
+def installed(python: Path) -> dict[str, str]:
+    """{name: version} of an environment, without the local part of a version (torch's ``+cpu``)."""
+    freeze = subprocess.run(
+        [python, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    return {
+        canonicalize_name(row["name"]): row["version"].partition("+")[0] for row in json.loads(freeze.stdout)
+    }
+
+
+def closure(name: str) -> set[str]:
+    """A distribution and what it requires here, and what that requires: torch and its CUDA libraries."""
+    seen: set[str] = set()
+    new = {canonicalize_name(name)}
+    while new:
+        current = new.pop()
+        seen.add(current)
+        try:
+            wanted = [Requirement(text) for text in metadata.requires(current) or []]
+        except metadata.PackageNotFoundError:
+            continue
+        new |= {
+            canonicalize_name(r.name) for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})
+        } - seen
+    return seen
+
+
+def is_what_the_pip_section_gives(python: Path) -> bool:
+    """Whether an environment holds exactly the lock, with what torch brings by itself on this machine."""
+    found, wanted = installed(python), lock()
+    extra = found.keys() - wanted.keys() - INSTALLERS - closure("torch")
+    return not extra and all(found.get(name) == version for name, version in wanted.items())
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment made from the ``pip:`` section and nothing else.
+
+    This very one where it is that (README's and CI's is: it holds no package more or less); else a
+    new one, which takes pip a minute or two.
+    """
+    here = Path(sys.executable)
+    if sys.prefix != sys.base_prefix and is_what_the_pip_section_gives(here):
+        return here
+    folder = tmp_path_factory.mktemp("environment")
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *pip_section()], cwd=ROOT, check=True)
+    return python
+
+
+@pytest.mark.timeout(1200)
+def test_environment_of_the_pip_section_is_the_lock(environment: Path) -> None:
+    assert is_what_the_pip_section_gives(environment)
+    subprocess.run([environment, "-m", "pip", "check"], check=True)
+
+
+@pytest.mark.timeout(1200)
+def test_environment_of_the_pip_section_runs_the_main_job(environment: Path, dpexp_home: Path) -> None:
+    run = subprocess.run(
+        [environment, "scripts/run.py", "hybrid", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    record = json.loads(run.stdout)
+    assert record["status"] == "finished"
+    assert record["verification"]["passed"]
+    assert (dpexp_home / "runs" / record["run_id"] / "record.json").is_file()
+    assert (dpexp_home / "mlflow.db").is_file()
+
+
+# --- the repository is clean ---------------------------------------------------------------------
+
+ELSEWHERE = re.compile(
+    r"py[p]i\.org|[p]ythonhosted|[n]pmjs|conda\.[a-z]*anaconda|[d]eb\.debian|download\.[p]ytorch|/opt/[p]ypi"
+    r"|(?<![\w.])/(?:home|[U]sers)/(?!user\b|you\b|me\b)\w+|(?<![\w.])/[r]oot/|(?<![\w.])/work/(?:[m]ain|[s]hared|[v]env)"
+)
+"""Hosts of package registries, and paths of one developer's machine."""
+
+
+def committed_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_no_committed_file_names_a_registry_host_or_a_path_of_ones_machine() -> None:
+    found = []
+    for path in committed_files():
+        if path.is_file():
+            text = path.read_bytes().decode("utf-8", "replace")
+            found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in ELSEWHERE.finditer(text)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://py" + "pi.org/simple", "/ro" + "ot/.cache", "/ho" + "me/ada/dpexp"]
+)
+def test_hygiene_check_catches(text: str) -> None:
+    assert ELSEWHERE.search(f'"{text}"')
+
+
+def test_changelog_has_an_entry_for_this_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == PROJECT["version"]
