@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import os
+import sys
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -68,6 +69,15 @@ def app(help: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+
+
+def main(app: typer.Typer) -> None:
+    """Run the app; a ConfigError becomes one line on stderr and exit code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(Exit.USAGE)
 
 
 def options(strategy: str) -> list[inspect.Parameter]:

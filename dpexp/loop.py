@@ -286,7 +286,7 @@ class Trial:
             self.step(batch)
 
     def time_steps(self) -> None:
-        """The measured steps: ``--epochs`` of the data, or ``--steps``, each from idle devices to idle devices."""
+        """The measured steps: ``--epochs`` of the data, or ``--steps``; each begins and ends with idle devices."""
         config = self.prepared.config
         per_epoch = math.ceil(self.prepared.data.samples / config.batch_size)
         total = config.steps if config.epochs is None else config.epochs * per_epoch
@@ -319,7 +319,7 @@ class Trial:
         self._write()
 
     def _write(self) -> None:
-        """Put the measured steps into the journal, between steps; raises RunError at a loss that is no number."""
+        """Put the measured steps into the journal, between steps. Raises RunError at a loss that is no number."""
         if not self._times_ms:
             return
         losses = torch.stack(self._losses).double().tolist()
@@ -350,10 +350,11 @@ class Trial:
             None,
         )
         where = f"; parameter '{first}' is not finite either" if first else ""
-        return f"the loss became {loss} in step {step}{where}: try a smaller --lr than {self.prepared.config.lr:g}"
+        smaller = f"try a smaller --lr than {self.prepared.config.lr:g}"
+        return f"the loss became {loss} in step {step}{where}: {smaller}"
 
     def take_stock(self) -> None:
-        """Digests of the trained weights and of their outputs, and peak memory, before anything else trains on."""
+        """Digests of the trained weights and of their outputs, and peak memory."""
         module, batch = self.placed.module, next(self.prepared.batches(0, shuffle=False))
         training = module.training
         module.eval()

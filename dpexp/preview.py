@@ -30,7 +30,7 @@ class Preview:
 
 
 def preview(config: RunConfig) -> Preview:
-    """Lay the model out and predict the split of every batch of an epoch. Raises ConfigError as a run would."""
+    """Lay the model out and predict the split of an epoch's batches. Raises ConfigError as a run would."""
     prepared = loop.prepare(config, try_one_batch=False)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     full, rest = divmod(prepared.data.samples, config.batch_size)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import typer
 
 from dpexp import cli
-from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
+from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -47,18 +47,14 @@ def _command(strategy: str) -> None:
         **values: Any,
     ) -> None:
         del config_file  # its values came in as defaults
-        try:
-            cli.check_environment()
-            config = RunConfig.from_dict({"strategy": strategy, **values}, where="command line")
-            if print_config:
-                typer.echo(json.dumps(config.to_dict(), indent=2))
-            elif dry_run:
-                _preview(config, as_json)
-            else:
-                raise typer.Exit(_run(config, as_json, quiet))
-        except ConfigError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(cli.Exit.USAGE) from None
+        cli.check_environment()
+        config = RunConfig.from_dict({"strategy": strategy, **values}, where="command line")
+        if print_config:
+            typer.echo(json.dumps(config.to_dict(), indent=2))
+        elif dry_run:
+            _preview(config, as_json)
+        else:
+            raise typer.Exit(_run(config, as_json, quiet))
 
     command.__doc__ = STRATEGY_HELP[strategy]
     app.command(strategy)(cli.with_options(command, cli.options(strategy)))
@@ -102,4 +98,4 @@ for name in STRATEGY_OPTIONS:
     _command(name)
 
 if __name__ == "__main__":
-    app()
+    cli.main(app)
