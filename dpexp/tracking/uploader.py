@@ -7,6 +7,7 @@ the journal anyway. When the main process dies, however it dies, the worker sees
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -117,10 +118,8 @@ class Uploader:
     def _tell(self, command: dict[str, object]) -> None:
         # A full pipe means that the worker is far behind and will read everything anyway; a broken
         # one that it died, which `finish` reports.
-        try:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._commands, json.dumps(command).encode() + b"\n")
-        except (BlockingIOError, BrokenPipeError):
-            pass
 
     def _answer(self, deadline: float) -> bytes:
         """The worker's line; empty when it ended or the time is up."""

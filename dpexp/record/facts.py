@@ -1,0 +1,206 @@
+"""The Record (schema 1): every fact of one run, and the statistics of its raw samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import secrets
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+SCHEMA = 1
+Row = dict[str, Any]
+
+
+class JournalError(RuntimeError):
+    """A journal or Record that cannot be read or written: what is wrong, where, and what to do."""
+
+
+@dataclass
+class Record:
+    """Schema 1, key by key as DESIGN has it; ``damage`` names the journal lines that were lost."""
+
+    schema: int = SCHEMA
+    run_id: str = ""
+    name: str = ""
+    experiment: str = ""
+    strategy: str = ""
+    execution: str = ""
+    status: str = "running"
+    started: str = ""
+    ended: str | None = None
+    error: Row | None = None
+    config: Row = field(default_factory=dict)
+    config_digest: str = ""
+    environment: Row = field(default_factory=dict)
+    devices: Row = field(default_factory=lambda: {"requested": [], "used": [], "output": ""})
+    device_map: list[Row] = field(default_factory=list)
+    shapes: list[Row] = field(default_factory=list)
+    steps: dict[str, list[Any]] = field(default_factory=lambda: {"time_ms": [], "loss": [], "samples": []})
+    phases: dict[str, list[float]] = field(default_factory=dict)
+    timeline: list[Row] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+    verification: Row = field(default_factory=lambda: {"checked": False})
+    digest: Row = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    summary: Row = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> Row:
+        """The Record as one dict, keys in schema order. Its values are the Record's own, not copies."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def to_json(self) -> str:
+        """Strict JSON, one key a line and one row a line; inf and nan are the strings that float() reads."""
+        parts = (f" {json.dumps(key)}: {_json(value)}" for key, value in self.to_dict().items())
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        """The inverse of ``to_dict`` and ``to_json``. Raises JournalError for a newer schema."""
+        check_schema(data.get("schema", 0), "record")
+        known = {f.name for f in dataclasses.fields(cls)}
+        record = cls(**{key: value for key, value in data.items() if key in known})
+        for samples in (record.steps, record.phases, record.metrics):
+            samples |= {key: _numbers(values) for key, values in samples.items()}
+        return record
+
+    def apply(self, entry: Mapping[str, Any]) -> None:
+        """Carry out one journal entry: all of it, or none.
+
+        Raises JournalError for an entry of a newer schema, ValueError for one that fits no Record.
+        """
+        changes = [(*self._place(key), value) for key, value in entry.get("set", {}).items()]
+        additions = [(*self._place(key), values) for key, values in entry.get("extend", {}).items()]
+        for holder, key, values in additions:
+            if not isinstance(values, list) or not isinstance(holder.get(key, []), list):
+                raise ValueError(f"'{key}' is not a list")
+        for holder, key, value in changes:
+            if key == "schema" and holder is self.__dict__:
+                check_schema(value, "journal")
+            holder[key] = value
+        for holder, key, values in additions:
+            holder.setdefault(key, []).extend(values)
+
+    def _place(self, key: str) -> tuple[dict[str, Any], str]:
+        """The dict that holds a (dotted) key, and the key in it."""
+        first, dot, rest = key.partition(".")
+        if first not in self.__dict__:
+            raise ValueError(f"'{first}' is no key of a Record")
+        if not dot:
+            return self.__dict__, first
+        holder = self.__dict__[first]
+        if not isinstance(holder, dict):
+            raise ValueError(f"'{first}' has no keys of its own")
+        return holder, rest
+
+    def summarize(self) -> Row:
+        """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
+        self.summary |= {
+            "step_ms": spread(self.steps["time_ms"]),
+            "samples_per_s": _rate(self.steps["samples"], self.steps["time_ms"]),
+            "phases_ms": {name: statistics.median(ms) for name, ms in self.phases.items() if ms},
+            "phase_coverage": _coverage(self.timeline),
+        }
+        flags = nonfinite({"loss": self.steps["loss"], **self.metrics})
+        if flags:
+            self.summary["nonfinite"] = flags
+        return self.summary
+
+
+def check_schema(schema: object, what: str) -> None:
+    """Raises JournalError unless this dpexp reads the schema."""
+    if not isinstance(schema, int):
+        raise JournalError(f"the {what}'s schema is {schema!r}, not a number: it was not written by dpexp")
+    if schema > SCHEMA:
+        raise JournalError(
+            f"the {what} was written by a newer dpexp: its schema is {schema} and this dpexp reads up to "
+            f"{SCHEMA}. Install dpexp {schema}.0 or newer to read it"
+        )
+
+
+def spread(samples: Sequence[float]) -> Row | None:
+    """{median, iqr, min, max, n} of the samples, in their unit; None without any."""
+    if not samples:
+        return None
+    low, middle, high = (
+        (samples[0],) * 3 if len(samples) == 1 else statistics.quantiles(samples, n=4, method="inclusive")
+    )
+    return {"median": middle, "iqr": high - low, "min": min(samples), "max": max(samples), "n": len(samples)}
+
+
+def nonfinite(series: Mapping[str, Sequence[float]]) -> Row:
+    """{name: {nan, inf, first}}: how many values of a series are not finite, and the index of the first."""
+    flags = {}
+    for name, values in series.items():
+        odd = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
+        if odd:
+            nan = sum(1 for i in odd if values[i] is None or math.isnan(values[i]))
+            flags[name] = {"nan": nan, "inf": len(odd) - nan, "first": odd[0]}
+    return flags
+
+
+def now() -> str:
+    """This moment, UTC, ISO 8601 to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def new_run_id() -> str:
+    """Twelve random hex digits; a unique prefix names the run as well."""
+    return secrets.token_hex(6)
+
+
+def _rate(samples: Sequence[int], time_ms: Sequence[float]) -> float | None:
+    total = sum(time_ms)
+    return 1000.0 * sum(samples) / total if total > 0 else None
+
+
+def _coverage(timeline: Iterable[Row]) -> float | None:
+    """The part of the phase-timed steps that lies inside a phase: phases may nest and overlap."""
+    whole = 0.0
+    inside = 0.0
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for row in timeline:
+        if row["phase"] == "step":
+            whole += row["end_us"] - row["start_us"]
+        else:
+            spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
+    for of_step in spans.values():
+        reached = float("-inf")
+        for start, end in sorted(of_step):
+            inside += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+    return inside / whole if whole > 0 else None
+
+
+def _json(value: Any) -> str:
+    """A list of rows has one row a line; everything else is compact."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(_strict(row) for row in value) + "\n ]"
+    return _strict(value)
+
+
+def _strict(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_spelled(value), allow_nan=False)
+
+
+def _spelled(value: Any) -> Any:
+    """The value with ``nan``, ``inf`` and ``-inf`` as strings, which JSON has no numbers for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _spelled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item) for item in value]
+    return value
+
+
+def _numbers(values: Any) -> Any:
+    return [float(v) if isinstance(v, str) else v for v in values] if isinstance(values, list) else values
