@@ -26,7 +26,7 @@ class DigitsSource(Source):
         from sklearn.datasets import load_digits
 
         bundled = load_digits()
-        images = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) / 16
+        images = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) / 6 - 0.81
         digits = torch.tensor(bundled.target, dtype=torch.int64)
         order = torch.randperm(len(digits), generator=generator(0, "digits: training and test images"))
         train, test = order[:TRAIN], order[TRAIN:]
