@@ -40,7 +40,7 @@ def whole(
     replica_share: float = 0.9,
     **changes: Any,
 ) -> Record:
-    """A finished run of ``whole`` on ``count`` devices; each replica computes ``replica_share`` of parallel_apply."""
+    """A finished run of ``whole``; each replica computes ``replica_share`` of parallel_apply."""
     kind = "cpu" if virtual else "cuda"
     devices = [f"{kind}:{index}" for index in range(count)]
     record = Record(run_id="0123456789ab", name=f"whole-{count}", experiment="dpexp", strategy="whole")

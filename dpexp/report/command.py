@@ -13,7 +13,7 @@ QUIET = {"run_name", "experiment", "track_timeout"}
 
 
 def command(record: Record) -> str:
-    """``python scripts/run.py whole --virtual 8``; the recorded argv for a config that this dpexp can't read."""
+    """``python scripts/run.py whole --virtual 8``; the recorded argv where the config is not ours to read."""
     try:
         config = RunConfig.from_dict(record.config)
         usual = RunConfig(config.strategy).to_dict()

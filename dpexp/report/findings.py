@@ -9,7 +9,7 @@ from dpexp.record import Record
 
 @dataclass(frozen=True)
 class Finding:
-    """``text`` says what is so, with figures; ``advice`` what to try; ``figures`` are the numbers themselves."""
+    """``text`` says what is so, with its figures; ``advice`` what to try; ``figures`` are the numbers."""
 
     name: str
     text: str

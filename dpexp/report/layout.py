@@ -102,7 +102,7 @@ def moves(record: Record) -> list[Move]:
 
 
 def tensor_bytes(record: Record, dims: list[int]) -> int:
-    """Bytes of a tensor of this shape in the run's dtype (ids, which have 8 bytes each, are counted so too)."""
+    """Bytes of a tensor of this shape in the run's dtype."""
     return units.elements(dims) * units.word_bytes(record.config.get("dtype", "float32"))
 
 

@@ -55,7 +55,7 @@ def phases(record: Record) -> list[Phase]:
 
 
 def step_ms(record: Record) -> float:
-    """Median time in ms of the phase-timed steps; the sum of the top-level phases where there is no timeline."""
+    """Median time in ms of the phase-timed steps; the sum of the top-level phases without a timeline."""
     whole = [row["end_us"] - row["start_us"] for row in record.timeline if row["phase"] == "step"]
     if whole:
         return statistics.median(whole) / 1000
@@ -82,7 +82,7 @@ def parents(timeline: list[Row]) -> dict[str, str]:
 
 def _contains(outer: Row, inner: Row) -> bool:
     longer = outer["end_us"] - outer["start_us"] > inner["end_us"] - inner["start_us"]
-    return longer and bool(outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"])
+    return bool(longer and outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"])
 
 
 def _ancestors(name: str, inside: dict[str, str]) -> list[str]:

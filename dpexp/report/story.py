@@ -6,6 +6,7 @@ the sections made here, so that they cannot disagree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpexp.record import Record
@@ -233,5 +234,5 @@ def _further(record: Record) -> Section:
     return Section("Look further", lines, commands=commands)
 
 
-def _cut(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _cut(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     return Table(columns, tuple(rows[:ROWS]), max(0, len(rows) - ROWS))

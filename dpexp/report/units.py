@@ -9,7 +9,7 @@ WORD_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 
 
 
 def ms(value: float) -> str:
-    """A time in ms with three significant digits, in the unit that suits it: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
+    """A time in ms, three significant digits, in the unit that suits: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
     if value >= 1000:
         return f"{value / 1000:.3g} s"
     if value >= 0.1 or value == 0:

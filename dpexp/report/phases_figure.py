@@ -1,0 +1,52 @@
+"""phases.png: where a step goes, median and spread by phase."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from dpexp.record import Record
+from dpexp.report import palette, style, units
+from dpexp.report.phases import phases, step_ms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def phases_figure(record: Record) -> Figure:
+    """A bar a phase: its median, a line from the first to the third quartile, its share of the step."""
+    bars = phases(record)
+    figure = style.figure(10.0, 1.2 + 0.34 * len(bars))
+    axes = figure.add_subplot()
+    style.plain(axes)
+    longest = max(max(record.phases[bar.name]) for bar in bars) or 1.0
+    for place, bar in enumerate(bars):
+        low, high = _quartiles(record.phases[bar.name])
+        axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name))
+        axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
+        words = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
+        axes.text(
+            max(bar.median, high) + 0.012 * longest, place, words, va="center", fontsize=9, color=style.INK
+        )
+    axes.set_yticks(range(len(bars)), ["    " * bar.depth + style.escape(bar.name) for bar in bars])
+    for label in axes.get_yticklabels():
+        label.set_horizontalalignment("left")
+    axes.tick_params(axis="y", pad=100)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.3)
+    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
+    axes.tick_params(axis="x", labelsize=8, labelcolor=style.SOFT)
+    count = max(bar.n for bar in bars)
+    style.title(
+        axes,
+        f"{record.strategy}, {record.execution}: where a step of {units.ms(step_ms(record))} goes "
+        f"(median [quartiles] of {count} steps)",
+    )
+    return figure
+
+
+def _quartiles(samples: list[float]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
