@@ -74,9 +74,7 @@ def find(runs: Path, word: str) -> Path:
             return by_id[candidate.run_id]
     if beginning:
         some = ", ".join(sorted(beginning)[:5])
-        raise UnknownRunError(
-            f"'{word}' is the beginning of {len(beginning)} runs ({some}, …): give more of it"
-        )
+        raise UnknownRunError(f"'{word}' is the beginning of {len(beginning)} runs ({some}, …): give more")
     close = difflib.get_close_matches(word, [*by_id, *(h.name for h in known)], n=1)
     mean = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(

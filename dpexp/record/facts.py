@@ -34,9 +34,11 @@ class Record:
     started: str = ""
     ended: str | None = None
     error: Row | None = None
+    parent: str = ""  # the run id of the sweep that this run belongs to
     config: Row = field(default_factory=dict)
     config_digest: str = ""
     environment: Row = field(default_factory=dict)
+    data: Row = field(default_factory=dict)
     devices: Row = field(default_factory=lambda: {"requested": [], "used": [], "output": ""})
     device_map: list[Row] = field(default_factory=list)
     shapes: list[Row] = field(default_factory=list)
@@ -70,33 +72,36 @@ class Record:
         return record
 
     def apply(self, entry: Mapping[str, Any]) -> None:
-        """Carry out one journal entry: all of it, or none.
+        """Carry out one journal entry.
 
-        Raises JournalError for an entry of a newer schema, ValueError for one that fits no Record.
+        Raises JournalError for an entry of a newer schema; ValueError, after everything else was carried
+        out, for keys that fit no Record.
         """
-        changes = [(*self._place(key), value) for key, value in entry.get("set", {}).items()]
-        additions = [(*self._place(key), values) for key, values in entry.get("extend", {}).items()]
-        for holder, key, values in additions:
-            if not isinstance(values, list) or not isinstance(holder.get(key, []), list):
-                raise ValueError(f"'{key}' is not a list")
-        for holder, key, value in changes:
-            if key == "schema" and holder is self.__dict__:
+        misfits = []
+        for key, value in entry.get("set", {}).items():
+            if key == "schema":
                 check_schema(value, "journal")
-            holder[key] = value
-        for holder, key, values in additions:
-            holder.setdefault(key, []).extend(values)
+            holder, last = self._place(key)
+            if holder is None or not _fits(holder.get(last), value):
+                misfits.append(key)
+            else:
+                holder[last] = value
+        for key, values in entry.get("extend", {}).items():
+            holder, last = self._place(key)
+            if holder is None or not isinstance(holder.setdefault(last, []), list):
+                misfits.append(key)
+            else:
+                holder[last].extend(values)
+        if misfits:
+            raise ValueError(f"a Record has no place for {', '.join(misfits)}")
 
-    def _place(self, key: str) -> tuple[dict[str, Any], str]:
-        """The dict that holds a (dotted) key, and the key in it."""
+    def _place(self, key: str) -> tuple[dict[str, Any] | None, str]:
+        """The dict that holds a (dotted) key, and the key in it; None where there is no such dict."""
         first, dot, rest = key.partition(".")
-        if first not in self.__dict__:
-            raise ValueError(f"'{first}' is no key of a Record")
-        if not dot:
-            return self.__dict__, first
-        holder = self.__dict__[first]
-        if not isinstance(holder, dict):
-            raise ValueError(f"'{first}' has no keys of its own")
-        return holder, rest
+        holder = self.__dict__ if first in self.__dict__ else None
+        if dot and holder is not None:
+            holder = holder[first] if isinstance(holder[first], dict) else None
+        return holder, rest if dot else first
 
     def summarize(self) -> Row:
         """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
@@ -110,6 +115,11 @@ class Record:
         if flags:
             self.summary["nonfinite"] = flags
         return self.summary
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """A dict stays a dict and a list a list: what folds stays what its readers expect."""
+    return isinstance(new, type(old)) if isinstance(old, dict | list) else True
 
 
 def check_schema(schema: object, what: str) -> None:
