@@ -32,6 +32,7 @@ from dpexp.config import (
     option_names,
     unknown,
 )
+from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME",)
@@ -72,10 +73,10 @@ def app(help: str) -> typer.Typer:
 
 
 def main(app: typer.Typer) -> None:
-    """Run the app; a ConfigError becomes one line on stderr and exit code 2."""
+    """Run the app; what it was given wrong becomes one line on stderr and exit code 2."""
     try:
         app()
-    except ConfigError as error:
+    except (ConfigError, JournalError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(Exit.USAGE)
 

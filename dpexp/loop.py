@@ -286,7 +286,7 @@ class Trial:
             self.step(batch)
 
     def time_steps(self) -> None:
-        """The measured steps: ``--epochs`` of the data, or ``--steps``; each begins and ends with idle devices."""
+        """The measured steps: ``--epochs`` of the data or ``--steps``, each between idle devices."""
         config = self.prepared.config
         per_epoch = math.ceil(self.prepared.data.samples / config.batch_size)
         total = config.steps if config.epochs is None else config.epochs * per_epoch
@@ -319,7 +319,7 @@ class Trial:
         self._write()
 
     def _write(self) -> None:
-        """Put the measured steps into the journal, between steps. Raises RunError at a loss that is no number."""
+        """Put the measured steps into the journal. Raises RunError at a loss that is no number."""
         if not self._times_ms:
             return
         losses = torch.stack(self._losses).double().tolist()

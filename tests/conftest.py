@@ -28,11 +28,12 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``DPEXP_HOME`` of this test, in its own folder and not made yet; no other variable of ours is set."""
+    """``DPEXP_HOME`` of this test, an empty folder; no other variable of ours is set."""
     for name in list(os.environ):
         if name.startswith(OURS) and name != "MLFLOW_DISABLE_TELEMETRY":
             monkeypatch.delenv(name)
     home = tmp_path / "home"
+    home.mkdir()
     monkeypatch.setenv("DPEXP_HOME", str(home))
     return home
 

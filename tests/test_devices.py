@@ -1,0 +1,127 @@
+"""Devices: names, virtual devices, where threads and modules are, moving."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp import devices
+from dpexp.config import ConfigError, RunConfig
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Sample:
+    ids: torch.Tensor
+    name: str
+
+
+def test_virtual_devices_have_labels_of_their_own() -> None:
+    assert [devices.label(device) for device in devices.virtual(3)] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert devices.label(devices.HOST) == "cpu"
+    assert devices.is_virtual(torch.device("cpu", 0))
+    assert not devices.is_virtual(devices.HOST)
+    assert not devices.is_virtual(torch.device("cuda", 0))
+    assert devices.physical(torch.device("cpu", 3)) == devices.HOST
+    assert devices.physical(torch.device("cuda", 1)) == torch.device("cuda", 1)
+
+
+def test_virtual_asks_for_so_many_emulated_devices() -> None:
+    selection = devices.select(RunConfig("whole", virtual=2))
+    assert selection.requested == ("cpu:0", "cpu:1")
+    assert selection.used == tuple(devices.virtual(2))
+    assert selection.is_virtual
+
+
+def test_cpu_uses_no_device_at_all() -> None:
+    selection = devices.select(RunConfig("whole", devices="cpu"))
+    assert (selection.requested, selection.used) == (("cpu",), ())
+
+
+@pytest.mark.skipif(bool(devices.accelerators()), reason="is about machines without one")
+def test_auto_finds_nothing_where_there_is_nothing() -> None:
+    selection = devices.select(RunConfig("whole"))
+    assert (selection.requested, selection.used) == (("auto",), ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("99", ["--devices 99", "--virtual 99"]),
+        ("0", ["--devices 0", "at least 1"]),
+        ("cuda:77", ["--devices 'cuda:77'", "this machine has", "--virtual"]),
+        ("cpu:1", ["--devices 'cpu:1'", "--virtual"]),
+        ("gpu", ["--devices 'gpu'", "cuda:0,cuda:1"]),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_with_what_is(asked: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        devices.select(RunConfig("whole", devices=asked))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_a_device_may_be_given_twice() -> None:
+    selection = devices.select(RunConfig("whole", devices="cuda:0,cuda:0"))
+    assert selection.used == (torch.device("cuda", 0),) * 2
+
+
+def test_a_label_follows_its_thread_and_nests() -> None:
+    first, second = devices.virtual(2)
+    elsewhere = []
+    with devices.on(first, 0):
+        thread = threading.Thread(target=lambda: elsewhere.append(devices.here()))
+        thread.start()
+        thread.join()
+        with devices.on(second, 1):
+            assert devices.here() == (second, 1)
+        assert devices.here() == (first, 0)
+    assert devices.here() == (None, None)
+    assert elsewhere == [(None, None)]
+
+
+def test_a_label_ends_with_an_exception() -> None:
+    with pytest.raises(ValueError, match="inside"), devices.on(devices.HOST, 3):
+        raise ValueError("inside")
+    assert devices.here() == (None, None)
+
+
+def test_placing_marks_every_submodule() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    assert devices.home(model[1][0]) == devices.HOST
+    assert devices.place(model, torch.device("cpu", 3)) is model
+    assert {devices.home(part) for part in model.modules()} == {torch.device("cpu", 3)}
+
+
+def test_moving_keeps_every_container() -> None:
+    tensor = torch.ones(2)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 1), torch.tensor([3, 1]), batch_first=True)
+    value = OrderedDict(a=[tensor, None], b=Pair(tensor, "x"), c=Sample(tensor, "n"), d=packed)
+    moved = devices.move(value, torch.device("cpu", 1))
+    assert type(moved) is OrderedDict
+    assert moved["a"][0] is tensor  # already there
+    assert isinstance(moved["b"], Pair)
+    assert moved["c"].name == "n"
+    assert isinstance(moved["d"], nn.utils.rnn.PackedSequence)
+
+
+def test_the_host_has_a_peak_of_memory_and_virtual_devices_share_it() -> None:
+    peak = devices.peak_memory(devices.virtual(2))
+    assert list(peak) == ["cpu"]
+    assert peak["cpu"] > 10_000_000
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_a_peak_of_its_own() -> None:
+    device = devices.accelerators()[0]
+    devices.reset_peak_memory([device])
+    kept = torch.ones(1 << 20, device=device)
+    devices.synchronize([device])
+    assert devices.peak_memory([device])[devices.label(device)] >= kept.numel() * 4
