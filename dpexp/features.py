@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 KINDS = ("vector", "image", "ids", "sequence", "clicks")
 
+PADDING = -100
+"""The class of a step behind the end of its sequence: it does not count in loss and accuracy."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -17,6 +20,7 @@ class Features:
 
     ``kind`` says how ``shape`` (without the batch) reads: ``vector`` (width,), ``image`` (channels,
     height, width), ``ids`` () or (length,), ``sequence`` (length, width), ``clicks`` (dense features,).
+    ``stepwise`` says whether each step has a target, or the sample one in all.
     """
 
     kind: str
@@ -25,6 +29,7 @@ class Features:
     targets: int | None = None
     vocabulary: int | None = None
     tables: int | None = None
+    stepwise: bool | None = None
 
     @property
     def outputs(self) -> int | None:
@@ -43,7 +48,9 @@ class Features:
     @property
     def step_width(self) -> int | None:
         """Values of one step where a model reads sequences; an image is read row by row."""
-        return self.shape[-1] if self.kind in ("sequence", "image") else None
+        if self.kind == "image":
+            return self.shape[0] * self.shape[-1]
+        return self.shape[-1] if self.kind == "sequence" else None
 
     @property
     def length(self) -> int | None:
@@ -54,10 +61,10 @@ class Features:
 
     @property
     def channels(self) -> int | None:
-        """Channels of an image."""
-        return self.shape[0] if self.kind == "image" else None
+        """Channels of an image; a sequence is seen as an image of one."""
+        return {"image": self.shape[:1], "sequence": (1,)}.get(self.kind, (None,))[0]
 
     @property
     def size(self) -> int | None:
         """Height of an image in pixels."""
-        return self.shape[-2] if self.kind == "image" else None
+        return self.shape[-2] if self.kind in ("image", "sequence") else None

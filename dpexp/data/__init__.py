@@ -1,4 +1,4 @@
-"""Data: seeded batches from random numbers, images, text, arrays, or a dataset of one's own.
+"""Data: seeded batches from random numbers, images, text, arrays, planted rules, or a dataset of one's own.
 
 ``source(text)`` is what ``--data`` names: it finds and checks, and says in ``features`` what the samples
 are, so that a model can be fitted to them. ``Source.dataset(model, seed)`` then gives the samples as
@@ -39,6 +39,27 @@ SOURCES: dict[str, Entry] = {
         "x and y of a NumPy archive.",
         "dpexp.data.arrays:ArraysSource",
         argument="FILE.npz",
+    ),
+    "sequences": Entry(
+        "Sequences of different lengths, a class at each step by a planted rule.",
+        "dpexp.data.sequences:SequencesSource",
+        (
+            Option("samples", int, 1000, "Sequences in an epoch; a fifth as many are held out."),
+            Option("length", int, 20, "Steps of the longest sequence."),
+            Option("width", int, 8, "Values of a step."),
+            Option("classes", int, 4, "Classes of a step."),
+        ),
+    ),
+    "clicks": Entry(
+        "Dense features and ids drawn from a power law, clicks from a planted model.",
+        "dpexp.data.clicks:ClicksSource",
+        (
+            Option("samples", int, 10000, "Samples in an epoch; a fifth as many are held out."),
+            Option("dense", int, 13, "Dense features."),
+            Option("tables", int, 8, "Ids of a sample, one for each table."),
+            Option("rows", int, 1000, "Rows of a table: ids are below it."),
+            Option("skew", float, 1.1, "Exponent of the power law; 0 draws all ids alike.", min=0),
+        ),
     ),
 }
 

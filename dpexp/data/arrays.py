@@ -95,7 +95,7 @@ class ArraysSource(Source):
             largest = max(int(part[0].max()) for part in (self.train, self.test) if part is not None)
             described = {"kind": "ids", "vocabulary": largest + 1}
         else:
-            kinds = {1: "vector", 2: "vector", 3: "sequence", 4: "image"}
+            kinds = {1: "ids", 2: "vector", 3: "sequence", 4: "image"}
             if inputs.dim() not in kinds:
                 raise ConfigError(
                     f"{self.where}: x in {self.path} has shape {tuple(inputs.shape)}; there are vectors "
@@ -105,7 +105,9 @@ class ArraysSource(Source):
         if targets.is_floating_point():
             return Features(shape=tuple(inputs.shape[1:]), targets=targets.shape[-1], **described)  # type: ignore[arg-type]
         largest = max(int(part[1].max()) for part in (self.train, self.test) if part is not None)
-        return Features(shape=tuple(inputs.shape[1:]), classes=largest + 1, **described)  # type: ignore[arg-type]
+        return Features(
+            shape=tuple(inputs.shape[1:]), classes=largest + 1, stepwise=targets.dim() > 1, **described
+        )  # type: ignore[arg-type]
 
 
 def _tensor(array: Array) -> Tensor:

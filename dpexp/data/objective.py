@@ -1,7 +1,7 @@
 """Objective: the loss and the accuracy of a model on targets.
 
 The model's own where it has them (see ``dpexp.models``), else mean squared error for floating-point
-targets and cross entropy for integer ones.
+targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp.config import ConfigError
+from dpexp.features import PADDING
 
 
 class Objective:
@@ -31,7 +32,12 @@ class Objective:
         scores = logits(outputs)
         if targets.is_floating_point():
             return functional.mse_loss(_like(scores, targets), targets)
-        return functional.cross_entropy(*self._classified(scores, targets))
+        losses = functional.cross_entropy(
+            *self._classified(scores, targets),
+            ignore_index=PADDING,
+            reduction="mean" if targets.dim() == 1 else "none",
+        )
+        return losses if targets.dim() == 1 else _mean_of_rows(losses.view(targets.shape), targets)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
         """From 0 to 1; None for floating-point targets, unless the model says what it means."""
@@ -39,7 +45,9 @@ class Objective:
             return float(self._accuracy(outputs, targets))
         if not isinstance(targets, Tensor) or targets.is_floating_point():
             return None
-        return (logits(outputs).argmax(dim=-1) == targets).double().mean().item()
+        counted = targets != PADDING
+        hits = (logits(outputs).argmax(dim=-1) == targets) & counted
+        return hits.sum().item() / max(1, int(counted.sum()))
 
     def _classified(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """``(…, classes)`` and ``(…)`` as ``(n, classes)`` and ``(n,)``."""
@@ -69,6 +77,12 @@ def logits(outputs: Any) -> Tensor:
         f"the model's output is a {type(outputs).__name__}, for which there is no standard loss: return one "
         "tensor or something with 'logits', or give the model a method loss(outputs, targets)"
     )
+
+
+def _mean_of_rows(losses: Tensor, targets: Tensor) -> Tensor:
+    """The mean over rows of each row's mean over its steps, padding left out: shards of it add up by rows."""
+    counted = (targets != PADDING).flatten(1).sum(dim=1).clamp(min=1)
+    return (losses.flatten(1).sum(dim=1) / counted).mean()
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:

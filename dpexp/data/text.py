@@ -35,7 +35,7 @@ class TextSource(Source):
                 f"{where}: {self.path} has {size} bytes; length={length} needs at least {length + 1}, "
                 "for a sample and its last target"
             )
-        self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES)
+        self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
     def _found(self) -> list[Path]:
         if self.path.is_file():

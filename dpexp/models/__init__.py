@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "ModelEntry", "ModelSpec", "build", "parse"]
 
+_STEPS = (
+    Option("vocabulary", int, 0, "Ids are below it; 0 where steps are values.", fits="vocabulary", min=0),
+    Option("length", int, 12, "Steps of the longest sequence.", fits="length"),
+    Option("out", int, 4, "Classes.", fits="outputs"),
+    Option(
+        "stepwise", bool, True, "Logits at each step, or one for the sequence.", fits="stepwise", min=None
+    ),
+)
+
 MODELS: dict[str, ModelEntry] = {
     "linear": ModelEntry(
         "One linear layer.",
@@ -70,6 +79,59 @@ MODELS: dict[str, ModelEntry] = {
             Option("size", int, 8, "Height and width of an image in pixels.", fits="size", min=4),
             Option("width", int, 16, "Channels after the first convolution; twice as many after the second."),
             Option("out", int, 10, "Classes.", fits="outputs"),
+        ),
+    ),
+    "mlp": ModelEntry(
+        "A multi-layer perceptron.",
+        "dpexp.models.mlp:MLP",
+        (
+            Option("in", int, 16, "Input width.", fits="width"),
+            Option("hidden", int, 64, "Width of the hidden layers."),
+            Option("depth", int, 2, "Hidden layers."),
+            Option("out", int, 10, "Classes.", fits="outputs"),
+        ),
+    ),
+    "rnn": ModelEntry(
+        "An LSTM over sequences of different lengths.",
+        "dpexp.models.rnn:RNN",
+        (
+            Option("in", int, 8, "Width of a step, or of an embedded id.", fits="step_width"),
+            Option("hidden", int, 32, "Width of the state."),
+            *_STEPS,
+        ),
+    ),
+    "capsnet": ModelEntry(
+        "Capsules with dynamic routing and margin loss, for images.",
+        "dpexp.models.capsnet:CapsNet",
+        (
+            Option("channels", int, 1, "Channels of an image.", fits="channels"),
+            Option("size", int, 8, "Height and width of an image in pixels.", fits="size", min=2),
+            Option("width", int, 32, "Channels of the first convolution."),
+            Option("capsules", int, 8, "Primary capsules at each place."),
+            Option("routing", int, 3, "Rounds of routing."),
+            Option("out", int, 10, "Classes.", fits="outputs"),
+        ),
+    ),
+    "transformer": ModelEntry(
+        "A small encoder with self-attention.",
+        "dpexp.models.transformer:Transformer",
+        (
+            Option("in", int, 8, "Width of a step, where steps are values.", fits="step_width"),
+            Option("dim", int, 32, "Width of the states."),
+            Option("heads", int, 4, "Heads of the attention; they divide dim."),
+            Option("depth", int, 2, "Layers."),
+            *_STEPS,
+        ),
+    ),
+    "dlrm": ModelEntry(
+        "Embedding tables and dense features: the prediction of clicks.",
+        "dpexp.models.dlrm:DLRM",
+        (
+            Option("dense", int, 13, "Dense features.", fits="width"),
+            Option("tables", int, 8, "Embedding tables.", fits="tables"),
+            Option("rows", int, 1000, "Rows of each table: ids are below it.", fits="vocabulary"),
+            Option("dim", int, 16, "Width of a row."),
+            Option("hidden", int, 64, "Width of the hidden layers."),
         ),
     ),
 }

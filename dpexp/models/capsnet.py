@@ -1,0 +1,102 @@
+"""CapsNet: capsules, dynamic routing by agreement and the margin loss.
+
+A capsule is a small vector: its direction says how a thing looks, its length how surely it is there.
+
+Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", 2017; smaller here, for 8 x 8
+images, and without the reconstruction network.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+PRESENT, ABSENT, DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the paper's equation 4
+
+
+class CapsNet(nn.Module):
+    """Images ``(batch, channels, size, size)`` -> lengths of the class capsules ``(batch, out)``, 0 to 1.
+
+    ::
+
+        conv 3x3 -> ReLU -> primary: conv 3x3, stride 2, cut into capsules -> classes: routed capsules
+    """
+
+    input_kind = "image"
+
+    def __init__(self, channels: int, size: int, width: int, capsules: int, routing: int, out: int) -> None:
+        super().__init__()
+        self.size = size
+        self.conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+        self.primary = PrimaryCapsules(width, capsules, dim=8)
+        self.classes = ClassCapsules(capsules * ((size + 1) // 2) ** 2, 8, out, dim=16, routing=routing)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.relu(self.conv(images))
+        capsules: Tensor = self.classes(self.primary(features))
+        return norm(capsules).squeeze(-1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The margin loss of lengths ``(batch, out)`` and classes ``(batch,)``: the mean over rows."""
+        present = functional.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
+        missed = torch.relu(PRESENT - outputs) ** 2
+        imagined = torch.relu(outputs - ABSENT) ** 2
+        return (present * missed + DOWN_WEIGHT * (1 - present) * imagined).sum(dim=1).mean()
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Standard normal images and uniform classes."""
+        shape = (samples, self.conv.in_channels, self.size, self.size)
+        images = torch.randn(shape, generator=generator)
+        return images, torch.randint(self.classes.weight.shape[1], (samples,), generator=generator)
+
+
+class PrimaryCapsules(nn.Module):
+    """``(batch, width, size, size)`` -> ``(batch, capsules * (size/2)**2, dim)``, squashed."""
+
+    def __init__(self, width: int, capsules: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.conv = nn.Conv2d(width, capsules * dim, kernel_size=3, stride=2, padding=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        cut: Tensor = self.conv(features).unflatten(1, (-1, self.dim))  # (batch, capsules, dim, h, w)
+        return squash(cut.flatten(3).transpose(2, 3).flatten(1, 2))
+
+
+class ClassCapsules(nn.Module):
+    """``(batch, below, below_dim)`` -> ``(batch, classes, dim)`` by routing (procedure 1 of the paper).
+
+    Each capsule below predicts each class capsule; predictions that agree with the outcome count
+    more in the next round. Gradients flow through the last round only.
+    """
+
+    def __init__(self, below: int, below_dim: int, classes: int, dim: int, routing: int) -> None:
+        super().__init__()
+        self.routing = routing
+        self.weight = nn.Parameter(torch.randn(below, classes, dim, below_dim) * 0.1)
+
+    def forward(self, below: Tensor) -> Tensor:
+        predicted = torch.einsum("ncod,bnd->bnco", self.weight, below)
+        agreement = predicted.new_zeros(predicted.shape[:3])
+        fixed = predicted.detach()
+        for _ in range(self.routing - 1):
+            outcome = self.combine(fixed, agreement)
+            agreement = agreement + torch.einsum("bnco,bco->bnc", fixed, outcome)
+        return self.combine(predicted, agreement)
+
+    @staticmethod
+    def combine(predicted: Tensor, agreement: Tensor) -> Tensor:
+        """The class capsules: predictions summed with weights that each capsule below shares out."""
+        return squash(torch.einsum("bnc,bnco->bco", agreement.softmax(dim=2), predicted))
+
+
+def norm(capsules: Tensor) -> Tensor:
+    """The lengths ``(…, 1)``; its gradient stays finite where a capsule is zero."""
+    return (capsules.square().sum(dim=-1, keepdim=True) + torch.finfo(capsules.dtype).tiny).sqrt()
+
+
+def squash(capsules: Tensor) -> Tensor:
+    """The same direction, the length ``|s|**2 / (1 + |s|**2)``: below 1 (equation 1 of the paper)."""
+    length = norm(capsules)
+    return capsules * (length / (1 + length.square()))

@@ -1,0 +1,74 @@
+"""DLRM: many embedding tables and dense features, as in the prediction of clicks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class DLRM(nn.Module):
+    """Dense features ``(batch, dense)`` and ids ``(batch, tables)`` -> logits of a click ``(batch,)``.
+
+    ::
+
+        dense -> bottom ----+
+                            +-> dot product of each pair -> top -> logit
+        ids   -> embedding -+
+
+    ``embedding`` holds all the tables, which make up nearly all of the bytes: the part that stays on
+    the host in a hybrid layout.
+
+    Source: Naumov et al., "Deep learning recommendation model for personalization and
+    recommendation systems", 2019.
+    """
+
+    input_kind = "clicks"
+
+    def __init__(self, dense: int, tables: int, rows: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.dense = dense
+        self.embedding = Tables(tables, rows, dim)
+        self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.ReLU())
+        pairs = (tables + 1) * tables // 2
+        self.top = nn.Sequential(nn.Linear(dim + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        low = self.bottom(dense)
+        vectors = torch.cat([low.unsqueeze(1), self.embedding(ids)], dim=1)  # (batch, 1 + tables, dim)
+        products = vectors @ vectors.transpose(1, 2)
+        count = vectors.shape[1]
+        row, column = torch.tril_indices(count, count, offset=-1, device=products.device)
+        logits: Tensor = self.top(torch.cat([low, products[:, row, column]], dim=1))
+        return logits.squeeze(1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Binary cross entropy of logits ``(batch,)`` with clicks ``(batch,)``, 0 or 1."""
+        return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> float:
+        """How often a click is given more than an even chance exactly when there was one."""
+        return ((outputs > 0) == (targets > 0.5)).double().mean().item()
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Standard normal features, uniform ids, clicks by the toss of a coin."""
+        dense = torch.randn(samples, self.dense, generator=generator)
+        tables = self.embedding.tables
+        ids = torch.randint(self.embedding.rows, (samples, len(tables)), generator=generator)
+        return (dense, ids), torch.randint(2, (samples,), generator=generator).float()
+
+
+class Tables(nn.Module):
+    """Ids ``(batch, tables)`` -> vectors ``(batch, tables, dim)``: column i is looked up in table i."""
+
+    def __init__(self, tables: int, rows: int, dim: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.tables = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=dim**-0.5)  # type: ignore[arg-type]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack(
+            [table(column) for table, column in zip(self.tables, ids.unbind(1), strict=True)], 1
+        )

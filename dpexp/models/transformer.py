@@ -1,0 +1,69 @@
+"""Transformer: a small encoder with self-attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.models import steps
+
+
+class Transformer(nn.Module):
+    """Sequences ``(batch, length, in)``, or ids ``(batch, length)`` with a vocabulary -> logits.
+
+    ``forward(sequences, lengths)``: ``lengths`` ``(batch,)`` are integers from 1 to length; without
+    them every sequence is full. The logits are ``(batch, length, out)`` if ``stepwise``: then a step
+    sees itself and those before it only, as next-byte prediction needs. Else they are ``(batch, out)``, from
+    the mean over a sequence whose steps see each other.
+
+    ::
+
+        embedding + position -> depth x (attention, feed-forward) -> norm -> head
+
+    ``embedding`` is a table for ids and a linear layer for values. There is no dropout, so that every
+    layout of it computes the same thing, in training too.
+
+    Source: Vaswani et al., "Attention is all you need", 2017; normalization before each part as in
+    Xiong et al., "On layer normalization in the transformer architecture", 2020.
+    """
+
+    def __init__(
+        self,
+        in_: int,
+        vocabulary: int,
+        length: int,
+        dim: int,
+        heads: int,
+        depth: int,
+        out: int,
+        stepwise: bool,
+    ) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
+        self.input_kind = "ids" if vocabulary else "sequence"
+        self.width, self.vocabulary, self.length, self.stepwise = in_, vocabulary, length, stepwise
+        self.embedding: nn.Module = nn.Embedding(vocabulary, dim) if vocabulary else nn.Linear(in_, dim)
+        self.position = nn.Embedding(length, dim)
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, nn.LayerNorm(dim), enable_nested_tensor=False)
+        self.head = nn.Linear(dim, out)
+
+    def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
+        length = sequences.shape[1]
+        states = self.embedding(sequences) + self.position(torch.arange(length, device=sequences.device))
+        mask = padding = None
+        if self.stepwise:  # what lies behind the end of a sequence is later than all of it: no step sees it
+            mask = torch.ones(length, length, dtype=torch.bool, device=sequences.device).triu(1)
+        elif lengths is not None:
+            padding = ~steps.inside(lengths, length)
+        states = self.encoder(states, mask=mask, src_key_padding_mask=padding)
+        logits: Tensor = self.head(states if self.stepwise else steps.mean_inside(states, lengths))
+        return logits
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Random sequences of different lengths, and random classes."""
+        out = self.head.out_features
+        return steps.example(samples, self.length, self.width, self.vocabulary, out, self.stepwise, generator)
