@@ -65,6 +65,6 @@ def test_multigpu_test_may_be_skipped_in_ci_and_expected_failure_is_none(tmp_pat
 
 def test_home_is_this_tests_own_and_nothing_else_is_set(tmp_path: Path, dpexp_home: Path) -> None:
     assert Path(os.environ["DPEXP_HOME"]) == dpexp_home == tmp_path / "home"
-    assert not dpexp_home.exists()
+    assert not list(dpexp_home.iterdir())
     ours = {name for name in os.environ if name.startswith(("DPEXP_", "MLFLOW_"))}
     assert ours == {"DPEXP_HOME", "MLFLOW_DISABLE_TELEMETRY"}
