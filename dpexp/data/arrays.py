@@ -68,6 +68,8 @@ class ArraysSource(Source):
                 f"{self.where}: {x} has {len(held[x])} samples and {y} has {len(held[y])} in {self.path}"
             )
         inputs, targets = _tensor(held[x]), _tensor(held[y])
+        if inputs.dim() == 1 and inputs.is_floating_point():
+            inputs = inputs.unsqueeze(1)
         if not inputs.is_floating_point() and inputs.dim() > 2:
             inputs = inputs.float()
         for key, values in ((x, inputs), (y, targets)):
@@ -91,23 +93,24 @@ class ArraysSource(Source):
 
     def _described(self) -> Features:
         inputs, targets = self.train
+        shape = tuple(inputs.shape[1:])
+        kinds = {1: "ids", 2: "vector", 3: "sequence", 4: "image"}
+        if inputs.dim() not in kinds:
+            raise ConfigError(
+                f"{self.where}: x in {self.path} has shape {tuple(inputs.shape)}; there are vectors "
+                "(n, width), sequences (n, length, width) and images (n, channels, height, width)"
+            )
+        kind, vocabulary = kinds[inputs.dim()], None
         if not inputs.is_floating_point():
-            largest = max(int(part[0].max()) for part in (self.train, self.test) if part is not None)
-            described = {"kind": "ids", "vocabulary": largest + 1}
-        else:
-            kinds = {1: "ids", 2: "vector", 3: "sequence", 4: "image"}
-            if inputs.dim() not in kinds:
-                raise ConfigError(
-                    f"{self.where}: x in {self.path} has shape {tuple(inputs.shape)}; there are vectors "
-                    "(n, width), sequences (n, length, width) and images (n, channels, height, width)"
-                )
-            described = {"kind": kinds[inputs.dim()]}
+            kind, vocabulary = "ids", self._count(0)
         if targets.is_floating_point():
-            return Features(shape=tuple(inputs.shape[1:]), targets=targets.shape[-1], **described)  # type: ignore[arg-type]
-        largest = max(int(part[1].max()) for part in (self.train, self.test) if part is not None)
-        return Features(
-            shape=tuple(inputs.shape[1:]), classes=largest + 1, stepwise=targets.dim() > 1, **described
-        )  # type: ignore[arg-type]
+            return Features(kind, shape, targets=targets.shape[-1], vocabulary=vocabulary)
+        stepwise = targets.dim() > 1
+        return Features(kind, shape, classes=self._count(1), vocabulary=vocabulary, stepwise=stepwise)
+
+    def _count(self, part: int) -> int:
+        """One more than the largest integer in x (0) or y (1), of the training and the test part."""
+        return 1 + max(int(held[part].max()) for held in (self.train, self.test) if held is not None)
 
 
 def _tensor(array: Array) -> Tensor:

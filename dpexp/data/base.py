@@ -33,9 +33,35 @@ class Source:
         """The samples as this model takes them. Raises ConfigError when it cannot take them."""
         raise NotImplementedError
 
+    def suits(self, model: nn.Module, features: Features) -> None:
+        """Raises ConfigError for a model that says it takes another kind of input."""
+        wanted = getattr(model, "input_kind", None)
+        if wanted not in (None, features.kind):
+            raise self._mismatch(features, wanted)
+
     def arranged(self, inputs: Tensor, features: Features, model: nn.Module) -> Tensor:
-        """Inputs ``(samples, *features.shape)`` in the kind that the model's ``input_kind`` asks for."""
-        return arrange(inputs, features.kind, getattr(model, "input_kind", None), self.where)
+        """Inputs ``(samples, *features.shape)`` in the kind that the model's ``input_kind`` asks for.
+
+        An image (channels, height, width) is read as a vector, or row by row as a sequence; a
+        sequence (length, width) as a vector, or as an image of one channel. Raises ConfigError where
+        no such view makes sense.
+        """
+        kind, wanted = features.kind, getattr(model, "input_kind", None)
+        if wanted in (None, kind):
+            return inputs
+        if wanted == "vector" and kind in ("image", "sequence"):
+            return inputs.flatten(1)
+        if wanted == "sequence" and kind == "image":
+            return inputs.transpose(1, 2).flatten(2)
+        if wanted == "image" and kind == "sequence":
+            return inputs.unsqueeze(1)
+        raise self._mismatch(features, wanted)
+
+    def _mismatch(self, features: Features, wanted: str) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: the samples are {_SHOWN[features.kind]} {features.shape} and the model takes "
+            f"{_SHOWN.get(wanted, wanted)}: choose another model or other data"
+        )
 
     def in_memory(
         self,
@@ -54,23 +80,3 @@ class Source:
             held_out = TensorDataset(name + " (test)", [inputs], test[1], description, features, objective)
         inputs = self.arranged(train[0], features, model)
         return TensorDataset(name, [inputs], train[1], description, features, objective, held_out)
-
-
-def arrange(inputs: Tensor, kind: str, wanted: str | None, where: str) -> Tensor:
-    """A batch of one kind as another. Raises ConfigError where no such view makes sense.
-
-    An image (channels, height, width) is read as a vector, or row by row as a sequence; a sequence
-    (length, width) as a vector or as an image of one channel.
-    """
-    if wanted is None or wanted == kind:
-        return inputs
-    if wanted == "vector" and kind in ("image", "sequence"):
-        return inputs.flatten(1)
-    if wanted == "sequence" and kind == "image":
-        return inputs.transpose(1, 2).flatten(2)
-    if wanted == "image" and kind == "sequence":
-        return inputs.unsqueeze(1)
-    raise ConfigError(
-        f"{where}: the samples are {_SHOWN[kind]} {tuple(inputs.shape[1:])} and the model takes "
-        f"{_SHOWN.get(wanted, wanted)}: choose another model or other data"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpexp.data.base import Source, arrange
+from dpexp.data.base import Source
 from dpexp.data.dataset import TensorDataset, generator
 from dpexp.data.objective import Objective
 from dpexp.features import Features
@@ -29,9 +29,7 @@ class ClicksSource(Source):
 
     def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
         """Raises ConfigError for a model that takes other inputs."""
-        arrange(
-            torch.empty(1, *self.features.shape), "clicks", getattr(model, "input_kind", None), self.where
-        )
+        self.suits(model, self.features)
         objective = Objective(model)
         test = self._drawn(max(1, self.samples // 5), seed, "test", objective)
         return self._drawn(self.samples, seed, "train", objective, test)
@@ -51,7 +49,10 @@ class ClicksSource(Source):
         """Logits ``(samples,)``: the dense part has variance 1, each table as much again in all 4."""
         weights = torch.randn(dense.shape[1], generator=generator(seed, "clicks: planted model"))
         effects = (hashed(ids, seed) - 0.5) * 12**0.5  # uniform, variance 1
-        return dense @ weights / dense.shape[1] ** 0.5 + 2 * effects.sum(dim=1) / ids.shape[1] ** 0.5
+        logits: Tensor = (
+            dense @ weights / dense.shape[1] ** 0.5 + 2 * effects.sum(dim=1) / ids.shape[1] ** 0.5
+        )
+        return logits
 
 
 def power_law(shape: tuple[int, ...], rows: int, skew: float, draw: torch.Generator) -> Tensor:

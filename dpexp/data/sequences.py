@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpexp.data.base import Source, arrange
+from dpexp.data.base import Source
 from dpexp.data.dataset import TensorDataset, generator
 from dpexp.data.objective import Objective
 from dpexp.features import PADDING, Features
@@ -30,7 +30,7 @@ class SequencesSource(Source):
     def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
         """Raises ConfigError for a model that takes no sequences."""
         features = self.features
-        arrange(torch.empty(1, *features.shape), "padded", _wanted(model), self.where)
+        self.suits(model, features)
         objective = Objective(model, features.classes)
         test = self._drawn(max(1, self.samples // 5), seed, "test", features, objective)
         return self._drawn(self.samples, seed, "train", features, objective, test)
@@ -64,8 +64,3 @@ class SequencesSource(Source):
             state = DECAY * state + step
             classes.append(state.argmax(dim=1))
         return torch.stack(classes, dim=1)
-
-
-def _wanted(model: nn.Module) -> str | None:
-    wanted = getattr(model, "input_kind", None)
-    return "padded" if wanted == "sequence" else wanted

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
-from dpexp.data.base import Source, arrange
+from dpexp.data.base import Source
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
 from dpexp.features import Features
@@ -51,7 +51,7 @@ class TextSource(Source):
         assert self.features is not None
         parts = [_mapped(file) for file in self.files if file.stat().st_size]
         text = parts[0] if len(parts) == 1 else torch.cat(parts)
-        arrange(torch.empty(1, self.length), "ids", getattr(model, "input_kind", None), self.where)
+        self.suits(model, self.features)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
         return TextDataset(text, self.length, description, self.features, Objective(model, BYTES))
