@@ -1,0 +1,321 @@
+"""replicate: aliases and copies, what is shared, gradients, and nothing stale."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.devices import virtual
+from dpexp.parallel import DataParallel, replicate
+
+
+def norm_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+
+
+class Tied(nn.Module):
+    """One weight under two names, and one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.again = self.layer
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.again(self.layer(x)))
+
+
+class Containers(nn.Module):
+    """Parameters and modules in each of the containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = nn.ParameterList([torch.randn(3), torch.randn(3)])
+        self.dict = nn.ParameterDict({"a": torch.randn(3), "b": torch.randn(3)})
+        self.modules_list = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.modules_dict = nn.ModuleDict({"x": nn.Linear(3, 3)})
+        self.nested = nn.ParameterDict({"inner": nn.ParameterList([torch.randn(3)])})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert len(self.list) == len(self.dict) == 2
+        for weight in self.list:
+            x = x * weight
+        for name, weight in self.dict.items():
+            x = x + weight * (2 if name == "b" else 1)
+        for layer in self.modules_list:
+            x = layer(x)
+        return self.modules_dict["x"](x) * self.nested["inner"][0]
+
+
+def same(module: nn.Module, x: torch.Tensor, count: int = 3) -> None:
+    """Outputs and gradients of the module and of its DataParallel agree in float64."""
+    module.zero_grad()
+    expected = module(x)
+    expected.square().sum().backward()
+    grads = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    found = DataParallel(module, virtual(count))(x)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for parameter, grad in zip(module.parameters(), grads, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-12)
+
+
+def test_replica_0_aliases_the_module_and_the_others_are_copies() -> None:
+    net = norm_net()
+    first, second = replicate(net, virtual(2))
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        layer, attribute = name.split(".")
+        mine, copy = (getattr(replica[int(layer)], attribute) for replica in (first, second))
+        assert mine.data_ptr() == tensor.data_ptr()
+        assert copy.data_ptr() != tensor.data_ptr()
+        assert torch.equal(mine, copy)
+        assert mine.device.type == copy.device.type == "cpu"
+
+
+def test_parameters_of_replicas_are_attributes_and_no_leaves() -> None:
+    for replica in replicate(norm_net(), virtual(2)):
+        assert list(replica.parameters()) == []
+        assert len(list(replica.buffers())) == 3
+        assert not replica[0].weight.is_leaf
+        assert replica[0].weight.requires_grad
+
+
+def test_gradients_of_all_replicas_add_up() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    replicas = replicate(layer, virtual(3))
+    sum(replica.weight.sum() * (i + 1) for i, replica in enumerate(replicas)).backward()
+    assert torch.equal(layer.weight.grad, torch.full((1, 2), 6.0))
+
+
+def test_detached_replicas_send_no_gradient_back() -> None:
+    for replica in replicate(norm_net(), virtual(2), detach=True):
+        assert not any(t.requires_grad for t in (replica[0].weight, replica[1].weight))
+
+
+def test_in_eval_mode_without_gradients_parameters_are_not_copied() -> None:
+    net = norm_net().eval()
+    replicas = replicate(net, virtual(3), detach=True)
+    assert {replica[0].weight.data_ptr() for replica in replicas} == {net[0].weight.data_ptr()}
+    net.train()
+    replicas = replicate(net, virtual(3), detach=True)
+    assert len({replica[0].weight.data_ptr() for replica in replicas}) == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_only_replica_0_keeps_what_its_forward_writes(training: bool, grad: bool) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x * self.weight
+
+    counter = Counter().train(training)
+    with torch.set_grad_enabled(grad):
+        DataParallel(counter, virtual(4))(torch.zeros(8, 1))
+    assert counter.calls == 1
+
+
+def test_running_statistics_are_those_of_replica_0() -> None:
+    whole, alone = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    x = torch.randn(9, 3)
+    DataParallel(whole, virtual(3))(x)
+    alone(x[:3])
+    assert torch.equal(whole.running_mean, alone.running_mean)
+    assert torch.equal(whole.running_var, alone.running_var)
+    assert whole.num_batches_tracked == 1
+
+
+def test_tied_parameters_and_shared_layers_stay_tied() -> None:
+    for replica in replicate(Tied(), virtual(2)):
+        assert replica.layer is replica.again
+        assert replica.other.weight is replica.layer.weight
+    same(Tied().double(), torch.randn(7, 3, dtype=torch.double))
+
+
+def test_parameter_and_module_containers_are_populated() -> None:
+    same(Containers().double(), torch.randn(7, 3, dtype=torch.double))
+
+
+def test_missing_entries_stay_missing() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    net.register_buffer("nothing", None)
+    net.register_module("nobody", None)
+    for replica in replicate(net, virtual(2)):
+        assert replica.bias is replica.nothing is replica.nobody is None
+
+
+def test_hooks_and_plain_attributes_are_shared() -> None:
+    seen: list[int] = []
+    net = nn.Linear(3, 2)
+    net.notes = []  # type: ignore[assignment]
+    net.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    DataParallel(net, virtual(3))(torch.zeros(7, 3))
+    assert sorted(seen) == [1, 3, 3]
+    assert all(replica.notes is net.notes for replica in replicate(net, virtual(2)))
+
+
+def change_by_optimizer(net: nn.Module) -> None:
+    net(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.5).step()
+
+
+def change_data(net: Any) -> None:
+    net[0].weight.data = torch.full((3, 4), 0.5)
+
+
+def change_in_place(net: Any) -> None:
+    with torch.no_grad():
+        net[0].weight.mul_(2.0)
+
+
+def load(net: nn.Module) -> None:
+    net.load_state_dict({name: torch.ones_like(value) for name, value in net.state_dict().items()})
+
+
+def new_parameter(net: Any) -> None:
+    net[0].bias = nn.Parameter(torch.full((3,), 7.0))
+
+
+def drop_parameter(net: Any) -> None:
+    net[0].bias = None
+
+
+def new_layer(net: Any) -> None:
+    net.append(nn.Tanh())
+
+
+def drop_layer(net: Any) -> None:
+    del net[-1]
+
+
+def change_buffer(net: Any) -> None:
+    net[1].running_mean.fill_(3.0)
+
+
+def new_buffer(net: Any) -> None:
+    net[1].running_mean = torch.full((3,), 2.0)
+
+
+def change_attribute(net: Any) -> None:
+    net[1].eps = 0.5
+
+
+CHANGES = [
+    change_by_optimizer,
+    change_data,
+    change_in_place,
+    load,
+    new_parameter,
+    drop_parameter,
+    new_layer,
+    drop_layer,
+    change_buffer,
+    new_buffer,
+    change_attribute,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_nothing_is_stale_after(change: Any, grad: bool) -> None:
+    net = norm_net().eval()
+    wrapped, x = DataParallel(net, virtual(3)), torch.randn(7, 4)
+    with torch.set_grad_enabled(grad):
+        before = wrapped(x).detach()
+    change(net)
+    with torch.set_grad_enabled(grad):
+        after = wrapped(x)
+        torch.testing.assert_close(after, net(x))
+    assert not torch.equal(before, after)
+
+
+def test_replicas_can_be_saved_and_pickled() -> None:
+    net = norm_net()
+    for detach in (False, True):
+        torch.save(replicate(net, virtual(2), detach), io.BytesIO())
+    second = pickle.loads(pickle.dumps(replicate(net, virtual(2), detach=True)))[1]
+    assert torch.equal(second[0].weight, net[0].weight)
+
+
+def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
+    net = DataParallel(norm_net(), virtual(3))
+    net(torch.zeros(6, 4))
+    gc.collect()
+    gc.disable()
+    try:
+        net(torch.zeros(6, 4)).sum().backward()
+        replica = weakref.ref(replicate(net.module, virtual(2))[1])
+        assert replica() is None
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_zero_grad_in_a_replica_warns() -> None:
+    replica = replicate(nn.Linear(2, 2), virtual(2))[1]
+    with pytest.warns(UserWarning, match=r"zero_grad\(\) from a module created with nn.DataParallel"):
+        replica.zero_grad()
+
+
+def test_a_lazy_module_is_refused_until_a_batch_has_shaped_it() -> None:
+    lazy = nn.LazyLinear(2)
+    with pytest.raises(RuntimeError, match="uninitialized parameters"):
+        replicate(lazy, virtual(2))
+    lazy(torch.zeros(1, 3))
+    assert [replica.weight.shape for replica in replicate(lazy, virtual(2))] == [(2, 3)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_modules_are_replicated() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
+    x = torch.randn(7, 4, dtype=torch.double)
+    same(torch.jit.script(net), x)
+    same(nn.Sequential(torch.jit.script(net), nn.Linear(3, 1).double()), x)
+
+
+def test_recurrent_layers_use_the_replicas_own_weights() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.rnn.flatten_parameters()
+            assert all(
+                weight is getattr(self.rnn, name)
+                for weight, name in zip(self.rnn._flat_weights, self.rnn._flat_weights_names, strict=True)
+            )
+            return self.rnn(x)[0]
+
+    same(Last().double(), torch.randn(7, 2, 3, dtype=torch.double))
+
+
+@pytest.mark.parametrize("parametrization", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrized_weights_are_computed_in_the_replica(parametrization: str) -> None:
+    net = getattr(torch.nn.utils.parametrizations, parametrization)(nn.Linear(4, 3)).double().eval()
+    same(net, torch.randn(7, 4, dtype=torch.double))
+
+
+def test_frozen_and_integer_parameters_are_copied_without_gradient() -> None:
+    net = nn.Linear(2, 2)
+    net.weight.requires_grad_(False)
+    net.index = nn.Parameter(torch.tensor([1, 0]), requires_grad=False)
+    for replica in replicate(net, virtual(2)):
+        assert not replica.weight.requires_grad
+        assert replica.index.dtype == torch.long
+        assert replica.bias.requires_grad

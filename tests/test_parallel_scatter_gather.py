@@ -1,0 +1,270 @@
+"""scatter and gather: pieces, containers, gradients, and the errors where rows would be lost."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils.rnn import pack_sequence
+
+from dpexp.devices import virtual
+from dpexp.parallel import gather, pieces, scatter, scatter_kwargs
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Scores:
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    table: torch.Tensor
+
+
+def rows(shares: Any) -> list[int]:
+    return [share.shape[0] for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "expected"),
+    [
+        (30, 1, [30]),
+        (30, 2, [15, 15]),
+        (10, 3, [4, 4, 2]),
+        (30, 8, [4] * 7 + [2]),
+        (10, 8, [2] * 5),
+        (9, 4, [3, 3, 3]),
+        (0, 3, [0, 0, 0]),
+        (1, 4, [1]),
+    ],
+)
+def test_a_batch_is_cut_as_chunk_cuts_it(batch: int, count: int, expected: list[int]) -> None:
+    assert pieces(batch, count) == pieces(batch, virtual(count)) == expected
+    assert rows(scatter(torch.zeros(batch, 5), virtual(count))) == expected
+
+
+@pytest.mark.parametrize("dim", [1, -1, -2])
+def test_other_dimensions_are_cut_too(dim: int) -> None:
+    x = torch.randn(3, 7, 5)
+    shares = scatter(x, virtual(2), dim)
+    assert [share.shape for share in shares] == [chunk.shape for chunk in x.chunk(2, dim)]
+    assert torch.equal(gather(shares, "cpu", dim), x)
+
+
+def test_a_tensor_gives_a_tuple_and_a_container_a_list() -> None:
+    x = torch.randn(4, 2)
+    assert isinstance(scatter(x, virtual(2)), tuple)
+    assert isinstance(scatter([x], virtual(2)), list)
+
+
+def test_scattered_gradients_come_back_twice() -> None:
+    x = torch.randn(4, 4, dtype=torch.double, requires_grad=True)
+    first, _ = scatter(x, virtual(2))
+    first.backward(torch.full_like(first, 2.0))
+    assert torch.equal(x.grad, torch.cat([torch.full((2, 4), 2.0), torch.zeros(2, 4)]).double())
+    assert gradcheck(lambda y: scatter(y, virtual(3)), (x,))
+    assert gradgradcheck(lambda y: scatter(y, virtual(3)), (x,))
+
+
+def test_a_replica_that_writes_into_its_piece_leaves_the_batch_alone() -> None:
+    x = torch.ones(4, 2)
+    for share in scatter(x, virtual(2)):
+        share.zero_()
+    assert torch.equal(x, torch.ones(4, 2))
+    hidden = torch.ones(4, 2, requires_grad=True) * 2
+    torch.cat([share.relu_() for share in scatter(hidden, virtual(2))]).sum().backward()
+
+
+def test_channels_last_stays() -> None:
+    x = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    assert all(
+        share.is_contiguous(memory_format=torch.channels_last) for share in scatter(x, virtual(2))
+    )
+
+
+def test_containers_are_walked_and_keep_their_type() -> None:
+    x = torch.arange(6.0)
+    batch = (
+        [x, (x + 1, {"a": x + 2})],
+        Pair(x, [x]),
+        OrderedDict(z=x, a=x),
+        defaultdict(list, b=x),
+    )
+    shares = scatter(batch, virtual(3))
+    assert len(shares) == 3
+    first, pair, ordered, default = shares[1]
+    assert torch.equal(first[0], x[2:4])
+    assert torch.equal(first[1][1]["a"], x[2:4] + 2)
+    assert isinstance(first, list)
+    assert isinstance(first[1], tuple)
+    assert isinstance(pair, Pair)
+    assert list(ordered) == ["z", "a"]
+    assert isinstance(ordered, OrderedDict)
+    assert isinstance(default, defaultdict)
+    assert default.default_factory is list
+    whole = gather(shares, "cpu")
+    assert torch.equal(whole[0][1][1]["a"], x + 2)
+    assert type(whole[1]) is Pair
+    assert type(whole[2]) is OrderedDict
+
+
+def test_what_is_no_tensor_goes_to_every_device_by_reference() -> None:
+    x, empty, table, text = torch.zeros(4), [], Whole(torch.zeros(3)), "text"
+    shares = scatter((x, None, 3, text, empty, {}, (), table), virtual(2))
+    assert len(shares) == 2
+    for _, nothing, number, words, same, no_dict, no_tuple, whole in shares:
+        assert (nothing, number, words, no_dict, no_tuple) == (None, 3, text, {}, ())
+        assert same is empty
+        assert whole is table
+
+
+def test_without_tensors_every_device_gets_the_arguments() -> None:
+    assert scatter((1, "a"), virtual(3)) == [(1, "a")] * 3
+    assert scatter([], virtual(2)) == [[], []]
+
+
+def test_keyword_arguments_come_in_as_many_pieces_as_positional_ones() -> None:
+    x = torch.randn(10, 2)
+    inputs, kwargs = scatter_kwargs((x,), {"scale": 2.0, "mask": x[:, 0]}, virtual(8))
+    assert len(inputs) == len(kwargs) == 5
+    assert [(len(args[0]), len(named["mask"]), named["scale"]) for args, named in zip(inputs, kwargs, strict=True)] == [
+        (2, 2, 2.0)
+    ] * 5
+
+
+def test_only_positional_or_only_keyword_arguments() -> None:
+    x = torch.randn(4, 2)
+    inputs, kwargs = scatter_kwargs((), {"x": x}, virtual(2))
+    assert inputs == ((), ())
+    assert [len(named["x"]) for named in kwargs] == [2, 2]
+    inputs, kwargs = scatter_kwargs((x,), None, virtual(2))
+    assert kwargs == ({}, {})
+    assert scatter_kwargs((), {}, virtual(2)) == ((), ())
+
+
+def test_tensors_of_different_batch_size_are_an_error_and_not_dropped_rows() -> None:
+    with pytest.raises(ValueError, match=r"inputs\[1\] has 2 rows and inputs\[0\] has 8"):
+        scatter((torch.zeros(8), torch.zeros(2)), virtual(4))
+    with pytest.raises(ValueError, match=r"mask\['m'\] has 3 rows and inputs\[0\] has 8"):
+        scatter_kwargs((torch.zeros(8),), {"mask": {"m": torch.zeros(3)}}, virtual(4))
+
+
+def test_a_tensor_without_the_dimension_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"inputs\[1\] cannot be split along dimension 0, its shape is \(\)"):
+        scatter((torch.zeros(8), torch.tensor(1.0)), virtual(4))
+    with pytest.raises(ValueError, match="dimension 2"):
+        scatter(torch.zeros(8, 3), virtual(2), dim=2)
+
+
+def test_a_packed_sequence_is_an_error_that_says_where_to_pack() -> None:
+    packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
+    with pytest.raises(ValueError, match="pack inside"):
+        scatter((packed,), virtual(2))
+    with pytest.raises(TypeError, match="total_length"):
+        gather([packed, packed], "cpu")
+
+
+def test_devices_are_resolved_or_refused() -> None:
+    x = torch.zeros(4)
+    assert rows(scatter(x, ["cpu:0", torch.device("cpu", 1)])) == [2, 2]
+    with pytest.raises(ValueError, match="no devices given"):
+        scatter(x, [])
+    if not torch.accelerator.is_available():
+        with pytest.raises(ValueError, match=r"virtual device 0"):
+            scatter(x, [0, 1])
+    assert torch.equal(gather([x, x], -1), torch.zeros(8))
+
+
+@pytest.mark.parametrize(("size", "count"), [(-1, 2), (3, 0)])
+def test_pieces_of_nothing_are_an_error(size: int, count: int) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        pieces(size, count)
+
+
+# --- gather --------------------------------------------------------------------------------------
+
+
+def test_gather_concatenates_and_sends_gradients_to_each_replica() -> None:
+    a, b = (torch.randn(n, 4, dtype=torch.double, requires_grad=True) for n in (3, 2))
+    whole = gather([a, b], virtual(2)[1])
+    assert torch.equal(whole, torch.cat([a, b]))
+    grad = torch.randn(5, 4, dtype=torch.double)
+    whole.backward(grad)
+    assert torch.equal(a.grad, grad[:3])
+    assert torch.equal(b.grad, grad[3:])
+    assert gradcheck(lambda *xs: gather(xs, "cpu"), (a, b))
+    assert gradgradcheck(lambda *xs: gather(xs, "cpu"), (a, b))
+
+
+def test_zero_dimensional_outputs_become_a_vector_with_a_warning() -> None:
+    losses = [torch.tensor(float(i), dtype=torch.double, requires_grad=True) for i in range(3)]
+    with pytest.warns(UserWarning, match="vector of 3 elements"):
+        vector = gather(losses, "cpu")
+    assert vector.tolist() == [0.0, 1.0, 2.0]
+    vector.backward(torch.tensor([1.0, 2.0, 3.0], dtype=torch.double))
+    assert [loss.grad.item() for loss in losses] == [1.0, 2.0, 3.0]
+
+
+def test_none_stays_none_and_dataclasses_are_gathered_field_by_field() -> None:
+    out = gather([Scores(torch.zeros(2, 3)), Scores(torch.ones(1, 3))], "cpu")
+    assert isinstance(out, Scores)
+    assert out.logits.shape == (3, 3)
+    assert out.hidden is None
+    assert gather([None, None], "cpu") is None
+    frozen = gather([Whole(torch.zeros(2)), Whole(torch.zeros(1))], "cpu")
+    assert frozen.table.shape == (3,)
+
+
+def test_gathered_containers_keep_their_type_and_empty_ones_too() -> None:
+    values = torch.randn(3, 4).max(dim=1)
+    out = gather([[(), {}, [], values, Pair(values[0], None)]] * 2, "cpu")
+    assert out[:3] == [(), {}, []]
+    assert type(out[3]) is type(values)
+    assert out[3].values.shape == (6,)
+    assert out[4].left.shape == (6,)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(1, "an int"), (0.5, "a float"), (True, "a bool"), ("ab", "a str")])
+def test_what_cannot_be_joined_is_named_with_its_path(value: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"output\['n'\]\[0\] is {kind} .* cannot be joined from 2 replicas"):
+        gather([{"n": [value]}, {"n": [value]}], "cpu")
+
+
+def test_a_dataclass_field_that_cannot_be_joined_is_named() -> None:
+    with pytest.raises(TypeError, match=r"output\.hidden is a set"):
+        gather([Scores(torch.zeros(1), {1})] * 2, "cpu")  # type: ignore[arg-type]
+
+
+def test_replicas_that_differ_in_structure_are_named() -> None:
+    x = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"output differs between replicas in its keys: .*'a'.* in replica 1"):
+        gather([{"a": x}, {"a": x, "b": x}], "cpu")
+    with pytest.raises(ValueError, match=r"keys.*in replica 2"):
+        gather([{"a": x}, {"a": x}, {"b": x}], "cpu")
+    with pytest.raises(ValueError, match=r"output\[0\] differs between replicas in its length"):
+        gather([[[x]], [[x, x]]], "cpu")
+    with pytest.raises(TypeError, match="a Tensor in replica 0 and None in replica 1"):
+        gather([x, None], "cpu")
+    with pytest.raises(TypeError, match="a list in replica 0 and a tuple in replica 1"):
+        gather([[x], (x,)], "cpu")
+    with pytest.raises(ValueError, match="number of dimensions"):
+        gather([x, x.sum()], "cpu")
+
+
+def test_outputs_of_different_shape_are_shown_by_replica() -> None:
+    with pytest.raises(ValueError, match=r"replica 0: \(2, 5\); replica 1: \(2, 4\)\).*total_length"):
+        gather([torch.zeros(2, 5), torch.zeros(2, 4)], "cpu")
+    with pytest.raises(ValueError, match="dimension 3"):
+        gather([torch.zeros(2)] * 2, "cpu", dim=3)
+
+
+def test_gather_of_no_output_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to gather"):
+        gather([], "cpu")
