@@ -8,7 +8,7 @@ from typing import Any
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, flag_name, option_fields
 from dpexp.record import Record
 
-QUIET = {"run_name", "experiment", "track_timeout"}
+QUIET = {"run_name", "experiment", "track", "track_timeout"}
 """Options that say where a run is filed, not what it does."""
 
 

@@ -1,22 +1,35 @@
-"""Findings: short, true sentences computed from a Record, each with its figures and what to try."""
+"""Findings: short, true sentences computed from a Record, each with its figures and what to try.
+
+A rule takes the Evidence and returns a Finding, or None where the Record doesn't carry it. Adding one
+is writing a function and naming it in RULES.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from dpexp.record import Record
+from dpexp.report import balance, costs, trust
+from dpexp.report.evidence import Evidence, Finding
 
+__all__ = ["RULES", "Finding", "find"]
 
-@dataclass(frozen=True)
-class Finding:
-    """``text`` says what is so, with its figures; ``advice`` what to try; ``figures`` are the numbers."""
-
-    name: str
-    text: str
-    advice: str
-    figures: dict[str, float] = field(default_factory=dict)
+RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
+    balance.passed_through,
+    costs.replicate,
+    costs.overhead,
+    costs.dense_gradient,
+    costs.transfer,
+    balance.idle_devices,
+    balance.output_memory,
+    trust.unsteady_start,
+    trust.noise,
+    trust.phase_sum,
+)
+"""In the order in which they are told: the layout first, then how far the figures can be trusted."""
 
 
 def find(record: Record) -> list[Finding]:
     """Every finding that the Record carries."""
-    return []
+    evidence = Evidence(record)
+    return [finding for rule in RULES if (finding := rule(evidence)) is not None]

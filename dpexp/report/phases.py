@@ -10,6 +10,7 @@ import statistics
 from dataclasses import dataclass
 
 from dpexp.record import Record, Row, spread
+from dpexp.report.stats import most_frequent
 
 ORDER = (
     "embedding",
@@ -46,7 +47,7 @@ def phases(record: Record) -> list[Phase]:
     whole = step_ms(record)
     found = []
     for name in _ordered(record, inside):
-        figures = spread(record.phases[name])
+        figures = spread(samples(record, name))
         if figures is not None:
             share = figures["median"] / whole if whole else 0.0
             depth = len(_ancestors(name, inside))
@@ -54,13 +55,50 @@ def phases(record: Record) -> list[Phase]:
     return found
 
 
+def samples(record: Record, name: str) -> list[float]:
+    """Times in ms of a phase in the steps of the usual batch size; in all steps where that isn't known."""
+    usual, times = usual_numbers(record), record.phases[name]
+    count = sum(row["phase"] == "step" for row in record.timeline)
+    if usual is None or count != len(times):
+        return times
+    return [ms for number, ms in enumerate(times) if number in usual]
+
+
+def step_samples(record: Record) -> list[float]:
+    """Times in ms of the phase-timed steps of the usual batch size."""
+    usual = usual_numbers(record)
+    return [
+        (row["end_us"] - row["start_us"]) / 1000
+        for row in record.timeline
+        if row["phase"] == "step" and (usual is None or row["step"] in usual)
+    ]
+
+
 def step_ms(record: Record) -> float:
-    """Median time in ms of the phase-timed steps; the sum of the top-level phases without a timeline."""
-    whole = [row["end_us"] - row["start_us"] for row in record.timeline if row["phase"] == "step"]
+    """Median time in ms of those steps; the sum of the top-level phases without a timeline."""
+    whole = step_samples(record)
     if whole:
-        return statistics.median(whole) / 1000
+        return statistics.median(whole)
     inside = parents(record.timeline)
-    return sum(statistics.median(ms) for name, ms in record.phases.items() if ms and not inside.get(name))
+    medians = [statistics.median(ms) for name, ms in record.phases.items() if ms and name not in inside]
+    return float(sum(medians))
+
+
+def rows_of(record: Record, step: int) -> int | None:
+    """Rows of the batch of a phase-timed step: these steps begin an epoch, as the measured ones do."""
+    sizes = record.steps["samples"]
+    return sizes[step] if step < len(sizes) else None
+
+
+def usual_numbers(record: Record) -> set[int] | None:
+    """The phase-timed steps whose batch has the most frequent size; None where sizes aren't known."""
+    numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
+    sizes = {number: rows_of(record, number) for number in numbers}
+    known = [size for size in sizes.values() if size is not None]
+    if not known or len(known) < len(sizes):
+        return None
+    usual = most_frequent(known)
+    return {number for number, size in sizes.items() if size == usual}
 
 
 def parents(timeline: list[Row]) -> dict[str, str]:

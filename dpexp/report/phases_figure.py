@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dpexp.record import Record
 from dpexp.report import palette, style, units
-from dpexp.report.phases import phases, step_ms
+from dpexp.report.phases import phases, samples, step_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,9 +19,9 @@ def phases_figure(record: Record) -> Figure:
     figure = style.figure(10.0, 1.2 + 0.34 * len(bars))
     axes = figure.add_subplot()
     style.plain(axes)
-    longest = max(max(record.phases[bar.name]) for bar in bars) or 1.0
-    for place, bar in enumerate(bars):
-        low, high = _quartiles(record.phases[bar.name])
+    quartiles = [_quartiles(samples(record, bar.name)) for bar in bars]
+    longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
+    for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
         axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name))
         axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
         words = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"

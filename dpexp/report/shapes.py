@@ -96,13 +96,13 @@ def batches(record: Record) -> list[Batches]:
 def _calls(rows: list[Row]) -> list[Call]:
     calls: dict[tuple[str, str], Call] = {}
     in_order = sorted(rows, key=lambda row: -1 if row["replica"] is None else row["replica"])
-    places = {(row["module"], row["scope"]): index for index, row in reversed(list(enumerate(rows)))}
+    places = {row["module"]: index for index, row in reversed(list(enumerate(rows)))}
     for row in in_order:
         call = calls.setdefault((row["module"], row["scope"]), Call(row["module"], row["scope"]))
         call.devices.append(row["device"])
         call.inputs.append(row["inputs"])
         call.outputs.append(row["outputs"])
-    return [calls[key] for key in sorted(calls, key=lambda key: (places[key], key[1] == "replica"))]
+    return [calls[key] for key in sorted(calls, key=lambda key: (places[key[0]], key[1] == "replica"))]
 
 
 def _merged(groups: list[Batches]) -> list[Batches]:

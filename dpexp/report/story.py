@@ -21,7 +21,7 @@ ROWS = 14
 """So many rows of a table at most; the rest is counted, and stands whole in MLflow's tables."""
 
 EXECUTIONS = {
-    "real": "REAL devices",
+    "real": "REAL devices, nothing emulated",
     "virtual": "VIRTUAL devices, emulated on the CPU: shapes and results are true, times are this CPU's",
     "passthrough": "PASSTHROUGH: no device to split over, the model ran whole on the host",
     "planned": "PLANNED: nothing was run",
@@ -112,7 +112,7 @@ def _verified(record: Record) -> Section:
         return Section("Not verified", (why,), "warn")
     title = "Verified" if facts["passed"] else "NOT THE SAME as a single device"
     errors = [
-        f"{kind} differ by {facts[key]:.1e}"
+        f"{kind} differ by {facts[key]:.1e}" if facts[key] else f"{kind} do not differ"
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if facts.get(key) is not None
     ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
 from dpexp.report import layout
+from dpexp.report.phases import rows_of
 from dpexp.report.shapes import Batches, Call, Shape, batches
 
 ROUNDING = 1e-5
@@ -94,12 +95,6 @@ def typical(several: list[Step]) -> Step | None:
 def median_ms(several: list[Step]) -> float:
     """Median time in ms of the steps; raises StatisticsError without any."""
     return statistics.median(step.ms for step in several)
-
-
-def rows_of(record: Record, step: int) -> int | None:
-    """Rows of the batch of a phase-timed step: these steps begin an epoch, as the measured ones do."""
-    samples = record.steps["samples"]
-    return samples[step] if step < len(samples) else None
 
 
 def _step(record: Record, number: int, rows: list[Row], groups: list[Batches], sent: Sent) -> Step:
