@@ -34,7 +34,6 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(name)
     home = tmp_path / "home"
     home.mkdir()
-    home.mkdir()
     monkeypatch.setenv("DPEXP_HOME", str(home))
     return home
 
