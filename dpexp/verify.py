@@ -172,12 +172,12 @@ class MisfitError(ConfigError):
 @contextmanager
 def naming_the_module(model: nn.Module) -> Iterator[None]:
     """An exception inside the model's forward becomes MisfitError, which names the innermost module."""
-    stack: list[tuple[str, nn.Module, list[list[int]]]] = []
+    stack: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     handles = []
     for name, part in model.named_modules():
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
-            stack.append((name, module, nested.shapes((args, kwargs))))
+            stack.append((name, module, list(nested.tensors((args, kwargs)))))
 
         def leave(module: nn.Module, args: Any, outputs: Any) -> None:
             stack.pop()
@@ -193,19 +193,23 @@ def naming_the_module(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if not stack:
             raise
-        name, module, shapes = stack[-1]
-        raise MisfitError(_misfit(name, module, shapes, error)) from error
+        raise MisfitError(_misfit(*stack[-1], error)) from error
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _misfit(name: str, module: nn.Module, shapes: list[list[int]], error: Exception) -> str:
+def _misfit(name: str, module: nn.Module, given: list[torch.Tensor], error: Exception) -> str:
     where = f"module '{name}'" if name else "the model"
-    given = ", ".join(str(tuple(shape)) for shape in shapes) or "no tensor"
     inside = "" if any(True for _ in module.children()) else f" ({module})"
+    shown = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in given]
     cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return f"the model does not fit the data: {where}{inside} got {given}: {cause}"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and given and given[0].numel():
+        low, high = int(given[0].min()), int(given[0].max())
+        if low < 0 or high >= module.num_embeddings:
+            wrong = low if low < 0 else high
+            cause = f"id {wrong} is beyond the table of {module.num_embeddings} rows (ids 0 to {module.num_embeddings - 1})"
+    return f"the model does not fit the data: {where}{inside} got {', '.join(shown) or 'no tensor'}: {cause}"
 
 
 # --- digests ---------------------------------------------------------------------------------------
