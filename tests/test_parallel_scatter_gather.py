@@ -84,9 +84,7 @@ def test_a_replica_that_writes_into_its_piece_leaves_the_batch_alone() -> None:
 
 def test_channels_last_stays() -> None:
     x = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-    assert all(
-        share.is_contiguous(memory_format=torch.channels_last) for share in scatter(x, virtual(2))
-    )
+    assert all(share.is_contiguous(memory_format=torch.channels_last) for share in scatter(x, virtual(2)))
 
 
 def test_containers_are_walked_and_keep_their_type() -> None:
@@ -134,9 +132,9 @@ def test_keyword_arguments_come_in_as_many_pieces_as_positional_ones() -> None:
     x = torch.randn(10, 2)
     inputs, kwargs = scatter_kwargs((x,), {"scale": 2.0, "mask": x[:, 0]}, virtual(8))
     assert len(inputs) == len(kwargs) == 5
-    assert [(len(args[0]), len(named["mask"]), named["scale"]) for args, named in zip(inputs, kwargs, strict=True)] == [
-        (2, 2, 2.0)
-    ] * 5
+    assert [
+        (len(args[0]), len(named["mask"]), named["scale"]) for args, named in zip(inputs, kwargs, strict=True)
+    ] == [(2, 2, 2.0)] * 5
 
 
 def test_only_positional_or_only_keyword_arguments() -> None:
@@ -231,7 +229,9 @@ def test_gathered_containers_keep_their_type_and_empty_ones_too() -> None:
     assert out[4].left.shape == (6,)
 
 
-@pytest.mark.parametrize(("value", "kind"), [(1, "an int"), (0.5, "a float"), (True, "a bool"), ("ab", "a str")])
+@pytest.mark.parametrize(
+    ("value", "kind"), [(1, "an int"), (0.5, "a float"), (True, "a bool"), ("ab", "a str")]
+)
 def test_what_cannot_be_joined_is_named_with_its_path(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"output\['n'\]\[0\] is {kind} .* cannot be joined from 2 replicas"):
         gather([{"n": [value]}, {"n": [value]}], "cpu")
@@ -244,7 +244,9 @@ def test_a_dataclass_field_that_cannot_be_joined_is_named() -> None:
 
 def test_replicas_that_differ_in_structure_are_named() -> None:
     x = torch.zeros(2)
-    with pytest.raises(ValueError, match=r"output differs between replicas in its keys: .*'a'.* in replica 1"):
+    with pytest.raises(
+        ValueError, match=r"output differs between replicas in its keys: .*'a'.* in replica 1"
+    ):
         gather([{"a": x}, {"a": x, "b": x}], "cpu")
     with pytest.raises(ValueError, match=r"keys.*in replica 2"):
         gather([{"a": x}, {"a": x}, {"b": x}], "cpu")

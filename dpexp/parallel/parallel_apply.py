@@ -177,16 +177,15 @@ def _raise_first(outcomes: Sequence[Outcome], devices: Sequence[torch.device]) -
     replica = failed[0]
     error = outcomes[replica].error
     assert error is not None
-    outcomes = ()
+    told = _told(error, f"replica {replica} on device {label(devices[replica])}")
+    if failed[1:]:
+        told.add_note(f"replicas {', '.join(map(str, failed[1:]))} raised as well")
+    for outcome in outcomes:
+        outcome.error = None
     try:
-        told = _told(error, f"replica {replica} on device {label(devices[replica])}")
-        if failed[1:]:
-            told.add_note(f"replicas {', '.join(map(str, failed[1:]))} raised as well")
-        if told is error:
-            raise error
-        raise told from error
+        raise told from (error if told is not error else error.__cause__)
     finally:
-        del error  # a traceback holds this frame, and this frame must not hold the traceback
+        del error, told  # the traceback holds this frame: its holding them would be a reference cycle
 
 
 def _told(error: BaseException, where: str) -> BaseException:

@@ -60,10 +60,34 @@ def _copier(device: torch.device, alias: bool, detach: bool) -> Copy:
     def copier(tensor: torch.Tensor) -> torch.Tensor:
         source = tensor.detach() if detach else tensor
         if alias and source.device == place:
-            return source.view_as(source) if source.requires_grad else source.detach()
-        return source.to(place, non_blocking=True, copy=True)
+            return _alias(source) if source.requires_grad else source.detach()
+        return source.clone() if source.device == place else _sent(source, place)
 
     return copier
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that is no leaf. Unlike ``view_as``, it takes a sparse gradient back."""
+    alias: torch.Tensor = torch.ops.aten.alias(tensor)
+    return alias
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    sent: torch.Tensor = Send.apply(tensor, device)  # type: ignore[no-untyped-call]
+    return sent
+
+
+class Send(torch.autograd.Function):
+    """A tensor on another device. Unlike ``Tensor.to``, it takes a sparse gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        ctx.source = tensor.device
+        return tensor.to(device, non_blocking=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0].to(ctx.source), None
 
 
 def _shell(

@@ -1,0 +1,299 @@
+"""parallel_apply and its workers: what travels with a piece, exceptions, and threads that are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import gc
+import multiprocessing
+import os
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.devices import HOST, here, virtual
+from dpexp.parallel import DataParallel, parallel_apply
+
+
+class Call(nn.Module):
+    """Its forward is the function that it was made from."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def apply(function: Callable[..., Any], count: int = 3, **kwargs: Any) -> list[Any]:
+    """What the function returns in each of ``count`` replicas."""
+    return parallel_apply([Call(function)] * count, [()] * count, [kwargs] * count, virtual(count))
+
+
+@pytest.mark.parametrize("devices", [virtual(2), ["cpu:0", "cpu:1"], [None, None], None])
+def test_an_input_is_a_tuple_of_arguments_or_the_only_argument(devices: Any) -> None:
+    layers = [nn.Linear(10, 5), nn.Linear(10, 5)]
+    x, y = torch.randn(2, 10), torch.randn(3, 10)
+    expected = [layers[0](x), layers[1](y)]
+    for inputs in ([(x,), (y,)], [x, y], [[x], [y]]):
+        for found, wanted in zip(parallel_apply(layers, inputs, None, devices), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_without_devices_a_replica_computes_where_its_input_lies() -> None:
+    nested = {"a": [None, (3, torch.zeros(1))]}
+    assert parallel_apply([Call(lambda *_: here())] * 2, [(nested,), (5,)]) == [(HOST, 0), (HOST, 1)]
+
+
+def test_every_replica_knows_its_device_and_number() -> None:
+    assert apply(here) == [(device, i) for i, device in enumerate(virtual(3))]
+    assert apply(here, count=1) == [(torch.device("cpu", 0), 0)]
+    assert here() == (None, None)
+
+
+def test_replicas_run_at_the_same_time() -> None:
+    barrier = threading.Barrier(4, timeout=60)
+    apply(barrier.wait, count=4)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_grad_mode_travels(grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        assert apply(torch.is_grad_enabled) == [grad] * 3
+
+
+def test_inference_mode_travels() -> None:
+    with torch.inference_mode():
+        assert apply(torch.is_inference_mode_enabled) == [True] * 3
+        assert DataParallel(nn.Linear(2, 2), virtual(2))(torch.zeros(4, 2)).is_inference()
+    assert apply(torch.is_inference_mode_enabled) == [False] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", [True, False])
+def test_autocast_travels_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
+    def state() -> tuple[bool, torch.dtype, bool]:
+        return (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    with torch.autocast("cpu", dtype=dtype, cache_enabled=cache):
+        assert apply(state) == [(True, dtype, cache)] * 3
+        assert apply(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == [dtype] * 3
+    assert not any(apply(lambda: torch.is_autocast_enabled("cpu")))
+
+
+def test_the_default_device_travels() -> None:
+    with torch.device("meta"):
+        assert apply(lambda: torch.zeros(1).device.type) == ["meta"] * 3
+    assert apply(lambda: torch.zeros(1).device.type) == ["cpu"] * 3
+
+
+def test_context_variables_travel_and_do_not_come_back() -> None:
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller's")
+    assert apply(variable.get) == ["caller's"] * 3
+    apply(lambda: variable.set("replica's"))
+    assert variable.get() == "caller's"
+
+
+def test_what_a_replica_changes_in_its_thread_does_not_reach_the_next_forward() -> None:
+    apply(lambda: torch.set_grad_enabled(False))
+    assert apply(torch.is_grad_enabled) == [True] * 3
+
+
+def test_replicas_share_the_callers_intraop_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert apply(torch.get_num_threads, count=2) == [2, 2]
+        assert apply(torch.get_num_threads, count=3) == [1, 1, 1]
+        assert torch.get_num_threads() == 4
+        found: list[int] = []
+        fresh = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        assert found == [4]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["inputs", "kwargs_tup", "devices"])
+def test_sequences_of_different_length_are_an_error(name: str) -> None:
+    arguments: dict[str, Any] = {"inputs": [(), ()], "kwargs_tup": [{}, {}], "devices": virtual(2)}
+    arguments[name] = arguments[name][:1]
+    with pytest.raises(ValueError, match=f"2 modules but 1 {name}"):
+        parallel_apply([Call(here)] * 2, **arguments)
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+class NeedsTwoError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+def raise_in(replicas: set[int], error: Callable[[], BaseException]) -> Callable[[], Any]:
+    def forward() -> Any:
+        _, replica = here()
+        if replica in replicas:
+            raise error()
+        return replica
+
+    return forward
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_exception_keeps_its_type_and_names_replica_and_device(count: int) -> None:
+    last = count - 1
+    with pytest.raises(KeyError) as caught:
+        apply(raise_in({last}, lambda: KeyError("wonderful")), count)
+    assert f"Caught KeyError in replica {last} on device cpu:{last}.\n'wonderful'" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__cause__.__traceback__)]
+    assert frames[-1] == "forward"
+
+
+def test_the_first_of_several_exceptions_is_raised_and_the_others_are_named() -> None:
+    with pytest.raises(ValueError, match="in replica 1 on device cpu:1") as caught:
+        apply(raise_in({1, 2, 3}, lambda: ValueError("bad")), 4)
+    assert caught.value.__notes__ == ["replicas 2, 3 raised as well"]
+
+
+@pytest.mark.parametrize(
+    "error", [lambda: NeedsTwoError(3, "text"), lambda: SystemExit(7), KeyboardInterrupt]
+)
+def test_an_exception_that_takes_no_message_stays_itself_with_a_note(error: Any) -> None:
+    with pytest.raises(type(error())) as caught:
+        apply(raise_in({2}, error))
+    assert caught.value.args == error().args
+    assert caught.value.__notes__ == ["Caught in replica 2 on device cpu:2."]
+
+
+def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
+    done: list[int | None] = []
+    failed = threading.Event()
+
+    def forward() -> None:
+        _, replica = here()
+        if replica == 0:
+            failed.set()
+            raise ValueError("first")
+        assert failed.wait(60)
+        done.append(replica)
+
+    with pytest.raises(ValueError, match="first"):
+        apply(forward)
+    assert sorted(map(str, done)) == ["1", "2"]
+
+
+def test_workers_go_on_after_an_exception() -> None:
+    threads = set(apply(threading.get_ident))
+    with pytest.raises(ValueError, match="bad"):
+        apply(raise_in({0, 1, 2}, lambda: ValueError("bad")))
+    assert set(apply(threading.get_ident)) == threads
+
+
+@pytest.mark.parametrize("error", [lambda: ValueError("bad"), lambda: NeedsTwoError(3, "text")])
+def test_an_exception_leaves_no_reference_cycle(error: Any) -> None:
+    def attempt() -> None:
+        with contextlib.suppress(ValueError, NeedsTwoError):
+            apply(raise_in({1, 2}, error))
+
+    attempt()
+    gc.collect()
+    gc.disable()
+    try:
+        attempt()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+
+def test_workers_are_kept_across_forwards_and_modules() -> None:
+    first = apply(lambda: threading.current_thread())
+    second = apply(lambda: threading.current_thread())
+    assert first == second
+    assert len(set(first)) == 3
+    assert threading.current_thread() not in first
+    assert all(thread.daemon for thread in first)
+    assert [thread.name for thread in first] == ["dpexp cpu:0", "dpexp cpu:1", "dpexp cpu:2"]
+
+
+def test_the_same_device_twice_has_two_workers() -> None:
+    device = torch.device("cpu", 0)
+    calls = parallel_apply([Call(threading.get_ident)] * 2, [(), ()], None, [device, device])
+    assert calls[0] != calls[1]
+
+
+def test_a_single_module_runs_in_the_callers_thread() -> None:
+    assert apply(threading.get_ident, count=1) == [threading.get_ident()]
+
+
+def test_data_parallel_inside_of_a_replica_does_not_wait_for_itself() -> None:
+    inner = DataParallel(nn.Linear(4, 2).double(), virtual(2))
+    outer = DataParallel(nn.Sequential(inner, nn.Tanh()), virtual(3))
+    x = torch.randn(12, 4, dtype=torch.double)
+    expected = torch.tanh(inner.module(x))
+    torch.testing.assert_close(outer(x), expected, rtol=1e-12, atol=1e-12)
+    outer(x).sum().backward()
+    assert inner.module.weight.grad is not None
+
+
+def test_many_callers_at_once_get_their_own_results() -> None:
+    wrapped = DataParallel(Call(lambda x: x * 2), virtual(3))
+    results: dict[int, torch.Tensor] = {}
+
+    def caller(number: int) -> None:
+        for _ in range(20):
+            results[number] = wrapped(torch.full((6, 2), float(number)))
+
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(results[n], torch.full((6, 2), 2.0 * n)) for n in range(6))
+
+
+def test_an_idle_worker_keeps_nothing_alive() -> None:
+    net, x = nn.Linear(2, 2), torch.zeros(4, 2)
+    alive = [weakref.ref(net), weakref.ref(x)]
+    parallel_apply([net, net], [x, x], None, virtual(2))
+    apply(here, count=2)  # both workers have gone on
+    del net, x
+    assert [ref() for ref in alive] == [None, None]
+
+
+def child(queue: Any) -> None:
+    torch.set_num_threads(1)
+    queue.put((os.getpid(), apply(here)))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_starts_workers_of_its_own() -> None:
+    apply(here)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    pid, places = queue.get()
+    assert pid != os.getpid()
+    assert places == [(device, i) for i, device in enumerate(virtual(3))]
+    assert apply(here) == places

@@ -1,0 +1,396 @@
+"""DataParallel and data_parallel against the single module: PyTorch's own test cases, on virtual devices."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from dpexp.devices import HOST, accelerators, here, place, virtual
+from dpexp.parallel import DataParallel, data_parallel
+
+DOUBLE = torch.double
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor | None]:
+    found = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    return found
+
+
+def assert_same(module: nn.Module, *inputs: Any, devices: Any = None, **kwargs: Any) -> Any:
+    """Both forms give the module's outputs and gradients; returns the outputs of DataParallel."""
+    devices = virtual(3) if devices is None else devices
+    expected = module(*inputs, **kwargs)
+    expected.square().abs().sum().backward()
+    wanted = gradients(module)
+    for form in (DataParallel(module, devices), None):
+        found = (
+            form(*inputs, **kwargs)
+            if form is not None
+            else data_parallel(module, inputs, devices, module_kwargs=kwargs)
+        )
+        torch.testing.assert_close(found, expected, **EXACT)
+        found.square().abs().sum().backward()
+        torch.testing.assert_close(gradients(module), wanted, **EXACT)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch", [1, 10, 30])
+def test_a_linear_layer_gives_the_same_outputs_and_gradients(count: int, batch: int) -> None:
+    x = torch.randn(batch, 10, dtype=DOUBLE)
+    assert assert_same(nn.Linear(10, 5).double(), x, devices=virtual(count)).shape == (batch, 5)
+
+
+def test_no_rows_run_through_every_replica_and_give_no_rows() -> None:
+    seen: list[Any] = []
+    out = DataParallel(Call(lambda x: seen.append(here()[1]) or x * 2), virtual(3))(torch.zeros(0, 4))
+    assert out.shape == (0, 4)
+    assert sorted(seen) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_floating_type(dtype: torch.dtype) -> None:
+    layer, x = nn.Linear(10, 5).to(dtype), torch.randn(20, 10).to(dtype)
+    out = DataParallel(layer, virtual(3))(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, layer(x))
+
+
+def test_complex_parameters_and_gradients() -> None:
+    class Rotate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, dtype=torch.cdouble))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    assert_same(Rotate(), torch.randn(7, 4, dtype=torch.cdouble))
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    table = nn.Embedding(10, 5, sparse=True).double()
+    ids = torch.randint(10, (20, 5))
+    expected = table(ids)
+    expected.sum().backward()
+    wanted = table.weight.grad.to_dense()
+    table.zero_grad()
+    found = data_parallel(table, ids, virtual(3))
+    found.sum().backward()
+    assert table.weight.grad.is_sparse
+    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(table.weight.grad.to_dense(), wanted, **EXACT)
+
+
+def test_several_inputs_numbers_and_keyword_arguments() -> None:
+    def forward(a: Any, b: Any, factor: float, c: Any = None) -> Any:
+        return factor * (a * b if c is None else a * b + c)
+
+    module = Call(forward)
+    a, b = (torch.randn(5, 5, dtype=DOUBLE, requires_grad=True) for _ in range(2))
+    c = torch.randn(5, 5, dtype=DOUBLE)
+    for kwargs in ({}, {"c": c}):
+        a.grad = b.grad = None
+        module(a, b, 0.3, **kwargs).sum().backward()
+        wanted = [a.grad.clone(), b.grad.clone()]
+        for devices in (virtual(2), virtual(2)[::-1], virtual(1)):
+            for run in (
+                lambda d=devices, k=kwargs: data_parallel(module, (a, b, 0.3), d, module_kwargs=k),
+                lambda d=devices, k=kwargs: DataParallel(Call(forward), d)(a, b, 0.3, **k),
+            ):
+                a.grad = b.grad = None
+                out = run()
+                torch.testing.assert_close(out, module(a, b, 0.3, **kwargs), **EXACT)
+                out.sum().backward()
+                torch.testing.assert_close([a.grad, b.grad], wanted, **EXACT)
+
+
+@pytest.mark.parametrize("unused", [[], {}, (), None])
+def test_keyword_arguments_alone_with_an_empty_one(unused: Any) -> None:
+    layer, x = nn.Linear(10, 5).double(), torch.randn(20, 10, dtype=DOUBLE)
+    net = Call(lambda input: layer(input["data"]))
+    assert torch.equal(DataParallel(Call(layer), virtual(1))(x), layer(x))
+    out = DataParallel(net, virtual(3))(input={"data": x, "unused": unused})
+    torch.testing.assert_close(out, layer(x), **EXACT)
+
+
+def test_fewer_pieces_than_devices_with_a_keyword_number() -> None:
+    out = DataParallel(Call(lambda x, scale: x * scale), virtual(8))(torch.ones(10, 2), scale=3.0)
+    assert torch.equal(out, torch.full((10, 2), 3.0))
+
+
+def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
+    calls: list[Any] = []
+    module = Call(lambda: calls.append(here()) or torch.ones(2))
+    assert torch.equal(DataParallel(module, virtual(3))(), torch.ones(2))
+    assert torch.equal(data_parallel(module, None, virtual(3)), torch.ones(2))
+    assert calls == [(torch.device("cpu", 0), 0)] * 2
+
+
+def test_nested_outputs_keep_their_structure() -> None:
+    def forward(x: torch.Tensor) -> Any:
+        return [x, (x.sin(), [x + 1]), None, OrderedDict(a=x, b=[x.cos()])]
+
+    x = torch.randn(7, 2)
+    out = data_parallel(Call(forward), x, virtual(3))
+    torch.testing.assert_close(out, forward(x))
+    assert [type(part) for part in out] == [torch.Tensor, tuple, type(None), OrderedDict]
+
+
+def test_nested_inputs_are_scattered() -> None:
+    x = torch.randn(20, 3)
+    inputs = (x.cos(), (x.sin(), x), x.sin())
+    assert torch.equal(data_parallel(Call(lambda *args: args[1][0]), inputs, virtual(3)), x.sin())
+
+
+def test_an_lstm_with_hidden_state_first_in_dimension_1() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rnn(x)[0]
+
+    net = Net().double()
+    x = torch.randn(5, 7, 3, dtype=DOUBLE)
+    expected = net(x)
+    for dim in (1, -2):
+        torch.testing.assert_close(DataParallel(net, virtual(3), dim=dim)(x), expected, **EXACT)
+        torch.testing.assert_close(data_parallel(net, x, virtual(3), dim=dim), expected, **EXACT)
+
+
+def test_training_steps_follow_the_single_module() -> None:
+    single = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 3)
+    ).double()
+    module = deepcopy(single)
+    wrapped = DataParallel(module, virtual(4))
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (single, module)]
+    for step in range(5):
+        x = torch.randn(10 - step, 1, 8, 8, dtype=DOUBLE)
+        y = torch.randint(3, (10 - step,))
+        for net, optimizer in zip((single, wrapped), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    for (_, a), b in zip(single.state_dict().items(), module.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+def test_buffers_that_require_grad_take_part_in_autograd() -> None:
+    class Scale(nn.Module):
+        def __init__(self, t: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("learned", t)
+            self.register_buffer("fixed", t.detach().clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.learned + self.fixed
+
+    t = torch.randn(6, dtype=DOUBLE, requires_grad=True)
+    wrapped, x = DataParallel(Scale(t), virtual(2)), torch.randn(2, 6, dtype=DOUBLE)
+    assert gradcheck(lambda _: wrapped(x), (t,))
+
+
+def test_double_backward() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    wrapped = DataParallel(net, virtual(3))
+    x = torch.randn(5, 3, dtype=DOUBLE, requires_grad=True)
+
+    def penalty(model: nn.Module) -> list[torch.Tensor]:
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), list(net.parameters()), allow_unused=True))
+
+    torch.testing.assert_close(penalty(wrapped)[:3], penalty(net)[:3], **EXACT)
+    assert gradgradcheck(wrapped, (x,))
+
+
+def test_a_gradient_penalty_reaches_the_parameters() -> None:
+    net = nn.Linear(4, 1)
+    x = torch.ones(2, 4, requires_grad=True)
+    out = DataParallel(net, virtual(2))(x)
+    torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)[0].mean().backward()
+    assert torch.equal(net.weight.grad, torch.full((1, 4), 0.25))
+
+
+def test_strides_of_gradients_follow_the_parameters() -> None:
+    net = nn.Sequential(nn.Conv2d(8, 16, 2), nn.Conv2d(16, 8, 2)).to(memory_format=torch.channels_last)
+    net[1].to(memory_format=torch.contiguous_format)
+    x, target = torch.randn(16, 8, 8, 8), torch.randn(16, 8, 6, 6)
+    for _ in range(2):
+        F.mse_loss(DataParallel(net, virtual(3))(x), target).backward()
+        found = gradients(net)
+        F.mse_loss(net(x), target).backward()
+        torch.testing.assert_close(found, gradients(net))
+        assert found[0].is_contiguous(memory_format=torch.channels_last)
+        assert found[2].is_contiguous()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double().eval()
+    x = torch.randn(6, 3, dtype=DOUBLE)
+    for training in (False, True):
+        net.train(training)
+        with mode():
+            assert not data_parallel(net, x, virtual(3)).requires_grad
+    net.eval()
+    with mode():
+        torch.testing.assert_close(DataParallel(net, virtual(3))(x), net(x), **EXACT)
+        assert not DataParallel(Call(lambda x: torch.is_grad_enabled() + x * 0), virtual(2))(x).any()
+
+
+def test_autocast_around_and_inside_of_the_module() -> None:
+    layer, x = nn.Linear(8, 8), torch.randn(8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, out = layer(x), DataParallel(layer, virtual(3))(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+    out.float().sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return layer(x)
+
+    assert DataParallel(Call(forward), virtual(3))(x).dtype == torch.bfloat16
+
+
+def test_an_unused_parameter_gets_no_gradient() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    net = Net()
+    DataParallel(net, virtual(3))(torch.zeros(6, 2)).sum().backward()
+    assert net.used.weight.grad is not None
+    assert net.unused.weight.grad is None
+
+
+def test_the_same_run_gives_the_same_bits() -> None:
+    def run() -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 3))
+        DataParallel(net, virtual(8))(torch.randn(30, 20)).square().sum().backward()
+        return gradients(net)
+
+    first = run()
+    for _ in range(5):
+        for a, b in zip(first, run(), strict=True):
+            assert torch.equal(a, b)
+
+
+# --- where the module lies -----------------------------------------------------------------------
+
+
+def test_a_module_elsewhere_is_an_error_that_names_tensor_and_both_devices() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    message = r"on device cpu:0 \(device_ids\[0\]\) but found parameter '1.weight' on device meta"
+    for run in (DataParallel(net, virtual(2)), lambda x: data_parallel(net, x, virtual(2))):
+        with pytest.raises(RuntimeError, match=message):
+            run(torch.zeros(2, 2))
+
+
+def test_a_module_on_another_virtual_device_is_an_error_too() -> None:
+    cpu0, cpu1 = virtual(2)
+    net = place(nn.BatchNorm1d(2, affine=False), cpu1)
+    x = torch.zeros(4, 2)
+    with pytest.raises(RuntimeError, match=r"on device cpu:0 .* found buffer 'running_mean' on device cpu:1"):
+        DataParallel(net, [cpu0, cpu1])(x)
+    DataParallel(net, [cpu1, cpu0])(x)
+    place(net, cpu0)
+    DataParallel(net, [cpu0, cpu1])(x)
+    place(net, HOST)
+    DataParallel(net, [cpu0, cpu1])(x)
+
+
+def test_without_devices_it_passes_through() -> None:
+    seen: list[Any] = []
+    module = Call(lambda x: seen.append((here(), len(x))) or x)
+    x = torch.zeros(5, 2)
+    assert DataParallel(module, []).device_ids == []
+    assert torch.equal(DataParallel(module, [])(x), x)
+    assert torch.equal(data_parallel(module, x, []), x)
+    assert seen == [((None, None), 5)] * 2
+    if not accelerators():
+        assert DataParallel(module).device_ids == []
+        assert torch.equal(data_parallel(module, x), x)
+
+
+def test_one_device_calls_the_module_itself() -> None:
+    seen: list[Any] = []
+    module = Call(lambda x: seen.append((here(), x.shape)) or x)
+    DataParallel(module, virtual(1))(torch.zeros(5, 2))
+    data_parallel(module, torch.zeros(5, 2), virtual(1))
+    assert seen == [((torch.device("cpu", 0), 0), (5, 2))] * 2
+
+
+def test_the_four_steps_can_be_overridden() -> None:
+    steps: list[str] = []
+
+    class Timed(DataParallel):
+        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+            steps.append("scatter")
+            return super().scatter(inputs, kwargs, device_ids)
+
+        def replicate(self, module: Any, device_ids: Any) -> Any:
+            steps.append(f"replicate {len(device_ids)}")
+            return super().replicate(module, device_ids)
+
+        def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
+            steps.append(f"parallel_apply {len(replicas)} {len(inputs)} {len(kwargs)}")
+            return super().parallel_apply(replicas, inputs, kwargs)
+
+        def gather(self, outputs: Any, output_device: Any) -> Any:
+            steps.append(f"gather {output_device}")
+            return super().gather(outputs, output_device)
+
+    Timed(nn.Linear(2, 2), virtual(8), output_device="cpu:1")(torch.zeros(10, 2))
+    assert steps == ["scatter", "replicate 5", "parallel_apply 5 5 5", "gather cpu:1"]
+
+
+def test_state_dict_and_parameters_are_those_of_the_module() -> None:
+    net = nn.Linear(2, 2)
+    wrapped = DataParallel(net, virtual(2))
+    assert list(wrapped.state_dict()) == ["module.weight", "module.bias"]
+    assert list(wrapped.parameters()) == list(net.parameters())
+    restored = deepcopy(wrapped)
+    x = torch.randn(4, 2)
+    assert torch.equal(restored(x), wrapped(x))
+
+
+def test_a_replicas_error_reaches_the_caller_with_its_place() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.zeros(3, 3) if here()[1] == 1 else x
+
+    with pytest.raises(RuntimeError, match=r"Caught RuntimeError in replica 1 on device cpu:1"):
+        DataParallel(Call(forward), virtual(3))(torch.zeros(6, 2))
+
+
+def test_an_output_that_cannot_be_gathered_is_named() -> None:
+    with pytest.raises(TypeError, match=r"output\['kind'\] is a str"):
+        DataParallel(Call(lambda x: {"x": x, "kind": "logits"}), virtual(2))(torch.zeros(4, 2))
