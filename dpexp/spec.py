@@ -143,6 +143,8 @@ def _split(text: str) -> list[str]:
 
 
 def _literal(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

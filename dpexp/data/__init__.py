@@ -7,6 +7,7 @@ that model takes them, with the loss that goes with both. Importing this package
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from dpexp import spec
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dpexp.data.base import Source
     from dpexp.data.dataset import Batch, Dataset
 
-__all__ = ["SOURCES", "Batch", "Dataset", "Features", "Source", "source"]
+__all__ = ["LOSSES", "SOURCES", "Batch", "Dataset", "Features", "Source", "source"]
 
 SOURCES: dict[str, Entry] = {
     "random": Entry(
@@ -64,12 +65,37 @@ SOURCES: dict[str, Entry] = {
 }
 
 
-def source(text: str) -> Source:
-    """The source that ``--data`` names, found and checked.
+LOSSES: dict[str, Entry] = {
+    "mse": Entry("Mean squared error.", "torch.nn.functional:mse_loss"),
+    "l1": Entry("Mean absolute error.", "torch.nn.functional:l1_loss"),
+    "huber": Entry(
+        "Squared near zero, absolute beyond delta.",
+        "torch.nn.functional:huber_loss",
+        (Option("delta", float, 1.0, "Where the absolute part begins.", min=0),),
+    ),
+    "cross_entropy": Entry(
+        "Cross entropy of logits with classes.",
+        "torch.nn.functional:cross_entropy",
+        (Option("label_smoothing", float, 0.0, "Share of the target given to all classes.", min=0),),
+    ),
+}
 
-    Raises ConfigError for an unknown source or option, and for a file or folder that is missing,
-    empty or not what it should be.
+
+def source(text: str, loss: str = "") -> Source:
+    """The source that ``--data`` names, found and checked; ``loss`` is what ``--loss`` names.
+
+    Raises ConfigError for an unknown source, loss or option, and for a file or folder that is
+    missing, empty or not what it should be.
     """
+    found = _source(text)
+    if loss:
+        parsed = spec.parse(loss, LOSSES, "--loss", "loss")
+        function = spec.load(parsed, f"--loss {parsed.text}")
+        found.loss = functools.partial(function, **parsed.options)
+    return found
+
+
+def _source(text: str) -> Source:
     parsed = spec.parse(text, SOURCES, "--data", "data source")
     where = f"--data {parsed.text}"
     if not parsed.name:

@@ -104,7 +104,8 @@ class ArraysSource(Source):
         if not inputs.is_floating_point():
             kind, vocabulary = "ids", self._count(0)
         if targets.is_floating_point():
-            return Features(kind, shape, targets=targets.shape[-1], vocabulary=vocabulary)
+            width, stepwise = targets.shape[-1], targets.dim() > 2
+            return Features(kind, shape, targets=width, vocabulary=vocabulary, stepwise=stepwise)
         stepwise = targets.dim() > 1
         return Features(kind, shape, classes=self._count(1), vocabulary=vocabulary, stepwise=stepwise)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
@@ -25,6 +28,7 @@ class Source:
     """
 
     features: Features | None = None
+    loss: Callable[..., Any] | None = None
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -32,6 +36,10 @@ class Source:
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """The samples as this model takes them. Raises ConfigError when it cannot take them."""
         raise NotImplementedError
+
+    def objective(self, model: nn.Module, features: Features | None) -> Objective:
+        """What the model is trained for on these samples: ``--loss``, the model's own, or a standard one."""
+        return Objective(model, features.classes if features else None, self.loss)
 
     def suits(self, model: nn.Module, features: Features) -> None:
         """Raises ConfigError for a model that says it takes another kind of input."""
@@ -73,7 +81,7 @@ class Source:
         model: nn.Module,
     ) -> TensorDataset:
         """Inputs and targets that lie in memory, arranged for the model."""
-        objective = Objective(model, features.classes)
+        objective = self.objective(model, features)
         held_out = None
         if test is not None:
             inputs = self.arranged(test[0], features, model)

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.data.base import Source
-from dpexp.data.dataset import TensorDataset, generator
+from dpexp.data.chance import generator, mix
+from dpexp.data.dataset import TensorDataset
 from dpexp.data.objective import Objective
 from dpexp.features import Features
-
-_MASK = (1 << 32) - 1
 
 
 class ClicksSource(Source):
@@ -30,7 +29,7 @@ class ClicksSource(Source):
     def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
         """Raises ConfigError for a model that takes other inputs."""
         self.suits(model, self.features)
-        objective = Objective(model)
+        objective = self.objective(model, self.features)
         test = self._drawn(max(1, self.samples // 5), seed, "test", objective)
         return self._drawn(self.samples, seed, "train", objective, test)
 
@@ -67,13 +66,6 @@ def power_law(shape: tuple[int, ...], rows: int, skew: float, draw: torch.Genera
 
 
 def hashed(ids: Tensor, seed: int) -> Tensor:
-    """For each id ``(samples, tables)`` a fixed number from 0 to 1 that looks random; tables differ.
-
-    The mixing of 64-bit integers is that of Steele, Lea, Flood, "Fast splittable pseudorandom number
-    generators", 2014, cut down to two rounds.
-    """
-    bits = generator(seed, "clicks: hash").initial_seed() & _MASK
-    mixed = ids + torch.arange(ids.shape[1]) * 0x1F123BB5159A55E5 + bits
-    for factor in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):
-        mixed = (mixed ^ ((mixed >> 30) & _MASK)) * factor
-    return ((mixed >> 32) & _MASK).double().div(_MASK).float()
+    """For each id ``(samples, tables)`` a fixed number from 0 to 1 that looks random; tables differ."""
+    salt = torch.randint(2**62, (ids.shape[1],), generator=generator(seed, "clicks: effects"))
+    return mix(ids + salt).double().div(2**32).float()

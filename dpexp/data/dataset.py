@@ -1,8 +1,4 @@
-"""Dataset: samples as batches in a seeded order, and the loss that goes with them.
-
-The order, and every random sample, comes from a generator of its own, seeded by what it is for: it
-is the same in every process, and nothing else that draws random numbers can shift it.
-"""
+"""Dataset: samples as batches in a seeded order, and the loss that goes with them."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.data.chance import Order
 from dpexp.data.objective import Objective
 from dpexp.features import Features
 
@@ -66,7 +63,7 @@ class Dataset:
         self, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
     ) -> Iterator[Batch]:
         """One epoch; the last batch has what is left. The order depends on seed and epoch only."""
-        order = permutation(self.samples, seed, epoch) if shuffle else None
+        order = Order(self.samples, seed, epoch) if shuffle else None
         for start in range(0, self.samples, batch_size):
             rows = slice(start, min(start + batch_size, self.samples))
             yield self.take(rows if order is None else order[rows])
@@ -122,17 +119,6 @@ class TensorDataset(Dataset):
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """The tensor in this type if it is a floating-point one; everything else as it is."""
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def generator(seed: int, purpose: str) -> torch.Generator:
-    """A CPU generator of its own for one purpose: different purposes and seeds are unrelated."""
-    mixed = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(mixed[:8], "little") >> 1)
-
-
-def permutation(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of one epoch: indices ``(samples,)``."""
-    return torch.randperm(samples, generator=generator(seed, f"order of epoch {epoch}"))
 
 
 def digest(tensors: Iterator[Tensor]) -> str:

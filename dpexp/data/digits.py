@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from dpexp.data.base import Source
-from dpexp.data.dataset import TensorDataset, generator
+from dpexp.data.chance import generator
+from dpexp.data.dataset import TensorDataset
 from dpexp.features import Features
 
 TRAIN = 1437

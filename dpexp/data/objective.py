@@ -6,7 +6,7 @@ targets and cross entropy for integer ones. Steps of class ``PADDING`` do not co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,15 @@ from dpexp.features import PADDING
 
 
 class Objective:
-    """What a model is trained for. ``classes``, where known, is checked against the model's outputs."""
+    """What a model is trained for. ``classes``, where known, is checked against the model's outputs.
 
-    def __init__(self, model: nn.Module, classes: int | None = None) -> None:
-        self._loss = getattr(model, "loss", None)
+    ``loss``, where it is given, wins over the model's own.
+    """
+
+    def __init__(
+        self, model: nn.Module, classes: int | None = None, loss: Callable[..., Any] | None = None
+    ) -> None:
+        self._loss = loss or getattr(model, "loss", None)
         self._accuracy = getattr(model, "accuracy", None)
         self.classes = classes
 
@@ -29,6 +34,11 @@ class Objective:
         """A scalar: the mean over the rows. Raises ConfigError where outputs and targets do not fit."""
         if callable(self._loss):
             return _scalar(self._loss(outputs, targets))
+        if not isinstance(targets, Tensor):
+            raise ConfigError(
+                f"the targets are a {type(targets).__name__}, for which there is no standard loss: "
+                "name one with --loss module:function, or give the model a method loss(outputs, targets)"
+            )
         scores = logits(outputs)
         if targets.is_floating_point():
             return functional.mse_loss(_like(scores, targets), targets)
@@ -75,7 +85,8 @@ def logits(outputs: Any) -> Tensor:
         return outputs[0]
     raise ConfigError(
         f"the model's output is a {type(outputs).__name__}, for which there is no standard loss: return one "
-        "tensor or something with 'logits', or give the model a method loss(outputs, targets)"
+        "tensor or something with 'logits', name a loss with --loss module:function, or give the model a "
+        "method loss(outputs, targets)"
     )
 
 

@@ -37,7 +37,7 @@ class OwnSource(Source):
         self.features = self._described()
 
     def dataset(self, model: nn.Module, seed: int) -> OwnDataset:
-        objective = Objective(model, self.features.classes if self.features else None)
+        objective = self.objective(model, self.features)
         test = None
         if self.test is not None:
             test = OwnDataset(self.name + " (test)", self.test, self.features, objective)

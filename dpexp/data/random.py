@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dpexp.config import ConfigError
 from dpexp.data.base import Source
-from dpexp.data.dataset import TensorDataset, generator
-from dpexp.data.objective import Objective
+from dpexp.data.chance import generator
+from dpexp.data.dataset import TensorDataset
 
 
 class RandomSource(Source):
@@ -32,7 +32,7 @@ class RandomSource(Source):
         made = example(self.samples, generator(seed, "random samples"))
         inputs, targets = self._checked(made, name)
         description = f"{self.samples} random samples for {name}, seed {seed}"
-        return TensorDataset("random", inputs, targets, description, None, Objective(model))
+        return TensorDataset("random", inputs, targets, description, None, self.objective(model, None))
 
     def _checked(self, made: Any, name: str) -> tuple[tuple[Tensor, ...], Tensor]:
         if isinstance(made, tuple) and len(made) == 2:

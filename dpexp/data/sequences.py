@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.data.base import Source
-from dpexp.data.dataset import TensorDataset, generator
+from dpexp.data.chance import generator
+from dpexp.data.dataset import TensorDataset
 from dpexp.data.objective import Objective
 from dpexp.features import PADDING, Features
 
@@ -31,7 +32,7 @@ class SequencesSource(Source):
         """Raises ConfigError for a model that takes no sequences."""
         features = self.features
         self.suits(model, features)
-        objective = Objective(model, features.classes)
+        objective = self.objective(model, features)
         test = self._drawn(max(1, self.samples // 5), seed, "test", features, objective)
         return self._drawn(self.samples, seed, "train", features, objective, test)
 

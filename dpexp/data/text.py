@@ -54,7 +54,9 @@ class TextSource(Source):
         self.suits(model, self.features)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
-        return TextDataset(text, self.length, description, self.features, Objective(model, BYTES))
+        return TextDataset(
+            text, self.length, description, self.features, self.objective(model, self.features)
+        )
 
 
 class TextDataset(Dataset):

@@ -150,7 +150,7 @@ def build(text: str, features: Features | None = None) -> nn.Module:
 
     Options that the text gives stand. The others of a registered model are fitted to ``features``
     where these decide them, and have their defaults otherwise; a factory of one's own gets
-    ``features`` when it has a parameter of that name. Raises ConfigError when the factory cannot be
+    them when it has a parameter ``data_features``. Raises ConfigError when the factory cannot be
     found, takes no such option, raises, or returns no ``nn.Module``.
     """
     from torch import nn
@@ -160,7 +160,7 @@ def build(text: str, features: Features | None = None) -> nn.Module:
     if parsed.name:
         options = fitted(MODELS[parsed.name], features) | dict(parsed.options)
         parsed = ModelSpec(parsed.text, parsed.name, parsed.factory, options)
-    model = spec.call(spec.load(parsed, where), parsed, where, {"features": features})
+    model = spec.call(spec.load(parsed, where), parsed, where, {"data_features": features})
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{where}: {parsed.factory} returned {_a(model)}, not a torch.nn.Module")
     return model

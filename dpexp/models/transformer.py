@@ -53,6 +53,8 @@ class Transformer(nn.Module):
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
         length = sequences.shape[1]
+        if length > self.length:
+            raise ValueError(f"sequences of {length} steps, but positions for {self.length}: length={length}")
         states = self.embedding(sequences) + self.position(torch.arange(length, device=sequences.device))
         mask = padding = None
         if self.stepwise:  # what lies behind the end of a sequence is later than all of it: no step sees it
