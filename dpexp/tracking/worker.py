@@ -1,16 +1,179 @@
-"""The uploader process: ``python -m dpexp.tracking.worker HOME``, started by ``Uploader.start``."""
+"""The uploader process: ``python -m dpexp.tracking.worker HOME``, started by ``Uploader.start``.
+
+::
+
+    warm up  import mlflow, check the store          a thread reads the pipe and keeps only what counts:
+    wait     until a run opens                       open? finish? abandoned? is the main process alive?
+    deliver  whenever told to read on, or every 2 s
+    finish   the rest, figures, the end; answer
+
+A store that is away is tried again while the run goes on, and once more at its end. When the main process
+dies the journal says how far it came; the MLflow run then ends as FAILED or KILLED.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpexp.record import Row, is_open, redact
+from dpexp.tracking import ledger, system
+from dpexp.tracking.errors import StoreError
+from dpexp.tracking.store import Store, describe
+from dpexp.tracking.upload import SYSTEM, Upload
+from dpexp.tracking.uploader import Delivery, how_to_deliver
+
+WAKE_S = 2.0
+PATIENCE_S = 60.0
+"""How long to go on for a run whose main process no longer waits."""
+NICE = 10
+LOG = "uploader.log"
 
 
-def main() -> int:
-    """Read commands until the pipe closes."""
-    for _ in sys.stdin.buffer:
-        pass
-    return 0
+class Pipe:
+    """What the main process says, read in a thread so that its pipe never fills."""
+
+    def __init__(self) -> None:
+        self.journal: Path | None = None
+        self.is_over = False
+        self._parent = os.getppid()
+        self._news = threading.Event()
+        threading.Thread(target=self._read, daemon=True, name="pipe").start()
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            command: Row = json.loads(line)
+            if command["do"] == "open":
+                self.journal = Path(command["journal"])
+            elif command["do"] in ("finish", "abandon"):
+                break
+            self._news.set()
+        self.is_over = True
+        self._news.set()
+
+    def wait(self) -> None:
+        """Until there is news, or it is time to look by oneself."""
+        self._news.wait(WAKE_S)
+        self._news.clear()
+        # A child of the main process may hold the pipe open after its death.
+        self.is_over |= os.getppid() != self._parent
+
+
+class Worker:
+    """Delivers one run, from its opening to its end."""
+
+    def __init__(self, home: Path, pipe: Pipe) -> None:
+        self._store = Store.of(home)
+        self._pipe = pipe
+        self._upload: Upload | None = None
+        self._retry_at = 0.0
+        self._pause_s = 1.0
+
+    def work(self) -> Delivery | None:
+        """Until the run is over; None when none began."""
+        self._warm_up()
+        while self._pipe.journal is None and not self._pipe.is_over:
+            self._pipe.wait()
+        journal = self._pipe.journal
+        if journal is None:
+            self._store.close_unused()
+            return None
+        sys.stderr = Log(journal.with_name(LOG))
+        sampler = system.start(journal.with_name(SYSTEM), os.getppid())
+        try:
+            with ledger.delivering(journal.parent, wait_s=0):
+                while not self._pipe.is_over:
+                    self._advance(journal)
+                    self._pipe.wait()
+                if sampler is not None:
+                    sampler.stop()
+                return self._finish(journal)
+        except ledger.Busy as error:
+            return Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}")
+
+    def _warm_up(self) -> None:
+        """A store that can't be used now may be usable when the run opens: then it is said."""
+        with contextlib.suppress(StoreError):
+            self._store.warm_up()
+
+    def _advance(self, journal: Path) -> None:
+        """Deliver what is there; after a failure wait a little longer each time."""
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._opened(journal).advance()
+            self._pause_s = 1.0
+        except Exception as error:  # any store, any driver: it is tried again, and the end says why
+            print(f"not yet: {describe(error)}", file=sys.stderr)
+            self._retry_at = time.monotonic() + self._pause_s
+            self._pause_s = min(30.0, 2 * self._pause_s)
+
+    def _finish(self, journal: Path) -> Delivery:
+        _wait_until_closed(journal)
+        try:
+            return self._opened(journal).complete()
+        except Exception as error:  # as above; the traceback is in the log
+            traceback.print_exc()
+            return Delivery(
+                False,
+                f"not delivered: {describe(error)}; deliver it with: {how_to_deliver(journal.parent.name)}",
+            )
+
+    def _opened(self, journal: Path) -> Upload:
+        self._store.open()
+        if self._upload is None:
+            self._upload = Upload(self._store, journal, fresh=True)
+        return self._upload
+
+
+def _wait_until_closed(journal: Path) -> None:
+    """The main process's last moments: its pipe may close before its lock is gone."""
+    deadline = time.monotonic() + PATIENCE_S
+    while is_open(journal) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+class Log:
+    """stderr in a file beside the journal, made at the first word, free of credentials."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError), open(self._path, "a") as file:
+            file.write(redact(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[int]:
+    """The descriptor of the answer; what libraries print goes to stderr instead."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    yield answer
+
+
+def main(home: str) -> None:
+    """Work, answer, and leave at once: whatever a library would still do at exit is of no use."""
+    os.nice(NICE)
+    with _answering() as answer:
+        delivery = Worker(Path(home), Pipe()).work()
+        if delivery is not None:
+            with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+                os.write(answer, delivery.to_line())
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1])
