@@ -54,8 +54,10 @@ def readme_commands() -> list[str]:
 
 
 def direct_requirements() -> list[Requirement]:
-    extras = [item for extra in PROJECT["optional-dependencies"].values() for item in extra]
-    return [Requirement(text) for text in [*PROJECT["dependencies"], *extras]]
+    """What pyproject names for running and for developing."""
+    return [
+        Requirement(text) for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    ]
 
 
 # --- the places agree ----------------------------------------------------------------------------
