@@ -28,12 +28,11 @@ def replicate(evidence: Evidence) -> Finding | None:
     against = f", against {units.ms(computing.median)} of parallel_apply" if computing else ""
     text = (
         f"replicate takes {units.percent(phase.share)} of a step ({units.ms(phase.median)}): every forward "
-        "copies "
-        f"{units.size(moved)} of parameters and buffers to {targets} "
+        f"copies {units.size(moved)} of parameters and buffers to {targets} "
         f"device{'s' if targets > 1 else ''}{against}."
     )
     figures = {"share": phase.share, "ms": phase.median, "bytes": float(moved)}
-    advice = "Wrap a smaller block, or give each device a process of its own: DistributedDataParallel copies nothing."
+    advice = "Wrap a smaller block, or use a process a device: DistributedDataParallel copies nothing."
     rows = _rows_for_small(evidence.growth(), phase.median)
     if rows is not None:
         figures["rows"] = rows

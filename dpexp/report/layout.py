@@ -51,6 +51,16 @@ def places(record: Record) -> list[Place]:
     return sorted(found.values(), key=lambda place: device_order(place.device))
 
 
+def stage(record: Record) -> str:
+    """Where the run took place: ``8 virtual devices``, ``the host and 2 real devices``, ``the host``."""
+    used = record.devices["used"]
+    count = sum(device != "cpu" for device in used)
+    if not count:
+        return "the host"
+    counted = f"{count} {record.execution} device{'s' if count > 1 else ''}"
+    return f"the host and {counted}" if "cpu" in used else counted
+
+
 def device_order(device: str) -> tuple[int, str, int]:
     """A sort key: the host, then devices by kind and index, ``cuda:10`` after ``cuda:9``."""
     kind, _, index = device.partition(":")

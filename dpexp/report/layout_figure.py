@@ -63,9 +63,7 @@ def layout_figure(record: Record) -> Figure:
         _draw(axes, box)
     for arrow in _arrows(record, boxes):
         _connect(axes, *arrow)
-    devices = len(record.devices["used"]) or 1
-    plural = "s" if devices > 1 else ""
-    style.title(axes, f"{record.strategy} on {devices} {record.execution} device{plural}: what lies where")
+    style.title(axes, f"{record.strategy} on {layout.stage(record)}: what lies where")
     return figure
 
 
@@ -122,7 +120,7 @@ def _lines(record: Record, place: layout.Place, rows: int | None) -> list[str]:
         lines.append(f"copy of {what}  {units.size(sum(place.copies.values()))}")
     if rows is not None:
         lines.append(f"computes {rows} rows")
-    elif place.device in record.devices["used"] and _rows(record):
+    elif place.device in record.devices["used"] and place.device != "cpu" and _rows(record):
         lines.append("idle: no rows for it")
     return lines or ["no parameters"]
 

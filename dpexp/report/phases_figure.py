@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from dpexp.record import Record
-from dpexp.report import palette, style, units
+from dpexp.report import layout, palette, style, units
 from dpexp.report.phases import phases, samples, step_ms
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def phases_figure(record: Record) -> Figure:
     count = max(bar.n for bar in bars)
     style.title(
         axes,
-        f"{record.strategy}, {record.execution}: where a step of {units.ms(step_ms(record))} goes "
+        f"{record.strategy} on {layout.stage(record)}: where a step of {units.ms(step_ms(record))} goes "
         f"(median [quartiles] of {count} steps)",
     )
     return figure

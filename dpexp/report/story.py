@@ -67,7 +67,7 @@ def tell(record: Record) -> list[Section]:
 def _what(record: Record) -> Section:
     config, devices = record.config, record.devices
     used = devices["used"] or ["cpu"]
-    where = f"{len(used)} devices: {units.span(used)}" if len(used) > 1 else f"on {used[0]}"
+    where = f"on {layout.stage(record)}" + (f": {units.span(used)}" if record.devices["used"] else "")
     lines = [
         f"{EXECUTIONS.get(record.execution, record.execution or 'not started')}",
         f"strategy {record.strategy}, {where}; results on {devices['output'] or used[0]}",

@@ -58,7 +58,7 @@ def legend(axes: Axes, phases: list[str]) -> None:
         loc="upper left",
         bbox_to_anchor=(0, -0.02),
         bbox_transform=axes.transAxes,
-        ncols=min(len(phases), 8),
+        ncols=len(phases) if len(phases) <= 8 else 6,
         frameon=False,
         fontsize=8.5,
         labelcolor=INK,

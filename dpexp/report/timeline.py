@@ -55,6 +55,8 @@ class Lane:
 
     @property
     def name(self) -> str:
+        if not self.bars:
+            return f"{self.device} idle"
         return self.device if self.replica is None else f"{self.device} replica {self.replica}"
 
 
@@ -104,7 +106,15 @@ def _step(record: Record, number: int, rows: list[Row], groups: list[Batches], s
     size = rows_of(record, number)
     group = next((one for one in groups if one.rows == size), None)
     bars = [_bar(row, start, group, sent) for row in rows if row["phase"] != "step"]
-    return Step(number, start / 1000, (end - start) / 1000, size, _lanes(bars))
+    lanes = _lanes(bars)
+    return Step(number, start / 1000, (end - start) / 1000, size, lanes + _idle(record, lanes))
+
+
+def _idle(record: Record, lanes: list[Lane]) -> list[Lane]:
+    """An empty lane for every device that got no rows while others computed replicas."""
+    busy = {lane.device for lane in lanes if lane.replica is not None}
+    idle = [device for device in record.devices["used"] if busy and device != "cpu" and device not in busy]
+    return [Lane(device, None) for device in idle]
 
 
 def _bar(row: Row, zero: float, group: Batches | None, sent: Sent) -> Bar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpexp.record import Record
-from dpexp.report import palette, style, units
+from dpexp.report import layout, palette, style, units
 from dpexp.report.timeline import Bar, Lane, Step, typical
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ def phases_of(lanes: list[Lane]) -> list[str]:
 
 
 def _title(record: Record, step: Step, count: int) -> str:
-    devices = len(record.devices["used"]) or 1
     rows = f", {step.rows} rows" if step.rows else ""
     return (
-        f"{record.strategy} on {devices} {record.execution} device{'s' if devices > 1 else ''}: "
+        f"{record.strategy} on {layout.stage(record)}: "
         f"a step of {units.ms(step.ms)}{rows} (typical of {count})"
     )
 

@@ -1,0 +1,44 @@
+"""A dry run in words: what would run where, and how a batch would be split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dpexp.record import Row
+from dpexp.report.units import size
+
+
+def preview(planned: Row) -> str:
+    """The text for a ``dpexp.preview.Preview``, given as a dict."""
+    devices = planned["devices"]
+    lines = [
+        f"Would run {planned['name']} ({planned['execution']}) on {', '.join(devices['used'])}; "
+        f"results on {devices['output']}",
+        "",
+        "Device map",
+        *_table([("module", "parameter", "shape", "bytes", "device", "replicas"), *map(_placed, planned["device_map"])]),
+        "",
+        "Batch split",
+        *(_table(map(_split, planned["splits"])) or ["  none: no batch is split"]),
+        "",
+        "Dry run: nothing was run or written.",
+    ]
+    return "\n".join(lines)
+
+
+def _placed(row: Row) -> tuple[Any, ...]:
+    shape = "x".join(map(str, row["shape"])) or "scalar"
+    return (row["module"], row["parameter"], shape, size(row["bytes"]), row["device"], " ".join(row["replicas"]) or "-")
+
+
+def _split(row: Row) -> tuple[Any, ...]:
+    module = row["module"] or "(model)"
+    pieces = " + ".join(map(str, row["pieces"]))
+    return (module, f"{row['batches']} of {row['rows']} rows", "->", pieces, f"on {', '.join(row['devices'])}")
+
+
+def _table(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    cells = [tuple(str(cell) for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
