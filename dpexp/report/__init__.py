@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpexp.record import Record
+from dpexp.record import Record, Row
 
 if TYPE_CHECKING:
     from dpexp.report.findings import Finding
@@ -56,3 +56,10 @@ def render(record: Record, folder: Path) -> list[Path]:
     from dpexp.report import pictures
 
     return pictures.render(record, folder)
+
+
+def preview(planned: Row) -> str:
+    """A dry run in words; ``planned`` is a ``dpexp.preview.Preview`` as a dict."""
+    from dpexp.report import dry_run
+
+    return dry_run.text(planned)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from dpexp.record import Record, spread
 
 RESAMPLES = 1000
+MOST_SAMPLES = 400
+"""Of more samples, so many, evenly spaced, are resampled: the interval is wider then, never too narrow."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,20 @@ def bootstrap(
     seed: int = 0,
 ) -> Interval:
     """The percentile bootstrap (Efron, 1979) of an estimate from two samples, seeded, 95%."""
+    whole = estimate(first, second)
+    first, second = _thinned(first), _thinned(second)
     source = random.Random(seed)
     values = sorted(
         estimate(source.choices(first, k=len(first)), source.choices(second, k=len(second)))
         for _ in range(RESAMPLES)
     )
     cut = int(0.025 * RESAMPLES)
-    return Interval(estimate(first, second), values[cut], values[-1 - cut])
+    return Interval(whole, values[cut], values[-1 - cut])
+
+
+def _thinned(samples: Sequence[float]) -> Sequence[float]:
+    step = -(-len(samples) // MOST_SAMPLES)
+    return samples if step < 2 else samples[::step]
 
 
 def ratio_of_medians(first: Sequence[float], second: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ def unsteady_start(evidence: Evidence) -> Finding | None:
     usual = evidence.usual
     if usual is None or usual.n < 4 * ENOUGH:
         return None
-    count = max(ENOUGH // 2, usual.n // 10)
+    count = max(ENOUGH // 2, usual.n // 20)
     first, rest = usual.times[:count], usual.times[count:]
     slower = bootstrap(ratio_of_medians, first, rest)
     if slower.low <= SLOWER:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from dpexp.record import Row
-from dpexp.report.units import size
+from dpexp.report.units import repeated, shapes, size, span
 
 
-def preview(planned: Row) -> str:
+def text(planned: Row) -> str:
     """The text for a ``dpexp.preview.Preview``, given as a dict."""
     devices = planned["devices"]
     lines = [
@@ -17,10 +17,15 @@ def preview(planned: Row) -> str:
         f"results on {devices['output']}",
         "",
         "Device map",
-        *_table([("module", "parameter", "shape", "bytes", "device", "replicas"), *map(_placed, planned["device_map"])]),
+        *_table(
+            [
+                ("module", "parameter", "shape", "bytes", "device", "replicas"),
+                *map(_placed, planned["device_map"]),
+            ]
+        ),
         "",
         "Batch split",
-        *(_table(map(_split, planned["splits"])) or ["  none: no batch is split"]),
+        *(_table(map(_split, planned["splits"])) if planned["splits"] else ["  none: no batch is split"]),
         "",
         "Dry run: nothing was run or written.",
     ]
@@ -28,17 +33,21 @@ def preview(planned: Row) -> str:
 
 
 def _placed(row: Row) -> tuple[Any, ...]:
-    shape = "x".join(map(str, row["shape"])) or "scalar"
-    return (row["module"], row["parameter"], shape, size(row["bytes"]), row["device"], " ".join(row["replicas"]) or "-")
+    replicas = span(row["replicas"]) or "-"
+    shape = shapes([row["shape"]])
+    return (row["module"], row["parameter"], shape, size(row["bytes"]), row["device"], replicas)
 
 
 def _split(row: Row) -> tuple[Any, ...]:
-    module = row["module"] or "(model)"
-    pieces = " + ".join(map(str, row["pieces"]))
-    return (module, f"{row['batches']} of {row['rows']} rows", "->", pieces, f"on {', '.join(row['devices'])}")
+    batches = f"{row['batches']} of {row['rows']} rows"
+    pieces = repeated(map(str, row["pieces"]))
+    return (row["module"] or "(model)", batches, "->", pieces, f"on {span(row['devices'])}")
 
 
 def _table(rows: Iterable[tuple[Any, ...]]) -> list[str]:
     cells = [tuple(str(cell) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
