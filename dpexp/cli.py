@@ -153,13 +153,25 @@ def _parse(path: Path) -> Any:
     if path.suffix == ".json":
         return json.loads(text, object_pairs_hook=_without_duplicates)
     if path.suffix in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error).replace("\n", " ")) from None
+        return _parse_yaml(text)
     raise ValueError(f"its name ends in '{path.suffix}'; there is .toml, .json, .yaml")
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Safe, and a key that is there twice is an error: YAML's own loader takes the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            return _without_duplicates(
+                [(self.construct_object(k, deep), self.construct_object(v, True)) for k, v in node.value]
+            )
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).replace("\n", " ")) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

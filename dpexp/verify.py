@@ -207,8 +207,8 @@ def _misfit(name: str, module: nn.Module, given: list[torch.Tensor], error: Exce
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and given and given[0].numel():
         low, high = int(given[0].min()), int(given[0].max())
         if low < 0 or high >= module.num_embeddings:
-            wrong = low if low < 0 else high
-            cause = f"id {wrong} is beyond the table of {module.num_embeddings} rows (ids 0 to {module.num_embeddings - 1})"
+            rows = module.num_embeddings
+            cause = f"id {low if low < 0 else high} is beyond the table of {rows} rows (ids 0 to {rows - 1})"
     return f"the model does not fit the data: {where}{inside} got {', '.join(shown) or 'no tensor'}: {cause}"
 
 

@@ -183,7 +183,7 @@ def test_a_layout_that_does_not_verify_fails_by_how_much(dpexp_home: Path, tmp_p
         ({"model": "linear", "data": "EMPTY"}, ["EMPTY", "empty"]),
         (
             {"model": "embedding:rows=50", "data": "TEXT"},
-            ["module 'embedding'", "Embedding(50", "id 121", "50 rows"],
+            ["module 'embedding'", "Embedding(50", "beyond the table of 50 rows"],
         ),
         ({"strategy": "block", "options": {"block": ["nope"]}}, ["--block 'nope'"]),
         ({"dtype": "float16", "model": "FFT"}, ["the model", "(30, 5) float16", "'Half'"]),
