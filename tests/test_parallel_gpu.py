@@ -1,0 +1,160 @@
+"""dpexp.parallel on real accelerators, and beside PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpexp.devices import accelerators, here, place
+from dpexp.parallel import DataParallel, data_parallel, gather, parallel_apply, replicate, scatter
+
+pytestmark = pytest.mark.gpu
+
+
+def pair() -> list[torch.device]:
+    """Two devices: the first accelerator and the second, or the first one twice."""
+    return [accelerators()[0], accelerators()[-1]]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double().to(accelerators()[0])
+
+
+def grads(module: nn.Module) -> list[torch.Tensor]:
+    found = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 7, 30])
+def test_outputs_and_gradients_equal_the_single_module_and_torchs_own(rows: int) -> None:
+    module, x = net(), torch.randn(rows, 6, dtype=torch.double)
+    results = []
+    for run in (
+        lambda x: module(x.to(pair()[0])),
+        DataParallel(module, pair()),
+        lambda x: data_parallel(module, x, pair()),
+        nn.DataParallel(module, pair()),
+    ):
+        out = run(x)
+        assert out.device == pair()[0]
+        out.square().sum().backward()
+        results.append([out.detach(), *grads(module)])
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], rtol=1e-12, atol=1e-12)
+
+
+def test_the_accelerator_and_the_host_together() -> None:
+    module, x = net(), torch.randn(9, 6, dtype=torch.double)
+    devices = [pair()[0], torch.device("cpu", 0), torch.device("cpu")]
+    out = DataParallel(module, devices, output_device="cpu")(x)
+    assert out.device.type == "cpu"
+    out.square().sum().backward()
+    found = grads(module)
+    expected = module(x.to(pair()[0]))
+    expected.square().sum().backward()
+    torch.testing.assert_close(out, expected.cpu(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, grads(module), rtol=1e-12, atol=1e-12)
+
+
+def test_sparse_gradients_come_back_from_another_device() -> None:
+    table = nn.Embedding(10, 4, sparse=True).double().to(pair()[0])
+    ids = torch.randint(10, (9, 2), device=pair()[0])
+    DataParallel(table, [pair()[0], torch.device("cpu", 0)])(ids).sum().backward()
+    found = table.weight.grad.to_dense()
+    table.zero_grad()
+    table(ids).sum().backward()
+    torch.testing.assert_close(found, table.weight.grad.to_dense())
+
+
+def test_scatter_and_gather_move_the_pieces() -> None:
+    x = torch.randn(5, 3)
+    shares = scatter(x, pair())
+    assert [share.device for share in shares] == pair()
+    assert torch.equal(gather(shares, -1), x)
+
+
+def test_indices_name_accelerators_and_none_means_all() -> None:
+    module = nn.Linear(2, 2).to(pair()[0])
+    assert DataParallel(module).device_ids == accelerators()
+    assert DataParallel(module, [0, 0]).device_ids == [pair()[0]] * 2
+
+
+def test_replicas_lie_on_their_devices_and_the_first_aliases() -> None:
+    module = net()
+    first, second = replicate(module, pair())
+    assert first[0].weight.data_ptr() == module[0].weight.data_ptr()
+    assert second[0].weight.data_ptr() != module[0].weight.data_ptr()
+    assert [first[0].weight.device, second[0].weight.device] == pair()
+
+
+def test_workers_have_their_device_stream_and_autocast() -> None:
+    class State(nn.Module):
+        def forward(self) -> Any:
+            index = torch.accelerator.current_device_index()
+            return here()[0], index, torch.accelerator.current_stream(), torch.get_autocast_dtype(kind)
+
+    kind = pair()[0].type
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        states = parallel_apply([State(), State()], [(), ()], None, pair())
+    for (device, index, stream, dtype), wanted in zip(states, pair(), strict=True):
+        assert device == wanted
+        assert index == wanted.index
+        assert stream == torch.accelerator.current_stream(wanted)
+        assert dtype == torch.bfloat16
+
+
+def test_the_callers_stream_is_the_replicas_stream() -> None:
+    class State(nn.Module):
+        def forward(self) -> torch.Stream:
+            return torch.accelerator.current_stream()
+
+    device = pair()[0]
+    side, before = torch.Stream(device), torch.accelerator.current_stream(device)
+    torch.accelerator.set_stream(side)
+    try:
+        assert parallel_apply([State(), State()], [(), ()], None, [device] * 2) == [side, side]
+    finally:
+        torch.accelerator.set_stream(before)
+
+
+def test_a_module_on_the_host_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=f"on device {pair()[0]} .* parameter 'weight' on device cpu"):
+        DataParallel(nn.Linear(2, 2), pair())(torch.zeros(4, 2))
+
+
+def test_training_follows_the_single_module() -> None:
+    torch.manual_seed(0)
+    single = net()
+    module = net()
+    module.load_state_dict(single.state_dict())
+    wrapped = DataParallel(module, pair())
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (single, module)]
+    for _ in range(5):
+        x, y = torch.randn(10, 6, dtype=torch.double), torch.randint(3, (10,))
+        for run, optimizer in zip((single, wrapped), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(run(x.to(pair()[0])), y.to(pair()[0])).backward()
+            optimizer.step()
+    torch.testing.assert_close(module.state_dict(), single.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.multigpu
+def test_the_module_must_lie_on_the_first_device() -> None:
+    one, two = accelerators()[:2]
+    module = place(nn.Linear(2, 2), two)
+    with pytest.raises(RuntimeError, match=f"on device {one} .* on device {two}"):
+        DataParallel(module, [one, two])(torch.zeros(4, 2))
+    assert DataParallel(module, [two, one])(torch.zeros(4, 2)).device == two
+
+
+@pytest.mark.multigpu
+def test_the_output_device_may_be_another_one() -> None:
+    one, two = accelerators()[:2]
+    module = place(nn.Linear(2, 2), one)
+    x = torch.zeros(4, 2, device=two)
+    assert DataParallel(module, [one, two], output_device=two)(x).device == two
