@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -170,7 +172,7 @@ def is_what_the_pip_section_gives(python: Path) -> bool:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The python of an environment made from the ``pip:`` section and nothing else.
 
     This very one where it is that (README's and CI's is: it holds no package more or less); else a
@@ -178,12 +180,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     here = Path(sys.executable)
     if sys.prefix != sys.base_prefix and is_what_the_pip_section_gives(here):
-        return here
+        yield here
+        return
     folder = tmp_path_factory.mktemp("environment")
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", *pip_section()], cwd=ROOT, check=True)
-    return python
+    yield python
+    shutil.rmtree(folder)  # 2 GB
 
 
 @pytest.mark.timeout(1200)
