@@ -14,13 +14,13 @@ from dpexp.record import Record, Row
 if TYPE_CHECKING:
     from dpexp.report.findings import Finding
 
-__all__ = ["findings", "html", "note", "render", "summary"]
+__all__ = ["findings", "html", "note", "preview", "render", "summary"]
 
 
-def summary(record: Record, *, width: int | None = None, color: bool = False) -> str:
+def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
     """The run in words for a terminal ``width`` columns wide (default: this terminal's).
 
-    ``color`` asks for ANSI colours; NO_COLOR in the environment overrules it.
+    ``color`` asks for ANSI colours, by default where stdout is a terminal; NO_COLOR overrules it.
     """
     from dpexp.report import story, terminal
 

@@ -24,23 +24,40 @@ from dpexp.report.phases import Phase
 from dpexp.report.story import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
+PLAIN = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
 NARROWEST, ROOMY, WIDEST, PIPED = 40, 72, 140, 100
 
 
-def text(sections: Sequence[Section], *, width: int | None = None, color: bool = False) -> str:
-    """The sections as text, ``width`` columns wide, with ANSI colours where asked for."""
+def text(sections: Sequence[Section], *, width: int | None = None, color: bool | None = None) -> str:
+    """The sections as text, ``width`` columns wide, with ANSI colours where asked for or at a terminal."""
+    colored = color if color is not None else _takes_color(sys.stdout)
+    colored = colored and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
         width=max(NARROWEST, width or columns(sys.stdout)),
-        force_terminal=color and not os.environ.get("NO_COLOR"),
-        color_system="truecolor" if color and not os.environ.get("NO_COLOR") else None,
+        force_terminal=colored,
+        color_system="truecolor" if colored else None,
         highlight=False,
         legacy_windows=False,
     )
     with console.capture() as captured:
         for section in sections:
             console.print(render(section, console.width))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+    lines = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+    return encodable(lines, sys.stdout.encoding or "utf-8")
+
+
+def encodable(words: str, encoding: str) -> str:
+    """The words in characters that the encoding has: a terminal in ASCII gets ``#`` for bars."""
+    try:
+        words.encode(encoding)
+    except UnicodeEncodeError:
+        return words.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    return words
+
+
+def _takes_color(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def columns(stream: TextIO) -> int:
