@@ -28,6 +28,7 @@ from torch import nn
 
 from dpexp.devices import HOST, label, on
 from dpexp.parallel.targets import Target, target
+from dpexp.parallel.turns import Turns, draws
 from dpexp.parallel.workers import run_all
 
 
@@ -37,7 +38,7 @@ def parallel_apply(
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Target | None] | None = None,
 ) -> list[Any]:
-    """``[module(*input, **kwargs), …]``, all at once, each on its device.
+    """``[module(*input, **kwargs), …]``, all at once, each on its device (in turns.py's cases in turn).
 
     An input is a tuple or list of positional arguments, or the only argument. Without ``devices`` a
     module computes where its first input tensor lies. A single module is called in the caller's thread.
@@ -57,10 +58,12 @@ def parallel_apply(
     ]
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
     outcomes: list[Outcome] = [Outcome() for _ in range(count)]
+    turns = Turns(where) if count > 1 and draws(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        with on(where[replica], replica):
+        turn = turns.turn(replica) if turns is not None else contextlib.nullcontext()
+        with turn, on(where[replica], replica):
             try:
                 outcomes[replica].output = modules[replica](*args, **kwargs[replica])
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
