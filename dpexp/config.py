@@ -69,7 +69,7 @@ class BlockOptions(StrategyOptions):
     """Options of ``block``."""
 
     block: tuple[str, ...] = option(
-        ("block2",), "Submodule to wrap in DataParallel; repeat for several.", metavar="NAME"
+        ("block2",), "Submodule to wrap in DataParallel, by name or pattern as layers.*; repeat for several.", metavar="NAME"
     )
 
 
@@ -78,7 +78,7 @@ class HybridOptions(StrategyOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
-        ("embedding",), "Submodule that stays on the host; repeat for several.", metavar="NAME"
+        ("embedding",), "Submodule that stays on the host, by name or pattern; repeat for several.", metavar="NAME"
     )
     sparse: bool = option(
         False,
@@ -134,6 +134,11 @@ class RunConfig:
         "random",
         "Data source: random[:samples=100], digits, text:PATH, arrays:FILE.npz.",
         metavar="SOURCE",
+    )
+    loss: str = option(
+        "",
+        "Loss: mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets.",
+        metavar="NAME",
     )
     batch_size: int = option(
         30, "Samples in a global batch; the last batch of an epoch may have fewer.", min=1

@@ -102,7 +102,7 @@ def prepare(config: RunConfig, *, try_one_batch: bool = True) -> Prepared:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     selection = devices.select(config)
-    source = data.source(config.data)
+    source = data.source(config.data, config.loss)
     torch.manual_seed(config.seed)
     model = models.build(config.model, source.features)
     dtype: torch.dtype = getattr(torch, config.dtype)
