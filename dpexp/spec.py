@@ -269,4 +269,5 @@ def _told(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    return f"{type(error).__name__}: {error}{place}"
+    cause = f", because of {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ else ""
+    return f"{type(error).__name__}: {error}{cause}{place}"
