@@ -54,7 +54,8 @@ class RNN(nn.Module):
 class PackedLSTM(nn.Module):
     """``(batch, length, in)`` and lengths ``(batch,)`` -> states ``(batch, length, hidden)``.
 
-    The states behind the end of a sequence are zeros. Packing happens in here, so that this part can be replicated by itself: a packed batch cannot be split.
+    The states behind the end of a sequence are zeros. Packing happens in here, so that this part can
+    be replicated by itself: a packed batch cannot be split.
     """
 
     def __init__(self, in_: int, hidden: int) -> None:
