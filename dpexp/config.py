@@ -69,7 +69,7 @@ class BlockOptions(StrategyOptions):
     """Options of ``block``."""
 
     block: tuple[str, ...] = option(
-        ("block2",), "Submodule to wrap in DataParallel, by name or pattern as layers.*; repeat for several.", metavar="NAME"
+        ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several.", metavar="NAME"
     )
 
 
@@ -78,7 +78,9 @@ class HybridOptions(StrategyOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
-        ("embedding",), "Submodule that stays on the host, by name or pattern; repeat for several.", metavar="NAME"
+        ("embedding",),
+        "Submodule that stays on the host, a name or pattern; repeat for several.",
+        metavar="NAME",
     )
     sparse: bool = option(
         False,
@@ -92,12 +94,24 @@ class HybridOptions(StrategyOptions):
     )
 
 
+@dataclass(frozen=True)
+class PlaceOptions(StrategyOptions):
+    """Options of ``place``."""
+
+    place: tuple[str, ...] = option(
+        ("*=cpu",),
+        "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
+        metavar="NAME=DEVICE",
+    )
+
+
 STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "single": StrategyOptions,
     "whole": StrategyOptions,
     "block": BlockOptions,
     "functional": StrategyOptions,
     "hybrid": HybridOptions,
+    "place": PlaceOptions,
 }
 
 STRATEGY_HELP: dict[str, str] = {
@@ -106,9 +120,10 @@ STRATEGY_HELP: dict[str, str] = {
     "block": "Only the named submodules in DataParallel.",
     "functional": "data_parallel(module, inputs, devices), composed of the four primitives.",
     "hybrid": "Named submodules stay on the host, the rest goes to the accelerators.",
+    "place": "Each submodule on the device that a device map names.",
 }
 
-DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding"}
+DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks"}
 """The default model by strategy; ``linear`` where a strategy is not named."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

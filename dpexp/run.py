@@ -81,7 +81,13 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
 def _prepare(config: RunConfig) -> Prepared:
     from dpexp import loop  # imports torch, while the uploader imports mlflow
 
-    return loop.prepare(config)
+    prepared = loop.prepare(config)
+    if prepared.strategy.needs.prediction:
+        from dpexp.plan import predict
+
+        batch = next(prepared.batches(0))
+        predict(prepared.model, prepared.strategy, prepared.selection.used, [batch.inputs])
+    return prepared
 
 
 def _open(prepared: Prepared) -> Journal:

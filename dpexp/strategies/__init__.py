@@ -6,11 +6,12 @@ from dpexp.strategies.base import Needs, Placed, Strategy
 from dpexp.strategies.block import Block
 from dpexp.strategies.functional import Functional
 from dpexp.strategies.hybrid import Hybrid
+from dpexp.strategies.place import Place
 from dpexp.strategies.single import Single
 from dpexp.strategies.whole import Whole
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid)
+    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place)
 }
 
 __all__ = ["STRATEGIES", "Needs", "Placed", "Strategy"]

@@ -32,9 +32,11 @@ class Needs:
     """What a strategy asks of its caller.
 
     ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
+    ``prediction``: True if the user's layout may mix devices, which must be found out before a run opens.
     """
 
     devices: bool
+    prediction: bool = False
 
 
 class Strategy(ABC):
@@ -46,8 +48,12 @@ class Strategy(ABC):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
-    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most strategies have nothing to refuse
-        """Check, before a run opens, that the model has what the strategy names; may set options on it.
+    def prepare(  # noqa: B027 - most strategies have nothing to refuse
+        self, model: nn.Module, devices: Sequence[torch.device]
+    ) -> None:
+        """Check, before a run opens, that model and devices have what the strategy names.
+
+        May set options on the model (sparse gradients).
 
         Raises ConfigError.
         """

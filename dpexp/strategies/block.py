@@ -31,7 +31,7 @@ class Block(Strategy):
         assert isinstance(options, BlockOptions)
         return matching(model, options.block, "--block")
 
-    def prepare(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
         self.blocks(model)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:

@@ -49,7 +49,7 @@ class Hybrid(Strategy):
         """The names of the submodules that stay on the host. Raises ConfigError for one that is not there."""
         return matching(model, self.options.host, "--host")
 
-    def prepare(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
         for name in self.hosts(model):
             module = model.get_submodule(name)
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
