@@ -28,22 +28,19 @@ def ui(
     """Serve the runs until Ctrl-C; of a remote MLFLOW_TRACKING_URI print the links and stop."""
     from dpexp.tracking.errors import StoreError
     from dpexp.tracking.store import Store
-    from dpexp.tracking.ui import ServerError, links, remote_base, server
+    from dpexp.tracking.ui import ServerError, links, remote_links, server
 
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     store = Store.of(home())
     try:
-        store.open()
-        remote = remote_base(store)
-        if remote:
-            _print_links(links(store, remote))
+        remote = remote_links(store)
+        if remote is not None:
+            _print_links(remote)
             return
-        with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as process:
-            _print_links(links(store, f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"))
+        with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
+            _print_links(links(base))
             typer.echo("Ctrl-C ends it.", err=True)
-            process.wait()
-            raise ServerError(f"the MLflow server ended by itself with code {process.returncode}")
     except (StoreError, ServerError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(cli.Exit.FAILED) from None
