@@ -206,8 +206,8 @@ def call(
         _check_call(signature, options, spec, where)
     try:
         return factory(**options)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{where}: {spec.factory} raised {_told(error)}") from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dpexp import data, models
 from dpexp.config import ConfigError
@@ -150,6 +151,30 @@ def _differs(changed: nn.Module, default: nn.Module, inputs: tuple[Tensor, ...])
     return outputs[0].shape != outputs[1].shape or not torch.equal(*outputs)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
+    model, dataset = ready(name)
+    batch = first(dataset)
+    expected = model(*batch.inputs).shape
+    with FakeTensorMode() as mode:
+        fake = built(name)
+        outputs = fake(*(mode.from_tensor(tensor) for tensor in batch.inputs))
+        dataset.loss(outputs, mode.from_tensor(batch.targets)).backward()  # type: ignore[no-untyped-call]
+    assert outputs.shape == expected
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in fake.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_computes_in_every_type(name: str, dtype: torch.dtype) -> None:
+    model, dataset = ready(name)
+    model, batch = model.to(dtype), first(dataset.to(dtype))
+    outputs = model(*batch.inputs)
+    assert outputs.dtype is dtype
+    dataset.loss(outputs, batch.targets).backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 # --- shapes --------------------------------------------------------------------------------------
 
 
@@ -236,6 +261,13 @@ def test_a_step_does_not_see_later_ones(name: str) -> None:
 def test_a_transformer_says_how_many_positions_it_has() -> None:
     with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
         built("transformer")(torch.randn(1, 13, 8))
+
+
+def test_heads_divide_the_width_of_a_transformer() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--model transformer:dim=10: dim=10 cannot be split among heads=4"
+    ):
+        built("transformer:dim=10")
 
 
 # --- capsules ------------------------------------------------------------------------------------

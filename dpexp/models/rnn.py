@@ -64,7 +64,7 @@ class PackedLSTM(nn.Module):
 
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
         self.cells.flatten_parameters()  # cuDNN wants in one piece what replicas hold in many
-        if lengths is None:
+        if lengths is None or type(lengths) is not Tensor:  # fake tensors have no values to pack by
             states: Tensor = self.cells(sequences)[0]
             return states
         packed = pack_padded_sequence(sequences, lengths.cpu(), batch_first=True, enforce_sorted=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpexp.config import ConfigError
 from dpexp.models import steps
 
 
@@ -40,7 +41,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
+            raise ConfigError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
         self.input_kind = "ids" if vocabulary else "sequence"
         self.width, self.vocabulary, self.length, self.stepwise = in_, vocabulary, length, stepwise
         self.embedding: nn.Module = nn.Embedding(vocabulary, dim) if vocabulary else nn.Linear(in_, dim)
@@ -74,10 +75,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.causal = causal
         self.position = nn.Parameter(torch.randn(length, dim))
-        layer = nn.TransformerEncoderLayer(
-            dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=True
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
         )
-        self.layers = nn.TransformerEncoder(layer, depth, nn.LayerNorm(dim), enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(dim)
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         length = states.shape[1]
@@ -86,7 +88,8 @@ class Encoder(nn.Module):
             mask = torch.ones(length, length, dtype=torch.bool, device=states.device).triu(1)
         elif lengths is not None:
             padding = ~steps.inside(lengths, length)
-        encoded: Tensor = self.layers(
-            states + self.position[:length], mask=mask, src_key_padding_mask=padding
-        )
+        states = states + self.position[:length]
+        for layer in self.layers:
+            states = layer(states, src_mask=mask, src_key_padding_mask=padding, is_causal=self.causal)
+        encoded: Tensor = self.norm(states)
         return encoded
