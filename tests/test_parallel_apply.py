@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.devices import HOST, here, virtual
 from dpexp.parallel import DataParallel, parallel_apply
@@ -125,6 +126,22 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         assert found == [4]
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
+    net, x = nn.Linear(4, 3), torch.zeros(7, 4)
+    counts = []
+    for module in (net, DataParallel(net, virtual(3))):
+        with FlopCounterMode(display=False) as counter:
+            module(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_meta_device_computes_shapes() -> None:
+    layer, x = nn.Linear(4, 3, device="meta"), torch.zeros(7, 4, device="meta")
+    assert [out.shape for out in parallel_apply([layer, layer], [x, x])] == [(7, 3)] * 2
+    assert DataParallel(layer, ["meta", "meta"])(x).shape == (7, 3)
 
 
 @pytest.mark.parametrize("name", ["inputs", "kwargs_tup", "devices"])

@@ -69,7 +69,7 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 outcomes[replica].error = error
 
-    if count == 1 or is_predicting():
+    if count == 1 or is_predicting() or _is_watched(where):
         for replica in range(count):
             forward(replica)
     else:
@@ -86,6 +86,15 @@ class Outcome:
 
     output: Any = None
     error: BaseException | None = None
+
+
+def _is_watched(devices: Sequence[torch.device]) -> bool:
+    """Inside a dispatch mode (FlopCounterMode, FakeTensorMode), which sees its own thread's operations only.
+
+    Replicas that all compute on the CPU then do so in the caller's thread, one after the other.
+    """
+    watching = torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+    return watching and all(device.type == "cpu" for device in devices)
 
 
 def _place(value: Any) -> torch.device:
@@ -120,7 +129,9 @@ class CallerState:
     @classmethod
     def of(cls, devices: Sequence[torch.device]) -> CallerState:
         """The state of this thread, for replicas on these devices."""
-        kinds = dict.fromkeys(("cpu", *(device.type for device in devices)))
+        kinds = filter(
+            torch.amp.is_autocast_available, dict.fromkeys(["cpu", *(device.type for device in devices)])
+        )
         on_cpu = sum(device.type == "cpu" for device in devices)
         threads = torch.get_num_threads()
         return cls(
@@ -132,7 +143,7 @@ class CallerState:
             autocast_cache=torch.is_autocast_cache_enabled(),
             default_device=torch.get_default_device(),
             streams=tuple(
-                None if device.type == "cpu" else torch.accelerator.current_stream(device)
+                None if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
                 for device in devices
             ),
             threads=threads,
