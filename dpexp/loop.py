@@ -108,7 +108,7 @@ def prepare(config: RunConfig, *, try_one_batch: bool = True) -> Prepared:
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     strategy = STRATEGIES[config.strategy](config)
-    strategy.prepare(model)
+    strategy.prepare(model, selection.used)
     prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype)
     if try_one_batch:
         _try_one_batch(prepared)

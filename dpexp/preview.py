@@ -38,6 +38,7 @@ class Preview:
     splits: list[Row]
     shapes: list[Row]
     memory: dict[str, dict[str, int]]
+    note: str
 
 
 def preview(config: RunConfig) -> Preview:
@@ -55,6 +56,7 @@ def preview(config: RunConfig) -> Preview:
         splits=_splits(placed, _sizes(prepared)),
         shapes=predicted.shapes,
         memory=predicted.memory,
+        note=predicted.note,
     )
 
 

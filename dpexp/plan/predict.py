@@ -18,7 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from dpexp import devices
 from dpexp.config import ConfigError, PlaceOptions
@@ -34,10 +38,15 @@ _OURS = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rows of ``shapes`` as ``observe`` gives them, and bytes by device: parameters, gradients, outputs."""
+    """Rows of ``shapes`` as ``observe`` gives them, and bytes of parameters and buffers by device.
+
+    ``note`` says so where the model looks at values, which fake tensors have not: the batches were then
+    run for real on emulated devices, which does not show layouts that mix devices.
+    """
 
     shapes: list[Row]
     memory: dict[str, dict[str, int]]
+    note: str = ""
 
 
 class PlacementError(ConfigError):
@@ -50,25 +59,37 @@ def predict(
     """The shapes of every module's calls for these batches, without computing one number.
 
     ``model`` and ``batches`` are real and stay as they are. Raises PlacementError where the layout mixes
-    devices. What a model does with the values of a tensor cannot be predicted: ValueError.
+    devices.
     """
     stands = [torch.device("cpu", index) for index, _ in enumerate(used)]
     names = {str(stand): devices.label(device) for stand, device in zip(stands, used, strict=True)}
     portable = _portable(strategy, names)
+    batches = list(batches)
     mode = FakeTensorMode()
     fake = _fake_module(model, mode)
     given = [map_tensors(mode.from_tensor, inputs) for inputs in batches]
     with mode, devices.prediction():
         placed = portable.place(fake, stands, Timer())
+        note = ""
         try:
             shapes = observe(placed, given)
         except Exception as error:
-            raise _explained(error, names) from error
-        memory = _memory(device_map(placed), shapes)
+            if not _looks_at_values(error):
+                raise _explained(error, names) from error
+            note = "the model looks at values: one forward was run on emulated devices instead"
+    if note:
+        placed = portable.place(copy.deepcopy(model), stands, Timer())
+        shapes = observe(placed, batches)
     return Prediction(
         [{**row, "device": names.get(row["device"], row["device"])} for row in shapes],
-        {names.get(device, device): bytes_ for device, bytes_ in memory.items()},
+        {names.get(device, device): held for device, held in _memory(device_map(placed)).items()},
+        note,
     )
+
+
+def _looks_at_values(error: Exception) -> bool:
+    """Whether an operation needed the values of a tensor: a length to pad to, a branch taken by a number."""
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -96,8 +117,8 @@ def _renamed(entry: str, stands: dict[str, str]) -> str:
     return f"{pattern}={stands.get(name.strip(), name)}"
 
 
-def _memory(rows: list[Row], shapes: list[Row]) -> dict[str, dict[str, int]]:
-    """Bytes by device: parameters and buffers with those of replicas, and the outputs of a batch's leaves."""
+def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:
+    """Bytes by device: parameters and buffers, with those of replicas."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         for device in [row["device"], *row["replicas"]]:

@@ -6,15 +6,17 @@ Importing this package costs nothing: each function imports what it needs when i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpexp.record import Record, Row
 
 if TYPE_CHECKING:
+    from dpexp.report.compare import Comparison
     from dpexp.report.findings import Finding
 
-__all__ = ["findings", "html", "note", "preview", "render", "summary"]
+__all__ = ["compare", "findings", "html", "note", "preview", "render", "summary"]
 
 
 def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
@@ -39,6 +41,13 @@ def html(record: Record) -> str:
     from dpexp.report import page
 
     return page.fragment(record)
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """The runs of these folders, grouped, ranked where they may be, each difference with its interval."""
+    from dpexp.report.compare import compare
+
+    return compare(folders)
 
 
 def findings(record: Record) -> list[Finding]:

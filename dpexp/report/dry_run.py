@@ -27,7 +27,7 @@ def text(planned: Row) -> str:
         "Batch split",
         *(_table(map(_split, planned["splits"])) if planned["splits"] else ["  none: no batch is split"]),
         "",
-        "Shapes",
+        f"Shapes{': ' * bool(planned['note'])}{planned['note']}",
         *_table(map(_called, planned["shapes"])),
         "",
         "Dry run: nothing was run or written.",

@@ -11,13 +11,15 @@ inputs lie elsewhere. ``hybrid`` is the case that has a name: some modules on th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from dpexp.config import ConfigError, PlaceOptions
-from dpexp.devices import HOST, label, mark, on, place, whereabouts
+from dpexp.devices import HOST, is_virtual, label, mark, on, place, whereabouts
 from dpexp.nested import tensors
 from dpexp.strategies.base import Needs, Placed, Strategy
 from dpexp.strategies.wrapping import (
@@ -111,8 +113,21 @@ class Outputs(Wrapper):
         self.transfer = Transfer(device, timer)
 
     def forward(self, *inputs: Any) -> Any:
-        outputs = self.module(*inputs)
+        with Following() if is_virtual(self.device) else nullcontext():
+            outputs = self.module(*inputs)
         return self.transfer(outputs) if elsewhere(outputs, self.device, self.device) else outputs
+
+
+class Following(TorchFunctionMode):
+    """What is computed from a marked tensor is marked alike, as real tensors know their device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors((args, kwargs)):
+            device = whereabouts(tensor, HOST)
+            if device != HOST:
+                return mark(result, device)
+        return result
 
 
 def elsewhere(value: Any, device: torch.device, default: torch.device) -> bool:
