@@ -25,7 +25,7 @@ from dpexp.report.story import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
 PLAIN = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
-NARROWEST, ROOMY, WIDEST, PIPED = 40, 72, 140, 100
+NARROWEST, WIDEST, PIPED = 40, 160, 100
 
 
 def text(sections: Sequence[Section], *, width: int | None = None, color: bool | None = None) -> str:
@@ -75,7 +75,7 @@ def render(section: Section, width: int) -> RenderableType:
     if section.bars:
         body.append(_bars(section.bars, width))
     if section.table is not None and section.table.rows:
-        body.append(_grid(section.table) if width >= ROOMY else _list(section.table))
+        body.append(_fitting(section.table, width - 2))
         if section.table.more:
             body.append(Text(f"… and {section.table.more} more rows, in MLflow's tables", style="dim"))
     if section.commands:
@@ -100,15 +100,22 @@ def _grid(table: Table) -> RenderableType:
     return grid
 
 
+def _fitting(table: Table, width: int) -> RenderableType:
+    """The table where every row is at most two lines high, else a list of its rows."""
+    longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    return _grid(table) if sum(longest) + 2 * len(longest) <= 1.4 * width else _list(table)
+
+
 def _list(table: Table) -> RenderableType:
-    """A table for a narrow terminal: a line a row, what equals the row above left out."""
+    """A table for a narrow terminal: a line a row, a first word that equals the one above left out."""
     lines: list[RenderableType] = []
     above = ""
     for row in table.rows:
         if row[0] != above:
             lines.append(Text(row[0], style="dim"))
             above = row[0]
-        lines.append(Padding(Text("; ".join(row[1:])), (0, 0, 0, 2)))
+        told = (f"{column} {word}" for column, word in zip(table.columns[1:], row[1:], strict=True))
+        lines.append(Padding(Text("; ".join(told)), (0, 0, 0, 2)))
     return Group(*lines)
 
 
