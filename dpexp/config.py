@@ -161,6 +161,7 @@ class RunConfig:
     steps: int = option(100, "Measured steps.", min=1)
     epochs: int | None = option(None, "Train for so many epochs instead of --steps.", min=1)
     warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0)
+    phase_steps: int = option(20, "Steps timed phase by phase, after the measured ones.", min=0)
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)

@@ -32,9 +32,8 @@ from dpexp.verify import NOT_CHECKED, VerificationError, digest, naming_the_modu
 FLUSH_SECONDS = 0.5
 """Longest time that measured steps wait in memory: what a SIGKILL can lose."""
 
-PHASE_STEPS = 20
 PHASE_SECONDS = 5.0
-"""The phase pass ends after so many steps, or so many seconds and three steps."""
+"""The phase pass ends after ``--phase-steps``, or so many seconds and three steps."""
 
 
 class RunError(RuntimeError):
@@ -378,7 +377,7 @@ class Trial:
         """A pass of its own, with a recording timer."""
         self.progress.begin("phases")
         started = time.perf_counter()
-        for index, batch in enumerate(islice(self._forever(), PHASE_STEPS)):
+        for index, batch in enumerate(islice(self._forever(), self.prepared.config.phase_steps)):
             with self.timer.step():
                 self.step(batch)
             if index >= 2 and time.perf_counter() - started > PHASE_SECONDS:
