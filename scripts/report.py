@@ -36,7 +36,7 @@ def report(runs: Runs = None, out: Out = None) -> None:
     work; a difference within the noise is called that.
     """
     from dpexp.report import comparison, terminal
-    from dpexp.report.compare import compare
+    from dpexp.report.ranking import compare
 
     compared = compare(folders(runs or []))
     typer.echo(terminal.text(comparison.tell(compared)))

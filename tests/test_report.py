@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
+import inspect
 import os
+import pkgutil
 import pty
 import re
 import struct
@@ -126,6 +129,13 @@ def test_markup_in_names_reaches_the_note_as_text() -> None:
     heading = report.note(record).splitlines()[0]
     assert "<img" not in heading
     assert "\\[a\\]" in heading
+
+
+def test_public_functions_stay_functions_after_every_module_was_imported() -> None:
+    """A submodule of the same name would take a function's place once it is imported."""
+    for module in pkgutil.iter_modules(report.__path__):
+        importlib.import_module(f"dpexp.report.{module.name}")
+    assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
 
 
 def test_run_again_repeats_the_options_that_differ_from_the_defaults() -> None:

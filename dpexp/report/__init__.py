@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dpexp.record import Record, Row
 
 if TYPE_CHECKING:
-    from dpexp.report.compare import Comparison
-    from dpexp.report.findings import Finding
+    from dpexp.report.ranking import Comparison
+    from dpexp.report.rules import Finding
 
 __all__ = ["compare", "findings", "html", "note", "preview", "render", "summary"]
 
@@ -45,14 +45,14 @@ def html(record: Record) -> str:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """The runs of these folders, grouped, ranked where they may be, each difference with its interval."""
-    from dpexp.report.compare import compare
+    from dpexp.report.ranking import compare
 
     return compare(folders)
 
 
 def findings(record: Record) -> list[Finding]:
     """What the Record's own figures say should be changed, most important first."""
-    from dpexp.report.findings import find
+    from dpexp.report.rules import find
 
     return find(record)
 

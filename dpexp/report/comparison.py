@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpexp.report import layout, units
-from dpexp.report.compare import Cell, Comparison, Group
+from dpexp.report.ranking import Cell, Comparison, Group
 from dpexp.report.stats import Interval
 from dpexp.report.story import Section, Table
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from dpexp.record import load
 from dpexp.report import palette, style, units
-from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.comparison import names, shown
 from dpexp.report.phases import Phase, phases
+from dpexp.report.ranking import Cell, Comparison, Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dpexp.report import comparison as story
 from dpexp.report import markdown, page, pictures
-from dpexp.report.compare import Comparison
 from dpexp.report.comparison_figures import phases_figure, scaling_figure
+from dpexp.report.ranking import Comparison
 
 MOST = 4
 """So many groups have a figure of their phases."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from dpexp.record import Record
 from dpexp.report import layout, units
 from dpexp.report.command import command
-from dpexp.report.findings import find
 from dpexp.report.phases import Phase, phases
+from dpexp.report.rules import find
 from dpexp.report.shapes import batches
 from dpexp.report.stats import usual_steps
 
