@@ -21,7 +21,7 @@ LAYERS = """
 dpexp
 run  preview  cli
 loop  plan                                  |  tracking
-observe  verify                             |  report
+observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |
 devices  distributed  environment  progress |
