@@ -35,7 +35,7 @@ from dpexp.config import (
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
-OTHER_VARIABLES = ("DPEXP_HOME",)
+OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Variables of the prefix that are no option."""
 
 

@@ -9,6 +9,7 @@ folder nor a row in the store, before the run has been prepared and nothing spea
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import traceback
@@ -24,6 +25,9 @@ from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
     from dpexp.loop import Prepared, Progress
+
+PARENT = "DPEXP_PARENT"
+"""The environment variable that names the sweep, by its run id, that a run belongs to."""
 
 
 class Terminated(BaseException):
@@ -94,7 +98,7 @@ def _open(prepared: Prepared) -> Journal:
     from dpexp import loop
 
     journal = Journal(home() / "runs", new_run_id())
-    journal.set(loop.describe(prepared))
+    journal.set(loop.describe(prepared), parent=os.environ.get(PARENT, ""))
     journal.flush()
     return journal
 
