@@ -112,7 +112,7 @@ def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
     meta = field.metadata
     names = [meta["flag"] or flag_name(field.name)]
-    text = meta["help"] + (f" One of {', '.join(meta['choices'])}." if meta["choices"] else "")
+    text = meta["help"] + (f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else "")
     info = typer.Option(
         *names,
         help=text,

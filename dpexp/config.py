@@ -147,7 +147,7 @@ class RunConfig:
     )
     data: str = option(
         "random",
-        "Data source: random[:samples=100], digits, text:PATH, arrays:FILE.npz.",
+        "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, pkg.mod:factory.",
         metavar="SOURCE",
     )
     loss: str = option(
@@ -165,6 +165,12 @@ class RunConfig:
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
+    autocast: str = option(
+        "", "Mixed precision: the type that forwards compute in where that is safe.", choices=("", "bfloat16")
+    )
+    compile: bool = option(
+        False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
+    )
     seed: int = option(0, "Seed of weights, data and order.", min=0, max=2**63 - 1)
     threads: int | None = option(None, "CPU threads of torch. Default: torch's own choice.", min=1)
     devices: str = option(
@@ -293,7 +299,7 @@ def _validate(holder: object, field: dataclasses.Field[Any]) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(
-            f"{name} '{value}': it is one of {', '.join(choices)}{did_you_mean(value, choices)}"
+            f"{name} '{value}': it is one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
         )
     if isinstance(value, float) and value != value:
         raise ConfigError(f"{name} nan: it must be a number")

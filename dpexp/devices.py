@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -249,6 +249,13 @@ def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
         return value.to(physical(device), non_blocking=non_blocking)
     return nested.map_tensors(lambda tensor: tensor.to(physical(device), non_blocking=non_blocking), value)
+
+
+def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
+    """Mixed precision for forwards on this kind of device; does nothing where ``dtype`` is empty."""
+    if not dtype:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
 # --- clocks and memory ---------------------------------------------------------------------------

@@ -8,10 +8,11 @@ loss, backward, optimizer. Losses stay on the device until the journal is writte
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from torch import nn
 from dpexp import data, devices, models, nested
 from dpexp.config import ConfigError, RunConfig
 from dpexp.data import Batch, Dataset
+from dpexp.diagnosis import changed_in_forward, first_not_finite
 from dpexp.environment import environment
 from dpexp.observe import device_map, observe
 from dpexp.record import Journal, Row, now
@@ -31,6 +33,9 @@ from dpexp.verify import NOT_CHECKED, VerificationError, digest, naming_the_modu
 
 FLUSH_SECONDS = 0.5
 """Longest time that measured steps wait in memory: what a SIGKILL can lose."""
+
+REPLAY_SECONDS = 60.0
+"""A run that went wrong later than this is not trained anew to find the module that did it."""
 
 PHASE_SECONDS = 5.0
 """The phase pass ends after ``--phase-steps``, or so many seconds and three steps."""
@@ -68,6 +73,7 @@ class Prepared:
     model: nn.Module
     data: Dataset
     dtype: torch.dtype
+    note: str = ""
 
     @property
     def execution(self) -> str:
@@ -107,20 +113,57 @@ def prepare(config: RunConfig, *, try_one_batch: bool = True) -> Prepared:
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     strategy = STRATEGIES[config.strategy](config)
+    if config.compile and not strategy.needs.compile:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.needs.compile)
+        raise ConfigError(
+            f"--compile: {config.strategy} makes its replicas anew at every step, and each would be compiled "
+            f"anew; {able} compile once"
+        )
     strategy.prepare(model, selection.used)
+    _check_model(model, config)
     prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype)
     if try_one_batch:
         _try_one_batch(prepared)
     return prepared
 
 
+def _check_model(model: nn.Module, config: RunConfig) -> None:
+    """ConfigError for a model that cannot be trained, or not be copied where verification must copy it."""
+    parameters = list(model.parameters())
+    if not config.eval and not any(parameter.requires_grad for parameter in parameters):
+        found = (
+            "has no parameters" if not parameters else f"has {len(parameters)} parameters, all of them frozen"
+        )
+        raise ConfigError(f"the model {found}: there is nothing to train; --eval runs it forward only")
+    if config.check:
+        try:
+            copy.deepcopy(model)
+        except Exception as error:
+            raise ConfigError(
+                f"the model cannot be copied ({type(error).__name__}: {error}), "
+                "and verification compares copies: --no-check runs it without"
+            ) from error
+
+
 def _try_one_batch(prepared: Prepared) -> None:
-    """The model on the host takes the first batch, and the loss its outputs: else ConfigError."""
+    """The model on the host takes the first batch, and the loss its outputs: else ConfigError.
+
+    Afterwards model and random state are as before; ``note`` tells what the forward changed of the model.
+    """
     batch = next(prepared.batches(0))
     state = torch.get_rng_state()
     kept = {name: buffer.clone() for name, buffer in prepared.model.named_buffers()}
-    with torch.no_grad(), naming_the_module(prepared.model):
+    with (
+        changed_in_forward(prepared.model) as changed,
+        torch.no_grad(),
+        devices.autocast(devices.HOST, prepared.config.autocast),
+        naming_the_module(prepared.model),
+    ):
         outputs = prepared.model(*batch.inputs)
+    if changed():
+        prepared.note = (
+            f"the model changes {', '.join(changed())} in its forward: what replicas change is lost"
+        )
     with torch.no_grad():
         try:
             loss = prepared.data.loss(outputs, batch.targets)
@@ -209,14 +252,9 @@ def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
         return
     progress.begin("verify")
     batch = next(prepared.batches(0))
-    result = verify(
-        prepared.model,
-        prepared.strategy,
-        prepared.selection.used,
-        prepared.data,
-        batch,
-        train=not config.eval,
-    )
+    result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
+    if prepared.note:
+        result = replace(result, note="; ".join(filter(None, (result.note, prepared.note))))
     journal.set(verification=result.to_dict())
     if not result.passed:
         raise VerificationError(
@@ -240,6 +278,7 @@ class Trial:
     _times_ms: list[float] = field(default_factory=list)
     _rows: list[int] = field(default_factory=list)
     _done: int = 0
+    _started: float = 0.0
 
     def __post_init__(self) -> None:
         config = self.prepared.config
@@ -266,7 +305,8 @@ class Trial:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         placed = self.placed
-        outputs = placed.module(*self._brought(batch.inputs, placed.input_device))
+        with devices.autocast(placed.output_device, self.prepared.config.autocast):
+            outputs = placed.module(*self._brought(batch.inputs, placed.input_device))
         with self.timer.phase("loss", placed.output_device):
             return self.prepared.data.loss(outputs, self._brought(batch.targets, placed.output_device))
 
@@ -290,6 +330,7 @@ class Trial:
         per_epoch = math.ceil(self.prepared.data.samples / config.batch_size)
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
+        self._started = time.perf_counter()
         for epoch in range(math.ceil(total / per_epoch)):
             self._time(islice(self.prepared.batches(epoch), total - epoch * per_epoch))
             if config.epochs is not None:
@@ -340,17 +381,26 @@ class Trial:
         self._done += done
 
     def _not_finite(self, step: int, loss: float) -> str:
-        first = next(
-            (
-                name
-                for name, each in named_parameters(self.placed.module).items()
-                if not each.isfinite().all()
-            ),
-            None,
-        )
-        where = f"; parameter '{first}' is not finite either" if first else ""
+        module = self._module_of(step) if time.perf_counter() - self._started < REPLAY_SECONDS else None
+        made = "" if module is None else f"; the first to make it was {module}"
         smaller = f"try a smaller --lr than {self.prepared.config.lr:g}"
-        return f"the loss became {loss} in step {step}{where}: {smaller}"
+        return f"the loss became {loss} in step {step}{made}: {smaller}"
+
+    def _module_of(self, step: int) -> str:
+        """Train anew from the same seed up to that step, and watch it: the weights here are spoilt by now."""
+        anew = replace(self, prepared=prepare(self.prepared.config), timer=Timer(), progress=Silent())
+        anew.placed = anew.prepared.strategy.place(
+            anew.prepared.model, anew.prepared.selection.used, anew.timer
+        )
+        anew.__post_init__()
+        anew.warm_up()
+        batches = self._forever()
+        for batch in islice(batches, step):
+            anew.step(batch)
+        with first_not_finite(anew.placed.module) as found, torch.no_grad():
+            anew._forward(next(batches))
+        name = found()
+        return "the loss" if name is None else f"module '{name}'" if name else "the model itself"
 
     def take_stock(self) -> None:
         """Digests of the trained weights and of their outputs, and peak memory."""

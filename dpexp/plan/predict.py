@@ -29,7 +29,7 @@ from dpexp.config import ConfigError, PlaceOptions
 from dpexp.nested import map_tensors
 from dpexp.observe import device_map, observe
 from dpexp.record import Row
-from dpexp.strategies import STRATEGIES, Strategy
+from dpexp.strategies import Strategy
 from dpexp.timing import Timer
 
 _TORCH = Path(torch.__file__).parent
@@ -104,12 +104,12 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def _portable(strategy: Strategy, names: dict[str, str]) -> Strategy:
     """The same strategy for the stand-in devices, which torch.nn.parallel does not know."""
-    config = dataclasses.replace(strategy.config, backend="portable")
+    config = dataclasses.replace(strategy.config, backend="portable", compile=False)
     if isinstance(config.options, PlaceOptions):
         stands = {name: stand for stand, name in reversed(names.items())}
         place = tuple(_renamed(entry, stands) for entry in config.options.place)
         config = dataclasses.replace(config, options=PlaceOptions(place))
-    return STRATEGIES[config.strategy](config)
+    return strategy.configured(config)
 
 
 def _renamed(entry: str, stands: dict[str, str]) -> str:

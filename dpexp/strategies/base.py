@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,10 +34,12 @@ class Needs:
 
     ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
     ``prediction``: True if the user's layout may mix devices, which must be found out before a run opens.
+    ``compile``: False if its modules are made anew at every step, so that compiling them never ends.
     """
 
     devices: bool
     prediction: bool = False
+    compile: bool = True
 
 
 class Strategy(ABC):
@@ -47,6 +50,18 @@ class Strategy(ABC):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+
+    def configured(self, config: RunConfig) -> Strategy:
+        """The same strategy with another config."""
+        other = copy.copy(self)
+        other.config = config
+        return other
+
+    def compiled(self, module: nn.Module) -> nn.Module:
+        """The module, compiled in place where the run asks for it; it keeps its class and its names."""
+        if self.config.compile:
+            module.compile()
+        return module
 
     def prepare(  # noqa: B027 - most strategies have nothing to refuse
         self, model: nn.Module, devices: Sequence[torch.device]

@@ -23,7 +23,7 @@ class Block(Strategy):
     """What is not wrapped sees the whole batch; each wrapped block splits and gathers it anew."""
 
     name = "block"
-    needs = Needs(devices=True)
+    needs = Needs(devices=True, compile=False)
 
     def blocks(self, model: nn.Module) -> tuple[str, ...]:
         """The names of the submodules to wrap. Raises ConfigError for one that the model does not have."""

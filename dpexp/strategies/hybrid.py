@@ -50,6 +50,10 @@ class Hybrid(Strategy):
         return matching(model, self.options.host, "--host")
 
     def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        if self.config.compile and len(devices) > 1:
+            raise ConfigError(
+                f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
+            )
         for name in self.hosts(model):
             module = model.get_submodule(name)
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
@@ -78,7 +82,7 @@ class Hybrid(Strategy):
     def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
         place(child, stages.device)
         if len(stages.devices) < 2 or not list(child.parameters()):
-            return child
+            return self.compiled(child)
         return data_parallel_module(child, stages.devices, self.config, stages.timer)
 
 

@@ -68,7 +68,7 @@ class Place(Strategy):
 
         def on_device(name: str, child: nn.Module) -> nn.Module:
             device = placement.get(name, first)
-            return OnDevice(place(child, device), device, first, timer)
+            return OnDevice(self.compiled(place(child, device)), device, first, timer)
 
         rewire(model, placement, on_device, lambda module: place_own(module, first))
         used = tuple(dict.fromkeys((first, *placement.values())))
