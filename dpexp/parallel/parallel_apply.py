@@ -69,7 +69,7 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 outcomes[replica].error = error
 
-    if count == 1 or is_predicting() or _is_watched(where):
+    if count <= 1 or is_predicting() or _is_watched(where):
         for replica in range(count):
             forward(replica)
     else:
