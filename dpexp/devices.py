@@ -247,7 +247,7 @@ def whereabouts(tensor: torch.Tensor, default: torch.device) -> torch.device:
 def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
     """The nested value with every tensor on the device; what is there already is not copied."""
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(physical(device), non_blocking=non_blocking)
+        return value.to(physical(device), non_blocking=non_blocking)  # type: ignore[arg-type]
     return nested.map_tensors(lambda tensor: tensor.to(physical(device), non_blocking=non_blocking), value)
 
 

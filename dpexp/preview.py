@@ -6,9 +6,12 @@ The model is built, laid out and run on fake tensors; no number is computed and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
+
+import torch
 
 from dpexp import devices, loop
 from dpexp.config import RunConfig
@@ -69,19 +72,18 @@ def _sizes(prepared: loop.Prepared) -> dict[int, int]:
 def _one_of_each_size(prepared: loop.Prepared) -> Iterator[tuple[Any, ...]]:
     first = next(prepared.batches(0))
     for rows in _sizes(prepared):
-        inputs: tuple[Any, ...] = map_tensors(lambda tensor, rows=rows: tensor[:rows], first.inputs)
-        yield inputs
+        yield map_tensors(itemgetter(slice(rows)), first.inputs)
 
 
 def _splits(placed: Placed, sizes: dict[int, int]) -> list[Row]:
     splits: list[Row] = []
-    wrappers = [part for part in parts(placed.module) if isinstance(part.module, Wrapper)]
-    for part in wrappers:
-        places = part.module.places
+    wrapped = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    for name, wrapper in wrapped:
+        places: Sequence[torch.device] = wrapper.places
         for rows, batches in sizes.items():
             if places:
                 cut = pieces(rows, places)
                 used = [devices.label(device) for device in places[: len(cut)]]
-                row = {"module": part.name, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
+                row = {"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
                 splits.append(row)
     return splits

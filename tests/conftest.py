@@ -25,6 +25,8 @@ def in_ci() -> bool:
 def pytest_configure() -> None:
     """MLflow reads this while it is imported: no test reports to its makers."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    # Models of a few numbers gain nothing from a second thread, and with every core busy they lose much.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_unconfigure() -> None:

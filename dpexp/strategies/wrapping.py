@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -207,4 +207,4 @@ def place_own(module: nn.Module, device: torch.device) -> None:
 
 def replace(parent: nn.Module, key: str, module: nn.Module) -> None:
     """Put ``module`` where ``parent.key`` is; works for Sequential and ModuleList, whose keys are numbers."""
-    cast("dict[str, nn.Module | None]", parent._modules)[key] = module
+    parent._modules[key] = module
