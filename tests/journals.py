@@ -35,7 +35,15 @@ def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
         },
         "data": {"name": "random", "samples": 100, "description": "seeded", "sha256": "ab" * 32},
         "devices": {"requested": ["cpu:0", "cpu:1"], "used": ["cpu:0", "cpu:1"], "output": "cpu:0"},
-        "verification": {"checked": True, "passed": True, "tolerance": 1e-12, "output_error": 3e-16},
+        "verification": {
+            "checked": True,
+            "dtype": "float64",
+            "output_error": 3e-16,
+            "gradient_error": 2e-16,
+            "tolerance": 1e-12,
+            "passed": True,
+            "note": "",
+        },
     }
     journal.set(facts | changes)
     journal.flush()
