@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-run  preview  cli
+sweep
+run  preview  cli  experiment
 loop  plan                                  |  tracking
 observe  verify  diagnosis                  |  report
 strategies                                  |
