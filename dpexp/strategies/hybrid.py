@@ -24,8 +24,8 @@ from torch import nn
 from dpexp import parallel
 from dpexp.config import ConfigError, HybridOptions
 from dpexp.devices import HOST, move, on, physical, place
-from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.data_parallel import data_parallel_module
+from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.wrapping import Transfer, Wrapper, matching, place_own, rewire
 from dpexp.timing import Timer
 
@@ -33,7 +33,7 @@ MICRO_BATCHES = 2
 """Parts of a pipelined batch. Two gradients add up to the same bits in either order; three need not."""
 
 
-class Hybrid(Strategy):
+class Hybrid(Replicating):
     """Host modules by name (default ``embedding``); every other module on the accelerators."""
 
     name = "hybrid"
@@ -50,6 +50,7 @@ class Hybrid(Strategy):
         return matching(model, self.options.host, "--host")
 
     def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        super().prepare(model, devices)
         if self.config.compile and len(devices) > 1:
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"

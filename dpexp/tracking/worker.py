@@ -83,7 +83,6 @@ class Worker:
             self._pipe.wait()
         journal = self._pipe.journal
         if journal is None:
-            self._store.close_unused()
             return None
         sys.stderr = Log(journal.with_name(LOG))
         sampler = system.start(journal.with_name(SYSTEM), os.getppid())
