@@ -69,6 +69,8 @@ def _judge(claim: Claim, names: Sequence[str], cells: Cells) -> Verdict:
         outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, name, cells)
         results.append((outcome, f"{name}: {figures}" if len(names) > 1 else figures))
     worst = min(results, key=lambda result: WORST.index(result[0]))
+    if worst[0] == HOLDS and not kind.is_timed and len(names) > 1:
+        worst = (HOLDS, f"in all {len(names)} cells")
     return Verdict(claim, *worst, kind.is_timed)
 
 
