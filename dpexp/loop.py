@@ -279,6 +279,7 @@ class Trial:
     _rows: list[int] = field(default_factory=list)
     _done: int = 0
     _started: float = 0.0
+    _due: float = 0.0
 
     def __post_init__(self) -> None:
         config = self.prepared.config
@@ -331,17 +332,18 @@ class Trial:
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
         self._started = time.perf_counter()
+        self._due = self._started + FLUSH_SECONDS
         for epoch in range(math.ceil(total / per_epoch)):
             self._time(islice(self.prepared.batches(epoch), total - epoch * per_epoch))
             if config.epochs is not None:
                 self._log_accuracy()
         if config.epochs is None:
             self._log_accuracy()
+        self._write()
 
     def _time(self, batches: Iterator[Batch]) -> None:
         clock, used = time.perf_counter, self.placed.devices
         waits = any(device.type != "cpu" for device in used)
-        due = clock() + FLUSH_SECONDS
         for batch in batches:
             if waits:
                 devices.synchronize(used)
@@ -353,10 +355,8 @@ class Trial:
             self._times_ms.append((end - start) * 1e3)
             self._losses.append(loss)
             self._rows.append(batch.rows)
-            if end >= due:
+            if end >= self._due:
                 self._write()
-                due = clock() + FLUSH_SECONDS
-        self._write()
 
     def _write(self) -> None:
         """Put the measured steps into the journal. Raises RunError at a loss that is no number."""
@@ -373,6 +373,7 @@ class Trial:
         )
         self._losses, self._times_ms, self._rows = [], [], []
         self.journal.flush()
+        self._due = time.perf_counter() + FLUSH_SECONDS
         self.on_flush()
         self.progress.advance(done, last_ms, losses[-1])
         for index, loss in enumerate(losses):
@@ -441,8 +442,6 @@ class Trial:
         value = accuracy(self.placed, self.prepared.data.test, self.prepared.config.batch_size)
         if value is not None:
             self.journal.extend({"metrics.accuracy": [value]})
-            self.journal.flush()
-            self.on_flush()
 
 
 def accuracy(placed: Placed, test: Dataset | None, batch_size: int) -> float | None:
