@@ -24,6 +24,7 @@ from dpexp.config import ConfigError, RunConfig
 from dpexp.data import Batch, Dataset
 from dpexp.diagnosis import changed_in_forward, first_not_finite
 from dpexp.environment import environment
+from dpexp.mistakes import told
 from dpexp.observe import device_map, observe
 from dpexp.record import Journal, Row, now
 from dpexp.strategies import STRATEGIES, Placed, Strategy
@@ -91,7 +92,8 @@ class Prepared:
         where = (
             "cpu" if not used else f"{len(used)}x{used[0].type}" if len(used) > 1 else devices.label(used[0])
         )
-        model = self.config.model.partition(":")[0]
+        spec = models.parse(self.config.model)
+        model = spec.name or spec.factory.rpartition(":")[2]
         return f"{self.config.strategy}-{model}-{where}"
 
     def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
@@ -167,12 +169,13 @@ def _try_one_batch(prepared: Prepared) -> None:
     with torch.no_grad():
         try:
             loss = prepared.data.loss(outputs, batch.targets)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:
             found = ", ".join(str(tuple(shape)) for shape in nested.shapes(outputs))
             wanted = ", ".join(str(tuple(shape)) for shape in nested.shapes(batch.targets))
             raise ConfigError(
-                f"the loss does not take the model's outputs {found} with targets {wanted}: "
-                f"{str(error).splitlines()[0]}"
+                f"the loss does not take the model's outputs {found} with targets {wanted}: {told(error)}"
             ) from error
         for name, buffer in prepared.model.named_buffers():
             buffer.copy_(kept[name])
@@ -259,8 +262,8 @@ def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
     if not result.passed:
         raise VerificationError(
             f"{config.strategy} does not compute what a single device computes: relative error of outputs "
-            f"{result.output_error}, of gradients {result.gradient_error}, allowed {result.tolerance:g}. "
-            "--no-check runs it all the same"
+            f"{result.output_error}, of gradients {result.gradient_error}, allowed {result.tolerance:g}"
+            f"{f' ({result.note})' if result.note else ''}. --no-check runs it all the same"
         )
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.config import RunConfig, home
 from dpexp.progress import Bar
-from dpexp.record import Journal, Record, finish, new_run_id, now
-from dpexp.tracking import Delivery, Uploader
+from dpexp.record import Journal, JournalError, Record, finish, new_run_id, now
+from dpexp.tracking import Delivery, Uploader, how_to_deliver
 
 if TYPE_CHECKING:
     from dpexp.loop import Prepared, Progress
@@ -65,7 +65,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
 
 
 def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
-    """Like ``run``, but a run that ended early is an Outcome as well. Raises ConfigError alone."""
+    """Like ``run``, but a run that ended early is an Outcome as well.
+
+    Raises ConfigError, and whatever else keeps a run from starting: then nothing was written.
+    """
     uploader = Uploader.start(home()) if config.track else None
     try:
         prepared = _prepare(config)
@@ -78,8 +81,17 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
         uploader.open(journal.path)
     error = _recorded(prepared, journal, uploader, quiet)
     record = finish(journal.path)
-    delivery = uploader.finish(config.track_timeout) if uploader is not None else None
+    delivery = _delivered(uploader, record, config.track_timeout) if uploader is not None else None
     return Outcome(record, delivery, error)
+
+
+def _delivered(uploader: Uploader, record: Record, timeout_s: float) -> Delivery:
+    """Wait for the last delivery, at most so long, or until Ctrl-C."""
+    try:
+        return uploader.finish(timeout_s)
+    except KeyboardInterrupt:
+        how = how_to_deliver(record.run_id)
+        return Delivery(False, f"not waited for; the uploader goes on alone; to make sure: {how}")
 
 
 def _prepare(config: RunConfig) -> Prepared:
@@ -97,8 +109,9 @@ def _prepare(config: RunConfig) -> Prepared:
 def _open(prepared: Prepared) -> Journal:
     from dpexp import loop
 
+    facts = loop.describe(prepared)
     journal = Journal(home() / "runs", new_run_id())
-    journal.set(loop.describe(prepared), parent=os.environ.get(PARENT, ""))
+    journal.set(facts, parent=os.environ.get(PARENT, ""))
     journal.flush()
     return journal
 
@@ -125,7 +138,10 @@ def _recorded(
         except Exception as raised:
             error, status = raised, "failed"
     journal.set(status=status, ended=now(), error=_described(error))
-    journal.close()
+    try:
+        journal.close()
+    except JournalError as raised:
+        return error or raised
     return error
 
 

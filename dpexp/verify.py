@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpexp import devices, nested
 from dpexp.config import ConfigError, RunConfig
 from dpexp.data import Batch, Dataset
+from dpexp.mistakes import told
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy
 from dpexp.strategies.wrapping import named_parameters
@@ -77,14 +78,16 @@ def verify(
     plain = strategy.configured(replace(strategy.config, autocast="", compile=False))
     case = Case(model, data, batch)
     expected = case.on_single_device(dtype, plain.config)
-    output_error, gradient_error = errors(case.laid_out(plain, used, dtype), expected)
+    found = case.laid_out(plain, used, dtype)
+    output_error, gradient_error = errors(found, expected)
     tolerance = TOLERANCE[dtype]
     passed = all(error is None or error <= tolerance for error in (output_error, gradient_error))
     rounding = _rounding(case, strategy, used, expected)
     if rounding is not None:
         passed = passed and bool(rounding["passed"])
     name = str(dtype).removeprefix("torch.")
-    return Verification(True, name, output_error, gradient_error, tolerance, passed, case.note(), rounding)
+    note = "; ".join(filter(None, (_other_shapes(found, expected), case.note())))
+    return Verification(True, name, output_error, gradient_error, tolerance, passed, note, rounding)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,12 @@ def errors(found: Result, expected: Result) -> tuple[float, float | None]:
         return relative_error(found.outputs, expected.outputs), None
     both = (_complete(each.gradients, names, (expected, found)) for each in (found, expected))
     return relative_error(found.outputs, expected.outputs), relative_error(*both)
+
+
+def _other_shapes(found: Result, expected: Result) -> str:
+    """``outputs (2,) instead of ()``; empty where the shapes are the same."""
+    told = [", ".join(str(tuple(each.shape)) for each in result.outputs) for result in (found, expected)]
+    return "" if told[0] == told[1] else f"outputs {told[0]} instead of {told[1]}"
 
 
 def _rounding(case: Case, strategy: Strategy, used: Sequence[torch.device], exact: Result) -> Row | None:
@@ -257,7 +266,7 @@ def _misfit(name: str, module: nn.Module, given: list[torch.Tensor], error: Exce
     where = f"module '{name}'" if name else "the model"
     inside = "" if any(True for _ in module.children()) else f" ({module})"
     shown = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in given]
-    cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    cause = told(error)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and given and given[0].numel():
         low, high = int(given[0].min()), int(given[0].max())
         if low < 0 or high >= module.num_embeddings:

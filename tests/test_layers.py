@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = """
 dpexp
 sweep  reproduce
-run  preview  inventory  cli  experiment
+run  preview  inventory  cli
 loop  plan                                  |  tracking
 observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |
 devices  distributed  environment  progress |
 features  spec  nested  experiment
+mistakes
 config  record
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""

@@ -85,8 +85,8 @@ class Journal:
 
     def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
         """Append to lists of the Record."""
-        for key, items in values.items():
-            self._extend.setdefault(key, []).extend(items)
+        added = {key: [*self._extend.get(key, ()), *items] for key, items in values.items()}
+        self._extend = self._extend | added  # at once: Ctrl-C comes before or after, not between two lists
 
     def flush(self) -> None:
         """Write what is buffered as one line, and wait until the disk has it. Raises JournalError."""
