@@ -91,14 +91,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Lines:
-    """The metric over x, a line a series; with ``against`` its ratio to that cell at the same x."""
+    """The metric over x, a line a series; with ``against`` its ratio to the cell that stands there."""
 
     title: str
     metric: str
     x: str
     series: Mapping[str, Mapping[float, str]]
     """{label: {x: cell}}"""
-    against: Mapping[float, str] = field(default_factory=dict)
+    against: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
     y: str = ""
 
 

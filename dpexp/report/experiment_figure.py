@@ -101,7 +101,7 @@ def _line(spec: Lines, label: str, points: Mapping[float, str], cells: Cells) ->
     kind, _ = metric(spec.metric)
     row: Row = {"label": label, "x": [], "y": [], "low": [], "high": []}
     for x, cell in points.items():
-        other = spec.against.get(x)
+        other = spec.against.get(label, {}).get(x)
         if not cells.get(cell) or (other and not cells.get(other)):
             continue
         if kind.is_timed:
