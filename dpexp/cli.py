@@ -32,6 +32,7 @@ from dpexp.config import (
     flag_name,
     option_fields,
     option_names,
+    types_of,
     unknown,
 )
 from dpexp.mistakes import told
@@ -136,7 +137,7 @@ def with_options(function: Callable[..., None], parameters: list[inspect.Paramet
 
 
 def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind, default = typing.get_type_hints(cls)[field.name], field.default
+    kind, default = types_of(cls)[field.name], field.default
     if isinstance(kind, UnionType):
         kind = next(each for each in typing.get_args(kind) if each is not type(None))
     if typing.get_origin(kind) is tuple:
