@@ -30,7 +30,6 @@ RUNS = {
     "block2": run("block", ("block2",)),
     "all-three": run("block", ("block1", "block2", "block3")),
 }
-REPEATS = 5
 
 CLAIMS = [
     Claim(
