@@ -9,7 +9,7 @@ STEPS = 300
 RUNS = {
     "single": RunConfig("single", devices="cpu", steps=STEPS, warmup=10, threads=1, track=True),
     **{
-        way: Program("ways.py", (way, str(STEPS)))
+        way: Program("ways.py", (way, str(STEPS if way in ("bare", "recorded") else STEPS // 3)))
         for way in ("bare", "recorded", "mlflow", "mlflow-async", "accelerate", "lightning")
     },
 }

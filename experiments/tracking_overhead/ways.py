@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import nn
 
-STRETCH = 30
+STRETCH = 10
 """Steps of one sample."""
 TURNS, TURNS_OF = 6, 30
 """Turns of the recorded and the bare loop, each of so many times ``STEPS`` steps: the journal is synced to the
