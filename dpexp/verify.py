@@ -77,7 +77,12 @@ def verify(
     dtype = torch.float32 if any(device.type == "mps" for device in used) else torch.float64
     plain = strategy.configured(replace(strategy.config, autocast="", compile=False))
     case = Case(model, data, batch)
+    random = torch.get_rng_state()
     expected = case.on_single_device(dtype, plain.config)
+    if not torch.equal(random, torch.get_rng_state()):
+        torch.set_rng_state(random)
+        case = replace(case, still=True)
+        expected = case.on_single_device(dtype, plain.config)
     found = case.laid_out(plain, used, dtype)
     output_error, gradient_error = errors(found, expected)
     tolerance = TOLERANCE[dtype]
@@ -92,28 +97,32 @@ def verify(
 
 @dataclass(frozen=True)
 class Case:
-    """One global batch through one model, in any layout and type; each time on a copy of the model."""
+    """One global batch through one model, in any layout and type; each time on a copy of the model.
+
+    ``still``: the whole model is in eval mode, because it draws random numbers in places unknown.
+    """
 
     model: nn.Module
     data: Dataset
     batch: Batch
+    still: bool = False
 
     def on_single_device(self, dtype: torch.dtype, config: RunConfig) -> Result:
         """What the host alone computes."""
         reference = copy.deepcopy(self.model).to(dtype)
-        settle(reference)
+        settle(reference, self.still)
         single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
         return self._compute(single, dtype, config)
 
     def laid_out(self, strategy: Strategy, used: Sequence[torch.device], dtype: torch.dtype) -> Result:
         """What the layout computes."""
         candidate = copy.deepcopy(self.model).to(dtype)
-        settle(candidate)
+        settle(candidate, self.still)
         return self._compute(strategy.place(candidate, used, Timer()), dtype, strategy.config)
 
     def note(self) -> str:
         """What is compared in eval mode, and so not as it trains."""
-        return settle(copy.deepcopy(self.model))
+        return settle(copy.deepcopy(self.model), self.still)
 
     def _compute(self, placed: Placed, dtype: torch.dtype, config: RunConfig) -> Result:
         inputs, targets = nested.cast((self.batch.inputs, self.batch.targets), dtype)
@@ -197,20 +206,26 @@ def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tenso
     return difference / norm if norm > 0 else difference
 
 
-def settle(model: nn.Module) -> str:
+def settle(model: nn.Module, still: bool = False) -> str:
     """Put what computes differently by shard in training into eval mode; returns the note that says so.
+
+    ``still`` puts the whole model there: dropout may be a function that no module shows.
 
     BatchNorm normalizes with its own shard's statistics and dropout draws its own shard's masks, on
     real devices as here: neither equals a single device, and neither is wrong.
     """
     normed = [name for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
     dropped = [name for name, part in model.named_modules() if _draws(part)]
+    if still:
+        model.eval()
     for name in normed + dropped:
-        part = model.get_submodule(name)
-        part.eval()
-        if isinstance(part, nn.RNNBase):
+        model.get_submodule(name).eval()
+    for part in model.modules():
+        if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
             part.train()
+    if still:
+        return "the whole model in eval mode: it draws random numbers outside of dropout modules"
     told = [
         f"{kind} in eval mode ({', '.join(names)})"
         for kind, names in (("BatchNorm", normed), ("dropout", dropped))

@@ -236,7 +236,7 @@ FORWARDS = [
     failed("whole --virtual 2 --model $own:Number", "output['rows'] is an int", "torch.tensor([number])"),
     failed("whole --virtual 2 --model $own:OtherKeys", "output differs between replicas in its keys"),
     failed("block --virtual 2 --model $own:Unequal --block join",
-           "inputs[1] has 1 rows and inputs[0] has 30", "must have the same batch size"),
+           "inputs[1] has 2 rows and inputs[0] has 30", "must have the same batch size"),
     failed("whole --virtual 2 --model $own:Scalar",
            "does not compute what a single device computes", "outputs (2,) instead of ()"),
     failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
