@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +25,21 @@ sys.path.insert(0, str(ROOT))
 import psutil
 import typer
 
-from dpexp.record import JOURNAL, fold
+from dpexp.record import JOURNAL, entries, fold
 
 HERE = Path(__file__).resolve().parent
-RUN = ("run.py", "single", "--steps", "6000", "--no-check", "--quiet", "--track-timeout", "5")
+RUN = (
+    "run.py",
+    "single",
+    "--steps",
+    "3000",
+    "--threads",
+    "1",
+    "--no-check",
+    "--quiet",
+    "--track-timeout",
+    "5",
+)
 WAYS = {
     "SIGKILL to the run": (("run", signal.SIGKILL),),
     "SIGTERM to the run": (("run", signal.SIGTERM),),
@@ -59,11 +71,10 @@ def ordinary(home: Path) -> float:
     return time.monotonic() - began
 
 
-def kill(home: Path, way: str, after_s: float) -> dict[str, Any]:
-    """One run, disturbed after so many seconds; returns what was done and when."""
-    process = start(*RUN, home=home)
+def kill(home: Path, name: str, way: str, after_s: float) -> dict[str, Any]:
+    """One run of this name, disturbed after so many seconds; returns what was done and when."""
+    process = start(*RUN, "--run-name", name, home=home)
     main = psutil.Process(process.pid)
-    before = {path.name for path in (home / "runs").iterdir()}
     time.sleep(after_s)
     worker = uploaders(main)
     killed_at, hit = time.time(), []
@@ -76,27 +87,19 @@ def kill(home: Path, way: str, after_s: float) -> dict[str, Any]:
                 continue
     process.wait()
     psutil.wait_procs(worker, timeout=120)
-    began = {path.name for path in (home / "runs").iterdir()} - before
-    return {
-        "way": way,
-        "after_s": after_s,
-        "killed_at": killed_at,
-        "hit": hit,
-        "run": min(began, default=None),
-    }
+    typer.echo(f"{name}: {way} after {after_s:.1f} s", err=True)
+    return {"name": name, "way": way, "after_s": after_s, "killed_at": killed_at, "hit": hit}
 
 
-def lost_s(home: Path, done: dict[str, Any]) -> float | None:
+def lost_s(journal: Path | None, done: dict[str, Any]) -> float | None:
     """Seconds between the last line of the journal and SIGKILL, for a run that was measuring steps."""
-    if done["run"] is None or "run" not in done["hit"] or "SIGKILL" not in done["way"]:
+    if journal is None or "run" not in done["hit"] or "SIGKILL" not in done["way"]:
         return None
-    record = fold(home / "runs" / done["run"] / JOURNAL)
+    record = fold(journal)
     if record.status != "killed" or not record.steps["time_ms"] or record.phases:
         return None
-    lines = [
-        json.loads(line) for line in open(home / "runs" / done["run"] / JOURNAL, "rb") if line.endswith(b"\n")
-    ]
-    return max(0.0, float(done["killed_at"]) - lines[-1]["at"] / 1000)
+    last = list(entries(journal))[-1]
+    return max(0.0, float(done["killed_at"]) - last["at"] / 1000)
 
 
 def delivered(home: Path) -> dict[str, Any]:
@@ -130,23 +133,24 @@ def delivered(home: Path) -> dict[str, Any]:
 def main(
     kills: Annotated[int, typer.Option(help="How many runs to disturb.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the moments and the ways.")] = 0,
+    at_once: Annotated[int, typer.Option(help="Runs at a time.")] = 3,
 ) -> None:
     """Disturb, reap, sync, compare, write down."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="dpexp-kills-") as folder:
         home = Path(folder)
         whole_s = ordinary(home)
-        done = []
-        for number in range(kills):
-            done.append(kill(home, chance.choice(list(WAYS)), chance.uniform(0, 1.1 * whole_s)))
-            typer.echo(f"{number + 1}/{kills} {done[-1]['way']} after {done[-1]['after_s']:.1f} s", err=True)
+        plan = [(chance.choice(list(WAYS)), chance.uniform(0, 1.1 * whole_s)) for _ in range(kills)]
+        with ThreadPoolExecutor(at_once) as pool:
+            done = list(pool.map(lambda n: kill(home, f"kill {n}", *plan[n]), range(kills)))
         codes = [start("runs.py", word, home=home).wait() for word in ("reap", "sync")]
-        gaps = [gap for gap in (lost_s(home, each) for each in done) if gap is not None]
+        journals = {fold(path).name: path for path in (home / "runs").glob(f"*/{JOURNAL}")}
+        gaps = [gap for gap in (lost_s(journals.get(each["name"]), each) for each in done) if gap is not None]
         result = {
             "kills": kills,
             "ordinary_run_s": whole_s,
             "ways": Counter(each["way"] for each in done),
-            "before a run began": sum(each["run"] is None for each in done),
+            "before a run began": sum(each["name"] not in journals for each in done),
             "after everything had ended": sum(not each["hit"] for each in done),
             "reap and sync ended with": codes,
             "found": delivered(home),
