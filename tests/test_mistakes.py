@@ -1,24 +1,21 @@
 """Mistakes that teach: for each bad input and fault its exit code, and the words that must appear.
 
-Every row is a command line of scripts/run.py in a process of its own (see ``mistakes_driver``). Exit
+Every row is a command line of scripts/run.py in a process of its own (see ``command_lines``). Exit
 code 2 means that nothing was written; any other, that the one run is on the record, in the right status.
 There is no row for sparse gradients with an optimizer that can't take them: dpexp trains with SGD, which can.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_lines import CommandLines, Said
 
 from dpexp.record import fold
 
@@ -272,40 +269,8 @@ HOMES = [
 CASES = [*OPTIONS, *DEVICES, *NAMES, *MODELS, *DATA, *LOSSES, *FORWARDS, *CONFIGS, *HOMES]
 
 
-class Driver:
-    """A process that runs command lines in children of its own."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "mistakes_driver.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"},
-        )
-
-    def run(self, words: list[str], folder: Path, home: str, case: Case) -> dict[str, Any]:
-        request = {
-            "words": words,
-            "folder": str(folder),
-            "environment": {"DPEXP_HOME": home, **case.environment},
-        }
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        self.process.communicate(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    driver = Driver()
-    yield driver
-    driver.close()
+def run(command_lines: CommandLines, case: Case, folder: Path, home: Path) -> Said:
+    return command_lines.run(short(case.words), folder, **{"DPEXP_HOME": str(home), **case.environment})
 
 
 def make(folder: Path, files: dict[str, Any]) -> None:
@@ -333,25 +298,25 @@ def short(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.line)
 def test_a_mistake_is_told_in_one_message(
-    case: Case, driver: Driver, dpexp_home: Path, tmp_path: Path
+    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     make(folder, case.files)
     there = sorted(folder.rglob("*"))
-    said = driver.run(short(case.words), folder, str(dpexp_home), case)
-    everything = said["stdout"] + said["stderr"]
-    assert said["code"] == case.code, everything
+    said = run(command_lines, case, folder, dpexp_home)
+    everything = said.stdout + said.stderr
+    assert said.code == case.code, everything
     assert "Traceback" not in everything
     for words in case.says:
-        assert words in (everything if case.code != 2 else said["stderr"])
+        assert words in (everything if case.code != 2 else said.stderr)
     if case.code == 2:
-        assert said["stdout"] == ""
+        assert said.stdout == ""
         assert not list(dpexp_home.iterdir())
         assert sorted(folder.rglob("*")) == there
     else:
-        (run,) = (dpexp_home / "runs").iterdir()
-        record = fold(run / "journal.jsonl")
+        (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
+        record = fold(journal)
         assert (record.status, record.damage) == (STATUS[case.code], [])
 
 
@@ -359,11 +324,13 @@ def test_there_are_enough_cases_and_no_two_alike() -> None:
     assert len({(case.line, case.says) for case in CASES}) == len(CASES) >= 60
 
 
-def test_the_model_without_mistakes_has_none(driver: Driver, dpexp_home: Path, tmp_path: Path) -> None:
+def test_the_model_without_mistakes_has_none(
+    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
     case = done("whole --virtual 2 --model $own:right")
-    said = driver.run(short(case.words), tmp_path, str(dpexp_home), case)
-    assert said["code"] == 0, said["stderr"]
-    assert said["stderr"] == ""
+    said = run(command_lines, case, tmp_path, dpexp_home)
+    assert said.code == 0, said.stderr
+    assert said.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -376,11 +343,11 @@ def test_the_model_without_mistakes_has_none(driver: Driver, dpexp_home: Path, t
     ids=lambda case: case.line,
 )
 def test_debug_shows_the_traceback_before_the_message(
-    case: Case, driver: Driver, dpexp_home: Path, tmp_path: Path
+    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
-    said = driver.run(short(case.words), tmp_path, str(dpexp_home), case)
-    assert said["code"] == case.code
-    assert said["stderr"].startswith("Traceback")
-    assert said["stderr"].splitlines()[-1].startswith("error: ")
+    said = run(command_lines, case, tmp_path, dpexp_home)
+    assert said.code == case.code
+    assert said.stderr.startswith("Traceback")
+    assert said.stderr.splitlines()[-1].startswith("error: ")
     for words in case.says:
-        assert words in said["stderr"]
+        assert words in said.stderr

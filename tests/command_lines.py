@@ -1,7 +1,8 @@
-"""Runs command lines of scripts/run.py, each in a forked child: real processes, and torch imported once.
+"""Command lines of scripts/run.py, each in a forked child: real processes, and torch imported once.
 
-Reads requests from stdin, one JSON object a line: ``words`` (of the command line), ``folder`` (to work in)
-and ``environment``. Answers each with ``{code, stdout, stderr}``; a code below 0 is the signal that ended it.
+``CommandLines`` is what tests use. The process behind it is this file, started as a script. It reads
+requests from stdin, one JSON object a line: ``words`` (of the command line), ``folder`` (to work in) and
+``environment``, and answers each with ``{code, stdout, stderr}``; a code below 0 is the signal that ended it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,50 @@ import importlib
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "run.py"
+
+
+class Said(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class CommandLines:
+    """A process that runs command lines in children of its own; ``close`` it."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"},
+        )
+
+    def run(self, words: list[str], folder: Path, **environment: str) -> Said:
+        """Run one command line in a folder."""
+        request = {"words": words, "folder": str(folder), "environment": environment}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return Said(**json.loads(self.process.stdout.readline()))
+
+    def close(self) -> None:
+        self.process.communicate(timeout=60)
+
+
+# --- the process ----------------------------------------------------------------------------------
 
 
 def script() -> ModuleType:
