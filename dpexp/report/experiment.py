@@ -15,6 +15,7 @@ from pathlib import Path
 from dpexp.config import ConfigError, RunConfig
 from dpexp.experiment import (
     CONFIG,
+    HOLDS,
     README,
     RECORDS,
     SUMS,
@@ -75,7 +76,7 @@ class Page:
         if not self.first:
             return "**Not answered:** nothing was measured yet."
         told = fill(self.experiment.answer, self.first)
-        weak = [each for each in self.verdicts if not each.is_as_stated]
+        weak = [each for each in self.verdicts if each.outcome != HOLDS]
         if not weak:
             return f"**{told}**"
         why = "; ".join(f"“{each.claim.text}” is {each.outcome}: {each.figures}" for each in weak)

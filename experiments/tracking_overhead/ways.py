@@ -46,10 +46,21 @@ def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield x[rows], y[rows]
 
 
+class Linear(nn.Module):
+    """The default model, as dpexp has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.fc(inputs)
+
+
 def trainer() -> Step:
     """One step: forward, loss, backward, optimizer."""
     torch.manual_seed(0)
-    model = nn.Linear(5, 2)
+    model = Linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -167,7 +178,7 @@ def accelerate(steps: int) -> list[float]:
         accelerator = Accelerator(cpu=True, log_with="mlflow")
         accelerator.init_trackers("overhead")
         torch.manual_seed(0)
-        model = nn.Linear(5, 2)
+        model = Linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model, optimizer = accelerator.prepare(model, optimizer)
 
@@ -191,10 +202,10 @@ def lightning(steps: int) -> list[float]:
     class Module(library.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(5, 2)
+            self.model = Linear()
 
         def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-            loss = nn.functional.mse_loss(self.fc(batch[0]), batch[1])
+            loss = nn.functional.mse_loss(self.model(batch[0]), batch[1])
             self.log("loss", loss, on_step=True)
             return loss
 
