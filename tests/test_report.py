@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib
 import inspect
 import os
 import pkgutil
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
+from in_terminal import in_terminal
 from record_factory import hybrid, whole
 
 from dpexp import report
@@ -91,27 +87,9 @@ def test_a_terminal_without_unicode_gets_plain_bars() -> None:
 def test_a_terminal_gets_colour_and_its_own_width() -> None:
     """In a real pseudo-terminal of 60 columns."""
     code = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
-    shown = in_terminal(code, columns=60)
+    shown = in_terminal(code, columns=60).replace("\r", "")
     assert "\x1b[" in shown
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
-
-
-def in_terminal(code: str, columns: int) -> str:
-    """What Python prints when its stdout is a terminal of so many columns."""
-    main, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
-    for name in ("COLUMNS", "NO_COLOR", "LINES"):
-        env.pop(name, None)
-    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=child, stdin=child) as process:
-        os.close(child)
-        shown = b""
-        with contextlib.suppress(OSError):  # the terminal is gone when the process is
-            while chunk := os.read(main, 4096):
-                shown += chunk
-    os.close(main)
-    assert process.returncode == 0
-    return shown.decode().replace("\r", "")
 
 
 def test_a_run_that_recorded_nothing_still_has_a_summary_and_a_note() -> None:
