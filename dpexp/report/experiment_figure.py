@@ -174,14 +174,11 @@ def _bars(spec: Bars, data: list[Row]) -> Figure:
             linewidth=0.5,
         )
         axes.plot(row["dots"], [place] * len(row["dots"]), "o", color=style.INK, markersize=3.5, alpha=0.75)
-        end = max([row["value"], *row["dots"]])
-        axes.text(
-            end + 0.012 * longest, place, kind.show(row["value"]), va="center", fontsize=9, color=style.INK
-        )
     _mark(axes, spec.limits)
-    axes.set_yticks(range(len(data)), [style.escape(row["label"]) for row in data])
+    labels = [f"{row['label']}    {kind.show(row['value']):>8}" for row in data]
+    axes.set_yticks(range(len(data)), [style.escape(label) for label in labels])
     axes.set_ylim(len(data) - 0.4, -0.7)
-    axes.set_xlim(0, longest * 1.14)
+    axes.set_xlim(0, longest * 1.05)
     axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
     dots = "; a dot is one run" if any(row["dots"] for row in data) else ""
     style.title(axes, spec.title, f"{title(spec.metric)}, median of all runs{dots}" if dots else "")
