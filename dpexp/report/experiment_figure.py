@@ -269,8 +269,12 @@ def _lines(spec: Lines, data: list[Row], axes: Axes) -> None:
 
 
 def _curves(data: list[Row], axes: Axes) -> None:
-    for row, color in zip(data, itertools.cycle(SERIES), strict=False):
-        axes.plot(row["x"], row["y"], color=color, label=style.escape(row["label"]), linewidth=1.6)
-    axes.set_yscale("log")
+    """The first line is wide, so that one that lies on it can be seen."""
+    for number, row in enumerate(data):
+        width, alpha = (1.6, 1.0) if number else (6.0, 0.45)
+        color = SERIES[number % len(SERIES)]
+        label = style.escape(row["label"])
+        axes.plot(row["x"], row["y"], color=color, alpha=alpha, linewidth=width, label=label)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("samples seen", fontsize=9, color=style.SOFT)
     axes.set_ylabel("loss", fontsize=9, color=style.SOFT)
