@@ -175,9 +175,8 @@ def test_a_record_is_what_the_run_wrote(asked: Experiment) -> None:
     assert (sweep.records / "single.r1.json").read_bytes() == own.read_bytes()
 
 
-def test_a_journal_is_gone_on_with_where_it_was_cut(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    with Journal(tmp_path / "home" / "runs", "abc") as journal:
+def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
+    with Journal(dpexp_home / "runs", "abc") as journal:
         journal.extend({"steps.loss": [1.0, 2.0]})
         with pytest.raises(JournalError, match="its writer is at work"):
             Journal.reopen(journal.folder)
