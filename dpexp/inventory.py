@@ -59,9 +59,9 @@ def inventory(model: str, data: str) -> Inventory:
     prepared = loop.prepare(config, try_one_batch=False)  # which would ask for a loss as well
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
-    held = device_map(placed)
     with naming_the_module(prepared.model):
         calls = observe(placed, [batch.inputs])
+    held = device_map(placed)  # after the first batch, which lazy parameters wait for
     names = [(name, type(part).__name__) for name, part in prepared.model.named_modules()]
     modules = [
         {"module": name, "type": kind, **_size(name, held), **_calls(name, calls)} for name, kind in names

@@ -135,7 +135,7 @@ def _recorded(
                 loop.execute(prepared, journal, progress, more)
         except (KeyboardInterrupt, Terminated) as raised:
             error, status = raised, "killed"
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:  # a model's code may call sys.exit
             error, status = raised, "failed"
     journal.set(status=status, ended=now(), error=_described(error))
     try:
