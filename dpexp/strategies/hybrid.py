@@ -26,7 +26,7 @@ from dpexp.config import ConfigError, HybridOptions
 from dpexp.devices import HOST, move, on, physical, place
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
-from dpexp.strategies.wrapping import Transfer, Wrapper, matching, place_own, rewire
+from dpexp.strategies.wrapping import Transfer, Wrapper, check_not_tied, matching, place_own, rewire
 from dpexp.timing import Timer
 
 MICRO_BATCHES = 2
@@ -55,6 +55,8 @@ class Hybrid(Replicating):
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
+        if devices:
+            check_not_tied(model, self.hosts(model), "--host")
         for name in self.hosts(model):
             module = model.get_submodule(name)
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
