@@ -243,6 +243,8 @@ FORWARDS = [
            "does not compute what a single device computes", "outputs (2,) instead of ()"),
     failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
            "the loss became inf in step 3", "the first to make it was module 'burst'"),
+    failed("whole --virtual 2 --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+           "the loss became inf in step 3", "the first to make it was module 'burst'"),
     failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
 ]  # fmt: skip
 
