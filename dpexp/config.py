@@ -19,7 +19,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class ConfigError(ValueError):
@@ -61,7 +61,54 @@ def option(
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """Options of a strategy that has none of its own; base of those that have."""
+    """Options of a strategy that has none of its own; base of those that have.
+
+    ``launcher`` names what starts the strategy's processes where nothing has started them yet; without
+    one the run is one process. ``in_ranks`` is True where a run may be one of several processes (ranks).
+    """
+
+    launcher: ClassVar[str | None] = None
+    in_ranks: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class RankOptions(StrategyOptions):
+    """Options of a strategy that may run as one of several ranks, started by torchrun."""
+
+    in_ranks: ClassVar[bool] = True
+
+    comm: str = option(
+        "auto",
+        "What the ranks talk through; auto is nccl on CUDA and gloo on the CPU.",
+        choices=("auto", "gloo", "nccl"),
+    )
+    comm_timeout: float = option(60.0, "Seconds after which a silent rank is given up.", min=1.0)
+
+
+@dataclass(frozen=True)
+class LaunchOptions(RankOptions):
+    """Options of a strategy that starts torchrun's launcher on this host where none has started it."""
+
+    launcher: ClassVar[str | None] = "torchrun"
+
+    nnodes: str = option("1", "Hosts, as 2, or fewest:most as 1:2.", metavar="N[:M]")
+    rdzv_endpoint: str = option(
+        "", "Where the hosts meet; the same on each. Default: this host alone.", metavar="HOST:PORT"
+    )
+    join_timeout: float = option(600.0, "Seconds to wait for the other hosts.", min=1.0)
+    max_restarts: int = option(3, "Times that lost ranks are started anew.", min=0)
+
+
+@dataclass(frozen=True)
+class DdpOptions(LaunchOptions):
+    """Options of ``ddp``."""
+
+    bucket_mb: float = option(25.0, "Megabytes of gradients that are all-reduced together.", min=0.001)
+    find_unused: bool = option(
+        False,
+        "Look in every step for parameters that get no gradient, instead of refusing them.",
+        flag="--find-unused/--all-used",
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +145,7 @@ STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "block": BlockOptions,
     "functional": StrategyOptions,
     "hybrid": HybridOptions,
+    "ddp": DdpOptions,
 }
 
 STRATEGY_HELP: dict[str, str] = {
@@ -106,6 +154,7 @@ STRATEGY_HELP: dict[str, str] = {
     "block": "Only the named submodules in DataParallel.",
     "functional": "data_parallel(module, inputs, devices), composed of the four primitives.",
     "hybrid": "Named submodules stay on the host, the rest goes to the accelerators.",
+    "ddp": "DistributedDataParallel: one process a device, under torchrun.",
 }
 
 DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding"}

@@ -19,8 +19,11 @@ import torch
 from torch import nn
 
 from dpexp import data, devices, models, nested
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config import ConfigError, RankOptions, RunConfig
 from dpexp.data import Batch, Dataset
+from dpexp.distributed import Stop, World, merge
+from dpexp.distributed.group import Alone, join
+from dpexp.distributed.select import select
 from dpexp.environment import environment
 from dpexp.observe import device_map, observe
 from dpexp.record import Journal, Row, now
@@ -30,7 +33,8 @@ from dpexp.timing import Timer
 from dpexp.verify import NOT_CHECKED, VerificationError, digest, naming_the_module, verify
 
 FLUSH_SECONDS = 0.5
-"""Longest time that measured steps wait in memory: what a SIGKILL can lose."""
+"""Longest time that measured steps wait in memory: what a SIGKILL can lose. Several ranks write, and look
+whether one was asked to stop, after as many steps as the last ones say that this time holds."""
 
 PHASE_STEPS = 20
 PHASE_SECONDS = 5.0
@@ -69,6 +73,7 @@ class Prepared:
     model: nn.Module
     data: Dataset
     dtype: torch.dtype
+    ranks: Alone = field(default_factory=Alone)
 
     @property
     def execution(self) -> str:
@@ -82,36 +87,66 @@ class Prepared:
         """The run's name: as given, or made of strategy, model and devices."""
         if self.config.run_name:
             return self.config.run_name
-        used = self.selection.used
-        where = (
-            "cpu" if not used else f"{len(used)}x{used[0].type}" if len(used) > 1 else devices.label(used[0])
-        )
+        used, count = self.selection.used, max(self.ranks.size, len(self.selection.used))
+        where = "cpu" if not used else f"{count}x{used[0].type}" if count > 1 else devices.label(used[0])
         model = self.config.model.partition(":")[0]
         return f"{self.config.strategy}-{model}-{where}"
 
-    def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
-        """The batches of one epoch in the seed's order."""
-        return self.data.batches(self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle)
+    def batches(self, epoch: int, *, shuffle: bool = True, first: int = 0) -> Iterator[Batch]:
+        """The global batches of one epoch in the seed's order, from batch ``first`` on."""
+        return self.data.batches(
+            self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle, first=first
+        )
+
+    def own(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
+        """This rank's part of each of them."""
+        return self.data.batches(
+            self.config.batch_size, seed=self.config.seed, epoch=epoch, first=first, share=self.ranks.rows
+        )
 
 
-def prepare(config: RunConfig, *, try_one_batch: bool = True) -> Prepared:
+def prepare(config: RunConfig, *, try_one_batch: bool = True, ranks: Alone | None = None) -> Prepared:
     """Everything that a run needs, made and checked. Raises ConfigError; nothing is written anywhere.
 
     ``try_one_batch`` runs the first batch through the model on the host, to see that the two fit.
     """
+    ranks = ranks or Alone()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    selection = devices.select(config)
+    selection = select(config, World.of())
     source = data.source(config.data)
     torch.manual_seed(config.seed)
     model = models.build(config.model, source.features)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
-    strategy = STRATEGIES[config.strategy](config)
+    strategy = STRATEGIES[config.strategy](config, ranks)
     strategy.prepare(model)
-    prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype)
+    prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype, ranks)
     if try_one_batch:
         _try_one_batch(prepared)
+    return prepared
+
+
+def prepare_together(config: RunConfig, world: World | None) -> Prepared:
+    """The same in every rank of the world; what speaks against it in one rank ends them all.
+
+    Raises ConfigError, LostContact.
+    """
+    used = select(config, world).used
+    options = config.options if isinstance(config.options, RankOptions) else None
+    ranks = join(world, options, used[0] if used else devices.HOST)
+    prepared, error, facts = None, None, {}
+    try:
+        prepared = prepare(config, ranks=ranks)
+        facts = {
+            "config": config.digest(),
+            "data": prepared.data.digest if world else "",
+            "model": str([(name, each.shape) for name, each in prepared.model.state_dict().items()]),
+        }
+    except Exception as raised:
+        error = raised
+    ranks.agree(error, facts)
+    assert prepared is not None
     return prepared
 
 
@@ -120,9 +155,10 @@ def _try_one_batch(prepared: Prepared) -> None:
     batch = next(prepared.batches(0))
     state = torch.get_rng_state()
     kept = {name: buffer.clone() for name, buffer in prepared.model.named_buffers()}
-    with torch.no_grad(), naming_the_module(prepared.model):
+    follows = prepared.strategy.needs.gradients and not prepared.config.eval
+    with torch.set_grad_enabled(follows), naming_the_module(prepared.model):
         outputs = prepared.model(*batch.inputs)
-    with torch.no_grad():
+    with torch.set_grad_enabled(follows):
         try:
             loss = prepared.data.loss(outputs, batch.targets)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -132,6 +168,7 @@ def _try_one_batch(prepared: Prepared) -> None:
                 f"the loss does not take the model's outputs {found} with targets {wanted}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+    with torch.no_grad():
         for name, buffer in prepared.model.named_buffers():
             buffer.copy_(kept[name])
     torch.set_rng_state(state)
@@ -139,6 +176,17 @@ def _try_one_batch(prepared: Prepared) -> None:
         raise ConfigError(
             f"the loss must be a scalar, found shape {tuple(loss.shape)}: reduce it by mean over the rows"
         )
+    if follows:
+        _find_unused(prepared, loss)
+
+
+def _find_unused(prepared: Prepared, loss: torch.Tensor) -> None:
+    """Tell the strategy which parameters the loss does not depend on."""
+    named = {name: each for name, each in prepared.model.named_parameters() if each.requires_grad}
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True) if loss.requires_grad else ()
+    unused = [name for name, each in zip(named, found, strict=False) if each is None]
+    if unused:
+        prepared.strategy.unused(unused)
 
 
 def describe(prepared: Prepared) -> Row:
@@ -174,15 +222,38 @@ def describe(prepared: Prepared) -> Row:
 
 
 def devices_of(prepared: Prepared, placed: Placed) -> Row:
-    """The ``devices`` of a Record: asked for, used, and where outputs come."""
-    return {
+    """The ``devices`` of a Record: asked for, used, where outputs come; ``ranks`` where there are some."""
+    found: Row = {
         "requested": list(prepared.selection.requested),
         "used": [devices.label(device) for device in placed.devices],
         "output": devices.label(placed.output_device),
     }
+    ranks = prepared.ranks
+    if ranks.members:
+        names = rank_names(prepared)
+        hosts = [name for name in found["used"] if name == "cpu"]
+        found["used"] = hosts + names
+        found["output"] = names[0]
+        found["ranks"] = [
+            {"rank": each.rank, "host": each.host, "device": name}
+            for each, name in zip(ranks.members, names, strict=True)
+        ]
+    return found
 
 
-def execute(prepared: Prepared, journal: Journal, progress: Progress, on_flush: Callable[[], None]) -> None:
+def rank_names(prepared: Prepared) -> list[str]:
+    """The device of every rank, by its name in the Record."""
+    used = prepared.selection.used or (devices.HOST,)
+    return merge.labels(prepared.ranks.gather(devices.label(used[0])), prepared.ranks.members)
+
+
+def execute(
+    prepared: Prepared,
+    journal: Journal,
+    progress: Progress,
+    on_flush: Callable[[], None],
+    stop: Stop | None = None,
+) -> None:
     """Run it. Facts go to the journal as they are known; ``on_flush`` is called when there is more to read.
 
     Raises VerificationError, RunError, and whatever the model raises.
@@ -190,17 +261,54 @@ def execute(prepared: Prepared, journal: Journal, progress: Progress, on_flush: 
     _verify(prepared, journal, progress)
     timer = Timer(tuple(device for device in prepared.selection.used))
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    journal.set(devices=devices_of(prepared, placed), device_map=device_map(placed))
+    seen = Seen(prepared, placed)
+    journal.set(devices=devices_of(prepared, placed), device_map=seen.device_map())
     progress.begin("observe")
-    journal.set(shapes=observe(placed, (batch.inputs for batch in prepared.batches(0))))
+    journal.set(shapes=seen.shapes())
     journal.flush()
     on_flush()
-    trial = Trial(prepared, placed, timer, journal, progress, on_flush)
+    trial = Trial(prepared, placed, timer, journal, progress, on_flush, seen, stop or Stop())
     trial.warm_up()
     trial.time_steps()
     trial.take_stock()
     trial.time_phases()
     journal.flush()
+
+
+class Seen:
+    """What is seen of a placed model, by all ranks together; alone, by this process."""
+
+    def __init__(self, prepared: Prepared, placed: Placed) -> None:
+        self._prepared = prepared
+        self._placed = placed
+        self._ranks = prepared.ranks
+        self._names = rank_names(prepared) if prepared.ranks.members else []
+
+    def device_map(self) -> list[Row]:
+        """See ``observe.device_map``."""
+        rows = device_map(self._placed)
+        return merge.device_map(self._ranks.gather(rows), self._names) if self._names else rows
+
+    def shapes(self) -> list[Row]:
+        """See ``observe.observe``; a batch's rows are those of the ranks that have some of it."""
+        counts: list[int] = []
+
+        def inputs() -> Iterator[tuple[Any, ...]]:
+            for batch in self._prepared.own(0):
+                counts.append(batch.rows)
+                yield batch.inputs
+
+        rows = [row for row in observe(self._placed, inputs()) if counts[row["batch"]]]
+        return merge.shapes(self._ranks.gather(rows), self._names) if self._names else rows
+
+    def timeline(self, rows: list[Row]) -> list[Row]:
+        """The timer's rows, from the start of each step."""
+        return merge.timeline(self._ranks.gather(rows), self._names) if self._names else rows
+
+    def memory(self) -> dict[str, int]:
+        """Peak bytes by device."""
+        peaks = devices.peak_memory(self._placed.devices)
+        return merge.memory(self._ranks.gather(peaks), self._names) if self._names else peaks
 
 
 def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
@@ -217,6 +325,7 @@ def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
         prepared.data,
         batch,
         train=not config.eval,
+        ranks=prepared.ranks,
     )
     journal.set(verification=result.to_dict())
     if not result.passed:
@@ -237,10 +346,13 @@ class Trial:
     journal: Journal
     progress: Progress
     on_flush: Callable[[], None]
+    seen: Seen
+    stop: Stop
     _losses: list[torch.Tensor] = field(default_factory=list)
     _times_ms: list[float] = field(default_factory=list)
-    _rows: list[int] = field(default_factory=list)
+    _rows: list[tuple[int, int]] = field(default_factory=list)
     _done: int = 0
+    _pace: int = 1
 
     def __post_init__(self) -> None:
         config = self.prepared.config
@@ -259,7 +371,7 @@ class Trial:
                 return self._forward(batch)
         loss = self._forward(batch)
         with self.timer.phase("backward", self.placed.output_device):
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.placed.turn.backward(loss, batch)
         with self.timer.phase("optimizer", self.placed.output_device):
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -292,7 +404,7 @@ class Trial:
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
         for epoch in range(math.ceil(total / per_epoch)):
-            self._time(islice(self.prepared.batches(epoch), total - epoch * per_epoch))
+            self._time(islice(self.prepared.own(epoch), total - epoch * per_epoch))
             if config.epochs is not None:
                 self._log_accuracy()
         if config.epochs is None:
@@ -301,6 +413,7 @@ class Trial:
     def _time(self, batches: Iterator[Batch]) -> None:
         clock, used = time.perf_counter, self.placed.devices
         waits = any(device.type != "cpu" for device in used)
+        alone = self.prepared.ranks.size == 1
         due = clock() + FLUSH_SECONDS
         for batch in batches:
             if waits:
@@ -312,8 +425,8 @@ class Trial:
             end = clock()
             self._times_ms.append((end - start) * 1e3)
             self._losses.append(loss)
-            self._rows.append(batch.rows)
-            if end >= due:
+            self._rows.append((batch.rows, batch.of))
+            if end >= due if alone else len(self._times_ms) >= self._pace:
                 self._write()
                 due = clock() + FLUSH_SECONDS
         self._write()
@@ -322,13 +435,13 @@ class Trial:
         """Put the measured steps into the journal. Raises RunError at a loss that is no number."""
         if not self._times_ms:
             return
-        losses = torch.stack(self._losses).double().tolist()
-        done, last_ms = len(losses), self._times_ms[-1]
+        losses, times_ms = self._together()
+        done, last_ms = len(losses), times_ms[-1]
         self.journal.extend(
             {
-                "steps.time_ms": [round(ms, 6) for ms in self._times_ms],
+                "steps.time_ms": [round(ms, 6) for ms in times_ms],
                 "steps.loss": losses,
-                "steps.samples": self._rows,
+                "steps.samples": [of for _, of in self._rows],
             }
         )
         self._losses, self._times_ms, self._rows = [], [], []
@@ -339,6 +452,18 @@ class Trial:
             if not math.isfinite(loss):
                 raise RunError(self._not_finite(self._done + index, loss))
         self._done += done
+
+    def _together(self) -> tuple[list[float], list[float]]:
+        """(losses, times in ms) of the steps since the last call, of all ranks: a step lasts as long as its
+        slowest rank's. Raises Terminated, in all of them, where one was asked to stop."""
+        weights = [rows / of if of else 1.0 for rows, of in self._rows]
+        losses = torch.stack(self._losses).double().tolist()
+        own = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
+        by_rank = self.prepared.ranks.gather((own, self._times_ms, self.stop.asked))
+        times_ms = [max(times) for times in zip(*(each[1] for each in by_rank), strict=True)]
+        usual_ms = sum(times_ms) / len(times_ms)
+        self._pace = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(usual_ms, 1e-3))))
+        return [sum(parts) for parts in zip(*(each[0] for each in by_rank), strict=True)], times_ms
 
     def _not_finite(self, step: int, loss: float) -> str:
         first = next(
@@ -361,7 +486,9 @@ class Trial:
         with torch.no_grad():
             outputs = module(*self._brought(batch.inputs, self.placed.input_device))
         module.train(training)
-        weights: dict[str, torch.Tensor] = dict(named_parameters(module))
+        weights = {
+            name: self.placed.turn.whole(name, each) for name, each in named_parameters(module).items()
+        }
         for part in parts(module):
             weights |= {f"{part.name}.{key}": each for key, each in part.module.named_buffers(recurse=False)}
         self.journal.set(
@@ -369,7 +496,7 @@ class Trial:
                 "weights": digest(weights),
                 "outputs": digest({str(index): each for index, each in enumerate(nested.tensors(outputs))}),
             },
-            memory=devices.peak_memory(self.placed.devices),
+            memory=self.seen.memory(),
         )
         self.journal.flush()
         self.on_flush()
@@ -377,16 +504,18 @@ class Trial:
     def time_phases(self) -> None:
         """A pass of its own, with a recording timer."""
         self.progress.begin("phases")
-        started = time.perf_counter()
+        ranks, started = self.prepared.ranks, time.perf_counter()
         for index, batch in enumerate(islice(self._forever(), PHASE_STEPS)):
+            ranks.barrier()
             with self.timer.step():
                 self.step(batch)
-            if index >= 2 and time.perf_counter() - started > PHASE_SECONDS:
+            late = index >= 2 and time.perf_counter() - started > PHASE_SECONDS
+            if any(ranks.gather(late)):
                 break
-        self.journal.set(phases=self.timer.phases, timeline=self.timer.timeline)
+        self.journal.set(phases=self.timer.phases, timeline=self.seen.timeline(self.timer.timeline))
 
     def _forever(self) -> Iterator[Batch]:
-        return chain.from_iterable(self.prepared.batches(epoch) for epoch in count())
+        return chain.from_iterable(self.prepared.own(epoch) for epoch in count())
 
     def _log_accuracy(self) -> None:
         value = accuracy(self.placed, self.prepared.data.test, self.prepared.config.batch_size)

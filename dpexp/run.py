@@ -9,32 +9,31 @@ folder nor a row in the store, before the run has been prepared and nothing spea
 
 from __future__ import annotations
 
-import signal
-import threading
+import dataclasses
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config import RunConfig, home
+from dpexp.config import ConfigError, RunConfig, home
+from dpexp.distributed import Stop, Terminated, World
 from dpexp.progress import Bar
-from dpexp.record import Journal, Record, finish, new_run_id, now
+from dpexp.record import Journal, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
     from dpexp.loop import Prepared, Progress
 
 
-class Terminated(BaseException):
-    """SIGTERM came: the run ends as killed, with everything up to here recorded."""
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is over: its Record, what became of its delivery, and why it ended early if it did."""
+    """A run that is over: its Record, what became of its delivery, and why it ended early if it did.
 
-    record: Record
+    ``record`` is None in a rank that does not record.
+    """
+
+    record: Record | None
     delivery: Delivery | None
     error: BaseException | None
 
@@ -57,14 +56,19 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
     outcome = execute(config, quiet=quiet)
     if outcome.error is not None:
         raise outcome.error
+    assert outcome.record is not None, "a rank other than the first has no Record"
     return RunRecord(**vars(outcome.record))
 
 
 def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     """Like ``run``, but a run that ended early is an Outcome as well. Raises ConfigError alone."""
-    uploader = Uploader.start(home()) if config.track else None
+    world = World.of()
+    if world is None and config.options.launcher:
+        return _launch(config, quiet)
+    records = world is None or world.rank == 0
+    uploader = Uploader.start(home()) if config.track and records else None
     try:
-        prepared = _prepare(config)
+        prepared = _prepare(config, world)
         journal = _open(prepared)
     except BaseException:
         if uploader is not None:
@@ -72,21 +76,39 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
         raise
     if uploader is not None:
         uploader.open(journal.path)
-    error = _recorded(prepared, journal, uploader, quiet)
-    record = finish(journal.path)
+    error = _recorded(prepared, journal, uploader, quiet or not records)
+    return _ended(prepared, journal, uploader, error)
+
+
+def _ended(
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, error: BaseException | None
+) -> Outcome:
+    """Everything is on the disk before the ranks part, and before the last delivery is waited for."""
+    from dpexp.distributed import outcome
+
+    ranks, config = prepared.ranks, prepared.config
+    record = finish(journal.path) if ranks.is_first else None
+    word = outcome.Told(ranks.rank, record.status if record else "", folder=str(journal.folder))
+    if record is not None:
+        outcome.tell(word)
+    ranks.leave(in_order=error is None)
     delivery = uploader.finish(config.track_timeout) if uploader is not None else None
+    if delivery is not None:
+        outcome.tell(dataclasses.replace(word, delivery=vars(delivery)))
     return Outcome(record, delivery, error)
 
 
-def _prepare(config: RunConfig) -> Prepared:
+def _prepare(config: RunConfig, world: World | None) -> Prepared:
     from dpexp import loop  # imports torch, while the uploader imports mlflow
 
-    return loop.prepare(config)
+    return loop.prepare_together(config, world)
 
 
 def _open(prepared: Prepared) -> Journal:
     from dpexp import loop
 
+    if not prepared.ranks.is_first:
+        return Unwritten()
     journal = Journal(home() / "runs", new_run_id())
     journal.set(loop.describe(prepared))
     journal.flush()
@@ -104,43 +126,81 @@ def _recorded(
             uploader.read_on()
 
     error: BaseException | None = None
-    status = "finished"
+    status, stop = "finished", Stop()
     with Bar() as bar:
         progress: Progress = loop.Silent() if quiet else bar
         try:
-            with _terminable():
-                loop.execute(prepared, journal, progress, more)
+            with stop.listening():
+                loop.execute(prepared, journal, progress, more, stop)
         except (KeyboardInterrupt, Terminated) as raised:
             error, status = raised, "killed"
         except Exception as raised:
-            error, status = raised, "failed"
+            error, status = prepared.ranks.explained(raised), "failed"
     journal.set(status=status, ended=now(), error=_described(error))
     journal.close()
     return error
+
+
+class Unwritten(Journal):
+    """The journal of a rank that does not record: the first rank's has it all."""
+
+    def __init__(self) -> None:
+        self.folder = self.path = Path()
+
+    def set(self, values: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Nothing is kept."""
+
+    def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
+        """Nothing is kept."""
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """Nothing was open."""
+
+
+# --- several ranks -------------------------------------------------------------------------------
+
+
+class RanksError(RuntimeError):
+    """The ranks' run ended early: the first rank's Record says why."""
+
+
+def _launch(config: RunConfig, quiet: bool) -> Outcome:
+    """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
+    from dpexp import loop  # refuse here what can be refused, before anything is started
+    from dpexp.distributed.launch import launch
+    from dpexp.distributed.select import processes
+
+    loop.prepare(config)
+    count = processes(config)
+    told = launch(config, count, quiet=quiet)
+    refused = next((each for each in told if each.status == "refused"), None)
+    if refused is not None:
+        raise ConfigError(refused.message)
+    first = next((each for each in told if each.rank == 0), None)
+    if first is None:
+        return Outcome(None, None, None)
+    record = load(Path(first.folder))
+    delivery = Delivery(**first.delivery) if first.delivery else None
+    return Outcome(record, delivery, _error_of(record))
+
+
+def _error_of(record: Record) -> BaseException | None:
+    """What ended a run of other processes early, by its Record."""
+    if record.status == "finished":
+        return None
+    told = record.error or {}
+    kinds: dict[str, type[BaseException]] = {"Terminated": Terminated, "KeyboardInterrupt": KeyboardInterrupt}
+    return kinds.get(told.get("type", ""), RanksError)(told.get("message", f"the run is {record.status}"))
 
 
 def _described(error: BaseException | None) -> dict[str, Any] | None:
     if error is None:
         return None
     return {
-        "type": type(error).__name__,
+        "type": getattr(error, "kind", type(error).__name__),
         "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": getattr(error, "traceback", "") or "".join(traceback.format_exception(error)),
     }
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated while inside; only the main thread can arrange that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated(f"ended by {signal.Signals(number).name}")
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpexp import devices, nested
 from dpexp.config import ConfigError
 from dpexp.data import Batch, Dataset
+from dpexp.distributed.group import Alone
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy
 from dpexp.strategies.wrapping import named_parameters
@@ -72,6 +73,7 @@ def verify(
     batch: Batch,
     *,
     train: bool,
+    ranks: Alone | None = None,
 ) -> Verification:
     """Compare the strategy with a single device on one global batch; neither model nor data is changed."""
     dtype = torch.float32 if any(device.type == "mps" for device in used) else torch.float64
@@ -81,7 +83,9 @@ def verify(
     candidate = copy.deepcopy(reference)
     single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
     expected = compute(single, data, batch, train=train)
-    found = compute(strategy.place(candidate, used, Timer()), data, batch, train=train)
+    ranks = ranks or Alone()
+    found = compute(strategy.place(candidate, used, Timer()), data, batch.part(ranks.rows), train=train)
+    found = Result(joined(ranks.gather(found.outputs)), found.gradients)
     tolerance = TOLERANCE[dtype]
     output_error = relative_error(found.outputs, expected.outputs)
     names = sorted(expected.gradients.keys() | found.gradients.keys())
@@ -114,13 +118,22 @@ def compute(placed: Placed, data: Dataset, batch: Batch, *, train: bool) -> Resu
         if train:
             loss = data.loss(outputs, devices.move(batch.targets, placed.output_device))
             if loss.requires_grad:
-                loss.backward()
+                placed.turn.backward(loss, batch)
     gradients = {
-        name: parameter.grad.detach().to(devices.HOST).to_dense()
+        name: placed.turn.whole(name, parameter.grad).to(devices.HOST).to_dense()
         for name, parameter in named_parameters(placed.module).items()
         if parameter.grad is not None
     }
-    return Result([each.detach().to(devices.HOST) for each in nested.tensors(outputs)], gradients)
+    outputs = nested.tensors(outputs) if batch.rows else ()  # a stand-in's are nobody's
+    return Result([each.detach().to(devices.HOST) for each in outputs], gradients)
+
+
+def joined(by_rank: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The ranks' outputs, which hold some rows each, as those of the global batch."""
+    there = [outputs for outputs in by_rank if outputs]
+    if len(there) < 2:
+        return there[0] if there else []
+    return [torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*there, strict=True)]
 
 
 def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

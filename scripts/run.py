@@ -75,16 +75,17 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     from dpexp.run import Terminated, execute
 
     outcome = execute(config, quiet=quiet)
+    record = outcome.record
+    if record is None:  # a rank that does not record: the first one speaks
+        return cli.Exit.FAILED if outcome.error is not None else cli.Exit.DONE
     if as_json:
-        typer.echo(json.dumps(outcome.record.to_dict()))
+        typer.echo(json.dumps(record.to_dict()))
     elif not quiet:
-        typer.echo(report.summary(outcome.record))
+        typer.echo(report.summary(record))
     if outcome.delivery is not None and outcome.delivery.message:
         typer.echo(outcome.delivery.message, err=as_json or not outcome.delivery.complete)
     if outcome.error is not None:
-        typer.echo(
-            f"error: {outcome.record.status}: {outcome.error or type(outcome.error).__name__}", err=True
-        )
+        typer.echo(f"error: {record.status}: {outcome.error or type(outcome.error).__name__}", err=True)
     if isinstance(outcome.error, KeyboardInterrupt):
         return cli.Exit.INTERRUPTED
     if isinstance(outcome.error, Terminated):

@@ -19,12 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
+rank
 run  preview  cli
 loop  plan                                  |  tracking
 observe  verify                             |  report
 strategies                                  |
 parallel  models  data  timing              |
-devices  distributed  environment  progress |
+distributed                                 |
+devices  environment  progress              |
 features  spec  nested                      |
 config  record
 """

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import nn
 
 from dpexp.config import RunConfig
+from dpexp.data import Batch
+from dpexp.distributed.group import Alone
 from dpexp.timing import Timer
+
+
+class Turn:
+    """How this process brings its part of a global batch to gradients; alone, all of it.
+
+    ``whole`` gives all of a tensor of which this process may hold a part only, and ``put`` writes all of
+    a tensor into the part; every rank must call them in the same order.
+    """
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """Gradients of the global batch's mean loss, on every parameter that this process holds."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` is the parameter of this name (as the model's author named it), or its gradient."""
+        return tensor.detach()
+
+    def put(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """The inverse of ``whole``."""
+        tensor.detach().copy_(value)
 
 
 @dataclass(frozen=True)
@@ -25,6 +47,7 @@ class Placed:
     input_device: torch.device
     output_device: torch.device
     devices: tuple[torch.device, ...]
+    turn: Turn = field(default_factory=Turn)
 
 
 @dataclass(frozen=True)
@@ -32,9 +55,11 @@ class Needs:
     """What a strategy asks of its caller.
 
     ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
+    ``gradients``: True if every parameter that requires a gradient must get one in every step.
     """
 
     devices: bool
+    gradients: bool = False
 
 
 class Strategy(ABC):
@@ -43,14 +68,18 @@ class Strategy(ABC):
     name: ClassVar[str]
     needs: ClassVar[Needs]
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, ranks: Alone | None = None) -> None:
         self.config = config
+        self.ranks = ranks or Alone()
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most strategies have nothing to refuse
         """Check, before a run opens, that the model has what the strategy names; may set options on it.
 
         Raises ConfigError.
         """
+
+    def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - most strategies do not mind
+        """Judge the parameters that get no gradient, where ``needs.gradients``. Raises ConfigError."""
 
     @abstractmethod
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     places: tuple[torch.device, ...] = ()
+    transparent: ClassVar[bool] = False
+    """True where inputs and outputs are the wrapped module's own, so that they are observed once."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -47,6 +49,8 @@ class Wrapper(nn.Module):
 
 class Forward(Wrapper):
     """Times the module's call as one phase, ``forward`` unless it is named."""
+
+    transparent = True
 
     def __init__(self, module: nn.Module, timer: Timer, phase: str = "forward") -> None:
         super().__init__()
