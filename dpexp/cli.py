@@ -35,7 +35,7 @@ from dpexp.config import (
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
-OTHER_VARIABLES = ("DPEXP_HOME",)
+OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Variables of the prefix that are no option."""
 
 
@@ -112,7 +112,7 @@ def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
     meta = field.metadata
     names = [meta["flag"] or flag_name(field.name)]
-    text = meta["help"] + (f" One of {', '.join(meta['choices'])}." if meta["choices"] else "")
+    text = meta["help"] + (f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else "")
     info = typer.Option(
         *names,
         help=text,

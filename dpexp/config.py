@@ -116,7 +116,7 @@ class BlockOptions(StrategyOptions):
     """Options of ``block``."""
 
     block: tuple[str, ...] = option(
-        ("block2",), "Submodule to wrap in DataParallel; repeat for several.", metavar="NAME"
+        ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several.", metavar="NAME"
     )
 
 
@@ -125,7 +125,9 @@ class HybridOptions(StrategyOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
-        ("embedding",), "Submodule that stays on the host; repeat for several.", metavar="NAME"
+        ("embedding",),
+        "Submodule that stays on the host, a name or pattern; repeat for several.",
+        metavar="NAME",
     )
     sparse: bool = option(
         False,
@@ -139,12 +141,24 @@ class HybridOptions(StrategyOptions):
     )
 
 
+@dataclass(frozen=True)
+class PlaceOptions(StrategyOptions):
+    """Options of ``place``."""
+
+    place: tuple[str, ...] = option(
+        ("*=cpu",),
+        "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
+        metavar="NAME=DEVICE",
+    )
+
+
 STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "single": StrategyOptions,
     "whole": StrategyOptions,
     "block": BlockOptions,
     "functional": StrategyOptions,
     "hybrid": HybridOptions,
+    "place": PlaceOptions,
     "ddp": DdpOptions,
 }
 
@@ -154,10 +168,11 @@ STRATEGY_HELP: dict[str, str] = {
     "block": "Only the named submodules in DataParallel.",
     "functional": "data_parallel(module, inputs, devices), composed of the four primitives.",
     "hybrid": "Named submodules stay on the host, the rest goes to the accelerators.",
+    "place": "Each submodule on the device that a device map names.",
     "ddp": "DistributedDataParallel: one process a device, under torchrun.",
 }
 
-DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding"}
+DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks"}
 """The default model by strategy; ``linear`` where a strategy is not named."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -181,8 +196,13 @@ class RunConfig:
     )
     data: str = option(
         "random",
-        "Data source: random[:samples=100], digits, text:PATH, arrays:FILE.npz.",
+        "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, pkg.mod:factory.",
         metavar="SOURCE",
+    )
+    loss: str = option(
+        "",
+        "Loss: mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets.",
+        metavar="NAME",
     )
     batch_size: int = option(
         30, "Samples in a global batch; the last batch of an epoch may have fewer.", min=1
@@ -190,9 +210,16 @@ class RunConfig:
     steps: int = option(100, "Measured steps.", min=1)
     epochs: int | None = option(None, "Train for so many epochs instead of --steps.", min=1)
     warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0)
+    phase_steps: int = option(20, "Steps timed phase by phase, after the measured ones.", min=0)
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
+    autocast: str = option(
+        "", "Mixed precision: the type that forwards compute in where that is safe.", choices=("", "bfloat16")
+    )
+    compile: bool = option(
+        False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
+    )
     seed: int = option(0, "Seed of weights, data and order.", min=0, max=2**63 - 1)
     threads: int | None = option(None, "CPU threads of torch. Default: torch's own choice.", min=1)
     devices: str = option(
@@ -321,7 +348,7 @@ def _validate(holder: object, field: dataclasses.Field[Any]) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(
-            f"{name} '{value}': it is one of {', '.join(choices)}{did_you_mean(value, choices)}"
+            f"{name} '{value}': it is one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
         )
     if isinstance(value, float) and value != value:
         raise ConfigError(f"{name} nan: it must be a number")

@@ -12,7 +12,8 @@ things say it instead:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -49,8 +50,33 @@ def is_virtual(device: torch.device) -> bool:
 
 
 def physical(device: torch.device) -> torch.device:
-    """Where the bytes of this device really lie: the host for a virtual device, else itself."""
-    return HOST if device.type == "cpu" else device
+    """Where the bytes of this device lie: the host for a virtual device, else itself.
+
+    While a layout is being predicted, with fake tensors that have no bytes, a virtual device is itself.
+    """
+    return HOST if device.type == "cpu" and not _predicting.on else device
+
+
+class _Predicting(threading.local):
+    on = False
+
+
+_predicting = _Predicting()
+
+
+@contextmanager
+def prediction() -> Iterator[None]:
+    """While inside, this thread lays out fake tensors, which do know on which virtual device they are."""
+    before, _predicting.on = _predicting.on, True
+    try:
+        yield
+    finally:
+        _predicting.on = before
+
+
+def is_predicting() -> bool:
+    """True inside ``prediction()``. Other threads do not see fake tensors: replicas compute in turn."""
+    return _predicting.on
 
 
 def label(device: torch.device) -> str:
@@ -174,10 +200,26 @@ def here() -> tuple[torch.device | None, int | None]:
 
 def place(module: M, device: torch.device) -> M:
     """Move the module to the device, in place, and mark each submodule with it. Returns the module."""
-    module.to(physical(device))
+    if is_predicting():
+        _refake(module, device)
+    else:
+        module.to(physical(device))
     for part in module.modules():
         part.__dict__[_MARK] = device
     return module
+
+
+def _refake(module: nn.Module, device: torch.device) -> None:
+    """Fake parameters cannot be moved in place: put new ones on the device; tied stay tied."""
+    new: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
+            if parameter is not None:
+                made = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+                part._parameters[key] = new.setdefault(id(parameter), made)  # type: ignore[assignment]
+        for key, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[key] = new.setdefault(id(buffer), torch.empty_like(buffer, device=device))
 
 
 def home(module: nn.Module) -> torch.device:
@@ -187,11 +229,33 @@ def home(module: nn.Module) -> torch.device:
     return device
 
 
+def mark(value: Any, device: torch.device) -> Any:
+    """The nested value, its tensors marked as lying on the device: see ``whereabouts``."""
+    for tensor in nested.tensors(value):
+        tensor.__dict__[_MARK] = device
+    return value
+
+
+def whereabouts(tensor: torch.Tensor, default: torch.device) -> torch.device:
+    """Where a tensor lies: what it says, its mark on virtual devices, else ``default``."""
+    if tensor.device != HOST:
+        return tensor.device
+    found: torch.device = tensor.__dict__.get(_MARK, default)
+    return found
+
+
 def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
     """The nested value with every tensor on the device; what is there already is not copied."""
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(physical(device), non_blocking=non_blocking)
+        return value.to(physical(device), non_blocking=non_blocking)  # type: ignore[arg-type]
     return nested.map_tensors(lambda tensor: tensor.to(physical(device), non_blocking=non_blocking), value)
+
+
+def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
+    """Mixed precision for forwards on this kind of device; does nothing where ``dtype`` is empty."""
+    if not dtype:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
 # --- clocks and memory ---------------------------------------------------------------------------

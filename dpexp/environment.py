@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from dpexp.record import Row
 
 _ROOT = Path(__file__).resolve().parents[1]
+_LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
 
 
 def environment(accelerators: Sequence[Row], threads: int, capability: str) -> Row:
@@ -38,6 +40,7 @@ def environment(accelerators: Sequence[Row], threads: int, capability: str) -> R
         "git": git(_ROOT),
         "argv": list(sys.argv),
         "packages": packages,
+        "lock": lock(_ROOT / "requirements.lock", packages),
     }
 
 
@@ -45,6 +48,26 @@ def installed() -> dict[str, str]:
     """Name and version of every installed distribution."""
     found = {item.name: item.version for item in metadata.distributions() if item.name}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def lock(path: Path, packages: Mapping[str, str]) -> Row:
+    """{sha256, differs} of the lock that the environment was made from.
+
+    ``differs`` names the locked packages whose installed version (None: none) is another one; both are
+    None where there is no lock. A build's label (``+cpu``) makes no difference.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return {"sha256": None, "differs": None}
+    there = {_normal(name): version.partition("+")[0] for name, version in packages.items()}
+    wanted = dict(_LOCKED.findall(content.decode()))
+    differs = {name: there.get(_normal(name)) for name in wanted if there.get(_normal(name)) != wanted[name]}
+    return {"sha256": hashlib.sha256(content).hexdigest(), "differs": differs}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def cpu_name() -> str:

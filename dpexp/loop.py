@@ -8,10 +8,11 @@ loss, backward, optimizer. Losses stay on the device until the journal is writte
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from torch import nn
 from dpexp import data, devices, models, nested
 from dpexp.config import ConfigError, RankOptions, RunConfig
 from dpexp.data import Batch, Dataset
+from dpexp.diagnosis import changed_in_forward, first_not_finite
 from dpexp.distributed import Stop, World, merge
 from dpexp.distributed.group import Alone, join
 from dpexp.distributed.select import select
@@ -36,9 +38,11 @@ FLUSH_SECONDS = 0.5
 """Longest time that measured steps wait in memory: what a SIGKILL can lose. Several ranks write, and look
 whether one was asked to stop, after as many steps as the last ones say that this time holds."""
 
-PHASE_STEPS = 20
+REPLAY_SECONDS = 60.0
+"""A run that went wrong later than this is not trained anew to find the module that did it."""
+
 PHASE_SECONDS = 5.0
-"""The phase pass ends after so many steps, or so many seconds and three steps."""
+"""The phase pass ends after ``--phase-steps``, or so many seconds and three steps."""
 
 
 class RunError(RuntimeError):
@@ -74,6 +78,7 @@ class Prepared:
     data: Dataset
     dtype: torch.dtype
     ranks: Alone = field(default_factory=Alone)
+    note: str = ""
 
     @property
     def execution(self) -> str:
@@ -114,13 +119,20 @@ def prepare(config: RunConfig, *, try_one_batch: bool = True, ranks: Alone | Non
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     selection = select(config, World.of())
-    source = data.source(config.data)
+    source = data.source(config.data, config.loss)
     torch.manual_seed(config.seed)
     model = models.build(config.model, source.features)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     strategy = STRATEGIES[config.strategy](config, ranks)
-    strategy.prepare(model)
+    if config.compile and not strategy.needs.compile:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.needs.compile)
+        raise ConfigError(
+            f"--compile: {config.strategy} makes its replicas anew at every step, and each would be compiled "
+            f"anew; {able} compile once"
+        )
+    strategy.prepare(model, selection.used)
+    _check_model(model, config)
     prepared = Prepared(config, selection, strategy, model.to(dtype), dataset, dtype, ranks)
     if try_one_batch:
         _try_one_batch(prepared)
@@ -150,14 +162,44 @@ def prepare_together(config: RunConfig, world: World | None) -> Prepared:
     return prepared
 
 
+def _check_model(model: nn.Module, config: RunConfig) -> None:
+    """ConfigError for a model that cannot be trained, or not be copied where verification must copy it."""
+    parameters = list(model.parameters())
+    if not config.eval and not any(parameter.requires_grad for parameter in parameters):
+        found = (
+            "has no parameters" if not parameters else f"has {len(parameters)} parameters, all of them frozen"
+        )
+        raise ConfigError(f"the model {found}: there is nothing to train; --eval runs it forward only")
+    if config.check:
+        try:
+            copy.deepcopy(model)
+        except Exception as error:
+            raise ConfigError(
+                f"the model cannot be copied ({type(error).__name__}: {error}), "
+                "and verification compares copies: --no-check runs it without"
+            ) from error
+
+
 def _try_one_batch(prepared: Prepared) -> None:
-    """The model on the host takes the first batch, and the loss its outputs: else ConfigError."""
+    """The model on the host takes the first batch, and the loss its outputs: else ConfigError.
+
+    Afterwards model and random state are as before; ``note`` tells what the forward changed of the model.
+    """
     batch = next(prepared.batches(0))
     state = torch.get_rng_state()
     kept = {name: buffer.clone() for name, buffer in prepared.model.named_buffers()}
     follows = prepared.strategy.needs.gradients and not prepared.config.eval
-    with torch.set_grad_enabled(follows), naming_the_module(prepared.model):
+    with (
+        changed_in_forward(prepared.model) as changed,
+        torch.set_grad_enabled(follows),
+        devices.autocast(devices.HOST, prepared.config.autocast),
+        naming_the_module(prepared.model),
+    ):
         outputs = prepared.model(*batch.inputs)
+    if changed():
+        prepared.note = (
+            f"the model changes {', '.join(changed())} in its forward: what replicas change is lost"
+        )
     with torch.set_grad_enabled(follows):
         try:
             loss = prepared.data.loss(outputs, batch.targets)
@@ -318,15 +360,9 @@ def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
         return
     progress.begin("verify")
     batch = next(prepared.batches(0))
-    result = verify(
-        prepared.model,
-        prepared.strategy,
-        prepared.selection.used,
-        prepared.data,
-        batch,
-        train=not config.eval,
-        ranks=prepared.ranks,
-    )
+    result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
+    if prepared.note:
+        result = replace(result, note="; ".join(filter(None, (result.note, prepared.note))))
     journal.set(verification=result.to_dict())
     if not result.passed:
         raise VerificationError(
@@ -352,6 +388,7 @@ class Trial:
     _times_ms: list[float] = field(default_factory=list)
     _rows: list[tuple[int, int]] = field(default_factory=list)
     _done: int = 0
+    _started: float = 0.0
     _pace: int = 1
 
     def __post_init__(self) -> None:
@@ -379,7 +416,8 @@ class Trial:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         placed = self.placed
-        outputs = placed.module(*self._brought(batch.inputs, placed.input_device))
+        with devices.autocast(placed.output_device, self.prepared.config.autocast):
+            outputs = placed.module(*self._brought(batch.inputs, placed.input_device))
         with self.timer.phase("loss", placed.output_device):
             return self.prepared.data.loss(outputs, self._brought(batch.targets, placed.output_device))
 
@@ -403,6 +441,7 @@ class Trial:
         per_epoch = math.ceil(self.prepared.data.samples / config.batch_size)
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
+        self._started = time.perf_counter()
         for epoch in range(math.ceil(total / per_epoch)):
             self._time(islice(self.prepared.own(epoch), total - epoch * per_epoch))
             if config.epochs is not None:
@@ -466,17 +505,32 @@ class Trial:
         return [sum(parts) for parts in zip(*(each[0] for each in by_rank), strict=True)], times_ms
 
     def _not_finite(self, step: int, loss: float) -> str:
-        first = next(
-            (
-                name
-                for name, each in named_parameters(self.placed.module).items()
-                if not each.isfinite().all()
-            ),
-            None,
-        )
-        where = f"; parameter '{first}' is not finite either" if first else ""
+        soon = time.perf_counter() - self._started < REPLAY_SECONDS
+        module = self._module_of(step) if all(self.prepared.ranks.gather(soon)) else None
+        made = "" if module is None else f"; the first to make it was {module}"
         smaller = f"try a smaller --lr than {self.prepared.config.lr:g}"
-        return f"the loss became {loss} in step {step}{where}: {smaller}"
+        return f"the loss became {loss} in step {step}{made}: {smaller}"
+
+    def _module_of(self, step: int) -> str:
+        """Train anew from the same seed up to that step, and watch it: the weights here are spoilt by now."""
+        anew = replace(
+            self,
+            prepared=prepare(self.prepared.config, ranks=self.prepared.ranks),
+            timer=Timer(),
+            progress=Silent(),
+        )
+        anew.placed = anew.prepared.strategy.place(
+            anew.prepared.model, anew.prepared.selection.used, anew.timer
+        )
+        anew.__post_init__()
+        anew.warm_up()
+        batches = self._forever()
+        for batch in islice(batches, step):
+            anew.step(batch)
+        with first_not_finite(anew.placed.module) as found, torch.no_grad():
+            anew._forward(next(batches))
+        name = found()
+        return "the loss" if name is None else f"module '{name}'" if name else "the model itself"
 
     def take_stock(self) -> None:
         """Digests of the trained weights and of their outputs, and peak memory."""
@@ -505,7 +559,7 @@ class Trial:
         """A pass of its own, with a recording timer."""
         self.progress.begin("phases")
         ranks, started = self.prepared.ranks, time.perf_counter()
-        for index, batch in enumerate(islice(self._forever(), PHASE_STEPS)):
+        for index, batch in enumerate(islice(self._forever(), self.prepared.config.phase_steps)):
             ranks.barrier()
             with self.timer.step():
                 self.step(batch)

@@ -138,7 +138,8 @@ def device_map(placed: Placed) -> list[Row]:
     rows: list[Row] = []
     seen: set[int] = set()
     for part in parts(placed.module):
-        tensors = [("parameter", *item) for item in part.module.named_parameters(recurse=False)]
+        tensors: list[tuple[str, str, torch.Tensor]] = []
+        tensors += [("parameter", *item) for item in part.module.named_parameters(recurse=False)]
         tensors += [("buffer", *item) for item in part.module.named_buffers(recurse=False)]
         for kind, name, tensor in tensors:
             if id(tensor) in seen:  # tied: the bytes are there once

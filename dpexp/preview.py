@@ -1,25 +1,37 @@
-"""Preview: what a run would do, for ``--dry-run``: devices, device map and batch split.
+"""Preview: what a run would do, for ``--dry-run``: devices, device map, batch split and shapes.
 
-The model is built and laid out, but computes nothing; nothing is written.
+The model is built, laid out and run on fake tensors; no number is computed and nothing is written.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
 
 from dpexp import devices, loop
 from dpexp.config import RunConfig
+from dpexp.nested import map_tensors
 from dpexp.observe import device_map
 from dpexp.parallel import pieces
+from dpexp.plan import predict
 from dpexp.record import Row
+from dpexp.strategies import Placed
 from dpexp.strategies.wrapping import Wrapper, parts
 from dpexp.timing import Timer
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A run that was not run. ``splits`` say how an epoch's batches fall into replicas, by wrapped module."""
+    """A run that was not run.
+
+    ``splits`` say how an epoch's batches fall into replicas, by wrapped module; ``shapes`` are predicted
+    for a full batch and for the rest of an epoch; ``memory`` is bytes of parameters and buffers by device.
+    """
 
     name: str
     execution: str
@@ -27,31 +39,51 @@ class Preview:
     devices: Row
     device_map: list[Row]
     splits: list[Row]
+    shapes: list[Row]
+    memory: dict[str, dict[str, int]]
+    note: str
 
 
 def preview(config: RunConfig) -> Preview:
-    """Lay the model out and predict the split of an epoch's batches. Raises ConfigError as a run would."""
+    """Lay the model out and predict an epoch. Raises ConfigError as a run would, and for mixed devices."""
     prepared = loop.prepare(config, try_one_batch=False)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    full, rest = divmod(prepared.data.samples, config.batch_size)
-    sizes = Counter({config.batch_size: full, rest: 1 if rest else 0})
+    used = prepared.selection.used
+    predicted = predict(prepared.model, prepared.strategy, used, _one_of_each_size(prepared))
+    placed = prepared.strategy.place(copy.deepcopy(prepared.model), used, Timer())
+    return Preview(
+        name=prepared.name,
+        execution=prepared.execution,
+        config=config.to_dict(),
+        devices=loop.devices_of(prepared, placed),
+        device_map=device_map(placed),
+        splits=_splits(placed, _sizes(prepared)),
+        shapes=predicted.shapes,
+        memory=predicted.memory,
+        note=predicted.note,
+    )
+
+
+def _sizes(prepared: loop.Prepared) -> dict[int, int]:
+    """How many batches of how many rows an epoch has."""
+    full, rest = divmod(prepared.data.samples, prepared.config.batch_size)
+    return {rows: count for rows, count in ((prepared.config.batch_size, full), (rest, 1)) if rows and count}
+
+
+def _one_of_each_size(prepared: loop.Prepared) -> Iterator[tuple[Any, ...]]:
+    first = next(prepared.batches(0))
+    for rows in _sizes(prepared):
+        yield map_tensors(itemgetter(slice(rows)), first.inputs)
+
+
+def _splits(placed: Placed, sizes: dict[int, int]) -> list[Row]:
     splits: list[Row] = []
-    wrapped = {
-        part.name: part.module.places for part in parts(placed.module) if isinstance(part.module, Wrapper)
-    }
-    for module, places in wrapped.items():
+    wrapped = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    for name, wrapper in wrapped:
+        places: Sequence[torch.device] = wrapper.places
         for rows, batches in sizes.items():
-            if places and batches:
+            if places:
                 cut = pieces(rows, places)
                 used = [devices.label(device) for device in places[: len(cut)]]
-                splits.append(
-                    {"module": module, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
-                )
-    return Preview(
-        prepared.name,
-        prepared.execution,
-        config.to_dict(),
-        loop.devices_of(prepared, placed),
-        device_map(placed),
-        splits,
-    )
+                row = {"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
+                splits.append(row)
+    return splits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -17,7 +17,7 @@ class Bar:
     """
 
     def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """A new stage of the run; ``total`` in steps where it is known."""

@@ -10,6 +10,7 @@ folder nor a row in the store, before the run has been prepared and nothing spea
 from __future__ import annotations
 
 import dataclasses
+import os
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
     from dpexp.loop import Prepared, Progress
+
+PARENT = "DPEXP_PARENT"
+"""The environment variable that names the sweep, by its run id, that a run belongs to."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,13 @@ def _ended(
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
     from dpexp import loop  # imports torch, while the uploader imports mlflow
 
-    return loop.prepare_together(config, world)
+    prepared = loop.prepare_together(config, world)
+    if prepared.strategy.needs.prediction:
+        from dpexp.plan import predict
+
+        batch = next(prepared.batches(0))
+        predict(prepared.model, prepared.strategy, prepared.selection.used, [batch.inputs])
+    return prepared
 
 
 def _open(prepared: Prepared) -> Journal:
@@ -110,7 +120,7 @@ def _open(prepared: Prepared) -> Journal:
     if not prepared.ranks.is_first:
         return Unwritten()
     journal = Journal(home() / "runs", new_run_id())
-    journal.set(loop.describe(prepared))
+    journal.set(loop.describe(prepared), parent=os.environ.get(PARENT, ""))
     journal.flush()
     return journal
 

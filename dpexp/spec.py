@@ -206,8 +206,8 @@ def call(
         _check_call(signature, options, spec, where)
     try:
         return factory(**options)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{where}: {spec.factory} raised {_told(error)}") from error
 
@@ -269,4 +269,5 @@ def _told(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    return f"{type(error).__name__}: {error}{place}"
+    cause = f", because of {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ else ""
+    return f"{type(error).__name__}: {error}{cause}{place}"

@@ -119,7 +119,7 @@ class Timer:
 
     @contextmanager
     def _by_events(self, name: str, replica: int, device: torch.device) -> Iterator[None]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = _event(), _event()
         begin.record(torch.cuda.current_stream(device))
         yield
         end.record(torch.cuda.current_stream(device))
@@ -133,7 +133,7 @@ class Timer:
 
     def _anchor(self, device: torch.device) -> tuple[Any, float]:
         """An event on the idle device and the host's time of it, to lay events on the host's clock."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = _event()
         event.record(torch.cuda.current_stream(device))
         return event, self._now_us()
 
@@ -151,3 +151,7 @@ class Timer:
                 "end_us": round(end, 3),
             }
         )
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpexp import devices, nested
-from dpexp.config import ConfigError
+from dpexp.config import ConfigError, RunConfig
 from dpexp.data import Batch, Dataset
-from dpexp.distributed.group import Alone
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy
 from dpexp.strategies.wrapping import named_parameters
@@ -49,6 +48,7 @@ class Verification:
     tolerance: float | None = None
     passed: bool | None = None
     note: str = ""
+    rounding: Row | None = None
 
     def to_dict(self) -> Row:
         return asdict(self)
@@ -66,66 +66,73 @@ class Result:
 
 
 def verify(
-    model: nn.Module,
-    strategy: Strategy,
-    used: Sequence[torch.device],
-    data: Dataset,
-    batch: Batch,
-    *,
-    train: bool,
-    ranks: Alone | None = None,
+    model: nn.Module, strategy: Strategy, used: Sequence[torch.device], data: Dataset, batch: Batch
 ) -> Verification:
-    """Compare the strategy with a single device on one global batch; neither model nor data is changed."""
+    """Compare the strategy with a single device on one global batch; the model is not changed.
+
+    A run that computes in another way than plain float32 or float64 (a short type, autocast, compiled) is
+    compared in that way as well: its error against float64 may be twice that of a single device.
+    """
     dtype = torch.float32 if any(device.type == "mps" for device in used) else torch.float64
-    data, batch = data.to(dtype), Batch(*nested.cast((batch.inputs, batch.targets), dtype), batch.rows)
-    reference = copy.deepcopy(model).to(dtype)
-    note = settle(reference)
-    candidate = copy.deepcopy(reference)
-    single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
-    expected = compute(single, data, batch, train=train)
-    ranks = ranks or Alone()
-    found = compute(strategy.place(candidate, used, Timer()), data, batch.part(ranks.rows), train=train)
-    found = Result(joined(ranks.gather(found.outputs)), found.gradients)
+    plain = strategy.configured(replace(strategy.config, autocast="", compile=False))
+    case = Case(model, data, batch)
+    expected = case.on_single_device(dtype, plain.config)
+    output_error, gradient_error = errors(case.laid_out(plain, used, dtype), expected)
     tolerance = TOLERANCE[dtype]
-    output_error = relative_error(found.outputs, expected.outputs)
-    names = sorted(expected.gradients.keys() | found.gradients.keys())
-    gradient_error = None
-    if names:
-        gradient_error = relative_error(
-            *(_complete(each.gradients, names, (expected, found)) for each in (found, expected))
-        )
     passed = all(error is None or error <= tolerance for error in (output_error, gradient_error))
-    return Verification(
-        True, str(dtype).removeprefix("torch."), output_error, gradient_error, tolerance, passed, note
-    )
+    rounding = _rounding(case, strategy, used, expected)
+    if rounding is not None:
+        passed = passed and bool(rounding["passed"])
+    name = str(dtype).removeprefix("torch.")
+    return Verification(True, name, output_error, gradient_error, tolerance, passed, case.note(), rounding)
 
 
-def _complete(
-    gradients: Mapping[str, torch.Tensor], names: Iterable[str], both: Sequence[Result]
-) -> list[torch.Tensor]:
-    """The gradients in order of name, zeros where a parameter got none."""
-    shaped = both[0].gradients | both[1].gradients
-    return [gradients[name] if name in gradients else torch.zeros_like(shaped[name]) for name in names]
+@dataclass(frozen=True)
+class Case:
+    """One global batch through one model, in any layout and type; each time on a copy of the model."""
 
+    model: nn.Module
+    data: Dataset
+    batch: Batch
 
-def compute(placed: Placed, data: Dataset, batch: Batch, *, train: bool) -> Result:
-    """Forward, and backward if ``train``, of one batch on a placed model; tensors come on the host."""
-    inputs = devices.move(batch.inputs, placed.input_device)
-    if not train:
-        placed.module.eval()
-    with torch.set_grad_enabled(train):
-        outputs = placed.module(*inputs)
-        if train:
-            loss = data.loss(outputs, devices.move(batch.targets, placed.output_device))
-            if loss.requires_grad:
-                placed.turn.backward(loss, batch)
-    gradients = {
-        name: placed.turn.whole(name, parameter.grad).to(devices.HOST).to_dense()
-        for name, parameter in named_parameters(placed.module).items()
-        if parameter.grad is not None
-    }
-    outputs = nested.tensors(outputs) if batch.rows else ()  # a stand-in's are nobody's
-    return Result([each.detach().to(devices.HOST) for each in outputs], gradients)
+    def on_single_device(self, dtype: torch.dtype, config: RunConfig) -> Result:
+        """What the host alone computes."""
+        reference = copy.deepcopy(self.model).to(dtype)
+        settle(reference)
+        single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
+        return self._compute(single, dtype, config)
+
+    def laid_out(self, strategy: Strategy, used: Sequence[torch.device], dtype: torch.dtype) -> Result:
+        """What the layout computes."""
+        candidate = copy.deepcopy(self.model).to(dtype)
+        settle(candidate)
+        ranks = strategy.ranks
+        part = replace(self, batch=self.batch.part(ranks.rows))
+        found = part._compute(strategy.place(candidate, used, Timer()), dtype, strategy.config)
+        return Result(joined(ranks.gather(found.outputs)), found.gradients)
+
+    def note(self) -> str:
+        """What is compared in eval mode, and so not as it trains."""
+        return settle(copy.deepcopy(self.model))
+
+    def _compute(self, placed: Placed, dtype: torch.dtype, config: RunConfig) -> Result:
+        inputs, targets = nested.cast((self.batch.inputs, self.batch.targets), dtype)
+        if config.eval:
+            placed.module.eval()
+        with torch.set_grad_enabled(not config.eval):
+            with devices.autocast(placed.output_device, config.autocast):
+                outputs = placed.module(*devices.move(inputs, placed.input_device))
+            if not config.eval:
+                loss = self.data.loss(outputs, devices.move(targets, placed.output_device))
+                if loss.requires_grad:
+                    placed.turn.backward(loss, self.batch)
+        gradients = {
+            name: _exact(placed.turn.whole(name, parameter.grad).to_dense())
+            for name, parameter in named_parameters(placed.module).items()
+            if parameter.grad is not None
+        }
+        own = nested.tensors(outputs) if self.batch.rows else ()  # a stand-in's outputs are nobody's
+        return Result([_exact(each) for each in own], gradients)
 
 
 def joined(by_rank: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -134,6 +141,52 @@ def joined(by_rank: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
     if len(there) < 2:
         return there[0] if there else []
     return [torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*there, strict=True)]
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().to(devices.HOST)
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def errors(found: Result, expected: Result) -> tuple[float, float | None]:
+    """Relative errors of outputs and of gradients (None without any)."""
+    names = sorted(expected.gradients.keys() | found.gradients.keys())
+    if not names:
+        return relative_error(found.outputs, expected.outputs), None
+    both = (_complete(each.gradients, names, (expected, found)) for each in (found, expected))
+    return relative_error(found.outputs, expected.outputs), relative_error(*both)
+
+
+def _rounding(case: Case, strategy: Strategy, used: Sequence[torch.device], exact: Result) -> Row | None:
+    """The errors of a run's own way of computing against float64, beside those of a single device."""
+    config = strategy.config
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if dtype in TOLERANCE and not config.autocast and not config.compile:
+        return None
+    own = errors(case.laid_out(strategy, used, dtype), exact)
+    single = errors(case.on_single_device(dtype, replace(config, compile=False)), exact)
+    least = torch.finfo(torch.float32).eps
+    passed = all(
+        a is None or (b is not None and a <= 2 * b + least) for a, b in zip(own, single, strict=True)
+    )
+    return {
+        "dtype": config.dtype,
+        "autocast": config.autocast,
+        "compile": config.compile,
+        "output_error": own[0],
+        "gradient_error": own[1],
+        "single_output_error": single[0],
+        "single_gradient_error": single[1],
+        "passed": passed,
+    }
+
+
+def _complete(
+    gradients: Mapping[str, torch.Tensor], names: Iterable[str], both: Sequence[Result]
+) -> list[torch.Tensor]:
+    """The gradients in order of name, zeros where a parameter got none."""
+    shaped = both[0].gradients | both[1].gradients
+    return [gradients[name] if name in gradients else torch.zeros_like(shaped[name]) for name in names]
 
 
 def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

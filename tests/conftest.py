@@ -6,6 +6,7 @@ set) any other skip is a failure: what CI is meant to cover must have run.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -24,6 +25,13 @@ def in_ci() -> bool:
 def pytest_configure() -> None:
     """MLflow reads this while it is imported: no test reports to its makers."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    # Models of a few numbers gain nothing from a second thread, and with every core busy they lose much.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_unconfigure() -> None:
+    """pytest's closing line is the last: MLflow's queue of traces says nothing while it empties at exit."""
+    logging.getLogger("mlflow.tracing").setLevel(logging.WARNING)
 
 
 @pytest.fixture(autouse=True)

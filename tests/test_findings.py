@@ -12,7 +12,7 @@ from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
 from dpexp.record import Record
 from dpexp.report import findings
-from dpexp.report.findings import RULES, Finding
+from dpexp.report.rules import RULES, Finding
 
 BUSY = PHASES | {"scatter": 0.5, "replicate": 0.5, "parallel_apply": 20.0, "gather": 0.5, "backward": 40.0}
 """Phases of a step that keeps its devices busy: nothing to find."""

@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-rank
-run  preview  cli
+rank  sweep
+run  preview  cli  experiment
 loop  plan                                  |  tracking
-observe  verify                             |  report
+observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |
 distributed                                 |

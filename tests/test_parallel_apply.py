@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.devices import HOST, here, virtual
 from dpexp.parallel import DataParallel, parallel_apply
@@ -127,6 +128,22 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         torch.set_num_threads(before)
 
 
+def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
+    net, x = nn.Linear(4, 3), torch.zeros(7, 4)
+    counts = []
+    for module in (net, DataParallel(net, virtual(3))):
+        with FlopCounterMode(display=False) as counter:
+            module(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_meta_device_computes_shapes() -> None:
+    layer, x = nn.Linear(4, 3, device="meta"), torch.zeros(7, 4, device="meta")
+    assert [out.shape for out in parallel_apply([layer, layer], [x, x])] == [(7, 3)] * 2
+    assert DataParallel(layer, ["meta", "meta"])(x).shape == (7, 3)
+
+
 @pytest.mark.parametrize("name", ["inputs", "kwargs_tup", "devices"])
 def test_sequences_of_different_length_are_an_error(name: str) -> None:
     arguments: dict[str, Any] = {"inputs": [(), ()], "kwargs_tup": [{}, {}], "devices": virtual(2)}
@@ -236,8 +253,15 @@ def test_workers_are_kept_across_forwards_and_modules() -> None:
 
 def test_the_same_device_twice_has_two_workers() -> None:
     device = torch.device("cpu", 0)
-    calls = parallel_apply([Call(threading.get_ident)] * 2, [(), ()], None, [device, device])
-    assert calls[0] != calls[1]
+    calls = [
+        parallel_apply([Call(threading.get_ident)] * 2, [(), ()], None, [device, device]) for _ in range(50)
+    ]
+    assert calls[0][0] != calls[0][1]
+    assert all(call == calls[0] for call in calls)  # each its own: gradients add up in the same order
+
+
+def test_no_modules_give_no_outputs() -> None:
+    assert parallel_apply([], []) == []
 
 
 def test_a_single_module_runs_in_the_callers_thread() -> None:
@@ -274,7 +298,6 @@ def test_an_idle_worker_keeps_nothing_alive() -> None:
     net, x = nn.Linear(2, 2), torch.zeros(4, 2)
     alive = [weakref.ref(net), weakref.ref(x)]
     parallel_apply([net, net], [x, x], None, virtual(2))
-    apply(here, count=2)  # both workers have gone on
     del net, x
     assert [ref() for ref in alive] == [None, None]
 

@@ -305,6 +305,19 @@ def test_recurrent_layers_use_the_replicas_own_weights() -> None:
     same(Last().double(), torch.randn(7, 2, 3, dtype=torch.double))
 
 
+def test_a_traced_graph_is_replicated() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x * self.weight)
+
+    same(torch.fx.symbolic_trace(Scale().double()), torch.randn(7, 4, dtype=torch.double))
+
+
 @pytest.mark.parametrize("parametrization", ["weight_norm", "spectral_norm", "orthogonal"])
 def test_parametrized_weights_are_computed_in_the_replica(parametrization: str) -> None:
     net = getattr(torch.nn.utils.parametrizations, parametrization)(nn.Linear(4, 3)).double().eval()

@@ -220,6 +220,20 @@ def test_none_stays_none_and_dataclasses_are_gathered_field_by_field() -> None:
     assert frozen.table.shape == (3,)
 
 
+def test_a_dict_that_is_a_dataclass_too_is_gathered_as_a_dict() -> None:
+    @dataclass
+    class ModelOutput(OrderedDict[str, Any]):  # as the outputs of Hugging Face's models are
+        logits: Any = None
+
+        def __init__(self, items: Any = ()) -> None:
+            OrderedDict.__init__(self, items)
+            self.logits = self.get("logits")
+
+    out = gather([ModelOutput([("logits", torch.zeros(2, 3))])] * 2, "cpu")
+    assert type(out) is ModelOutput
+    assert out.logits.shape == out["logits"].shape == (4, 3)
+
+
 def test_gathered_containers_keep_their_type_and_empty_ones_too() -> None:
     values = torch.randn(3, 4).max(dim=1)
     out = gather([[(), {}, [], values, Pair(values[0], None)]] * 2, "cpu")

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import importlib
+import inspect
+import os
+import pkgutil
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
 import pytest
 from record_factory import hybrid, whole
 
@@ -67,6 +80,40 @@ def test_colour_only_where_asked_for_and_not_under_no_color(monkeypatch: pytest.
     assert "\x1b[" not in report.summary(whole(2), color=True)
 
 
+def test_a_terminal_without_unicode_gets_plain_bars() -> None:
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert "####" in shown.stdout
+    assert "7 x 4 + 2" in shown.stdout
+
+
+def test_a_terminal_gets_colour_and_its_own_width() -> None:
+    """In a real pseudo-terminal of 60 columns."""
+    code = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
+    shown = in_terminal(code, columns=60)
+    assert "\x1b[" in shown
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
+
+
+def in_terminal(code: str, columns: int) -> str:
+    """What Python prints when its stdout is a terminal of so many columns."""
+    main, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "NO_COLOR", "LINES"):
+        env.pop(name, None)
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=child, stdin=child) as process:
+        os.close(child)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is gone when the process is
+            while chunk := os.read(main, 4096):
+                shown += chunk
+    os.close(main)
+    assert process.returncode == 0
+    return shown.decode().replace("\r", "")
+
+
 def test_a_run_that_recorded_nothing_still_has_a_summary_and_a_note() -> None:
     assert "RUNNING" in report.summary(Record(run_id="ab"))
     assert "RUNNING" in report.note(Record(run_id="ab"))
@@ -82,6 +129,13 @@ def test_markup_in_names_reaches_the_note_as_text() -> None:
     heading = report.note(record).splitlines()[0]
     assert "<img" not in heading
     assert "\\[a\\]" in heading
+
+
+def test_public_functions_stay_functions_after_every_module_was_imported() -> None:
+    """A submodule of the same name would take a function's place once it is imported."""
+    for module in pkgutil.iter_modules(report.__path__):
+        importlib.import_module(f"dpexp.report.{module.name}")
+    assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
 
 
 def test_run_again_repeats_the_options_that_differ_from_the_defaults() -> None:

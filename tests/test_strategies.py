@@ -13,7 +13,7 @@ from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.observe import device_map, observe
 from dpexp.record import Row
 from dpexp.strategies import STRATEGIES, Placed
-from dpexp.strategies.wrapping import named_parameters, parts, submodule
+from dpexp.strategies.wrapping import matching, named_parameters, parts, submodule
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]
@@ -186,6 +186,41 @@ def test_hybrid_reaches_into_containers_and_keeps_the_results(count: int) -> Non
     assert where[".scale"] == where["layers.1.0.weight"] == "cpu:0"
 
 
+def test_a_device_map_places_each_module_and_inserts_transfers() -> None:
+    placed = lay("place", virtual=2, options={"place": ["block1=cpu", "block[3]=cpu:1"]})
+    first = [row for row in rows_of(placed, width=10) if row["batch"] == 3]
+    assert [(row["module"], row["device"], row["inputs"]) for row in first] == [
+        ("", "cpu:0", [[10, 10]]),
+        ("block1", "cpu", [[10, 10]]),
+        ("block1.transfer", "cpu", [[10, 10]]),
+        ("block2", "cpu:0", [[10, 20]]),
+        ("block2.transfer", "cpu:0", [[10, 20]]),
+        ("block3", "cpu:1", [[10, 20]]),
+        ("block3.transfer", "cpu:1", [[10, 20]]),
+        ("transfer", "cpu:0", [[10, 20]]),
+    ]
+    assert {row["module"]: row["device"] for row in device_map(placed)} == {
+        "block1": "cpu",
+        "block2": "cpu:0",
+        "block3": "cpu:1",
+    }
+
+
+def test_modules_on_one_device_need_no_transfer() -> None:
+    placed = lay("place", virtual=2, options={"place": ["block*=cpu:0"]})
+    assert not [row for row in rows_of(placed, width=10) if "transfer" in row["module"]]
+
+
+def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
+    model = Nested()
+    assert matching(model, ["layers.*"], "--block") == ("layers.0", "layers.1")
+    assert matching(model, ["layers.?.0", "tables.*"], "--block") == ("layers.1.0", "tables.words")
+    with pytest.raises(
+        ConfigError, match=r"--block 'nothing\.\*' matches no submodule; the model has tables"
+    ):
+        matching(model, ["nothing.*"], "--block")
+
+
 def test_names_are_those_of_the_model_as_written() -> None:
     placed = lay("block", virtual=2)
     plain = models.build("blocks")
@@ -205,6 +240,11 @@ def test_names_are_those_of_the_model_as_written() -> None:
         ("block", {"block": ["block2", "block2"]}, ["given twice"]),
         ("hybrid", {"host": ["embeding"]}, ["--host 'embeding' not found", "did you mean 'embedding'?"]),
         ("hybrid", {"host": ["linear"], "sparse": True}, ["--sparse", "'linear' (Linear) has no embedding"]),
+        ("hybrid", {"host": ["embedding", "emb*"]}, ["--host 'embedding' is given twice"]),
+        ("place", {"place": ["block1"]}, ["--place 'block1'", "NAME=DEVICE"]),
+        ("place", {"place": ["block9=cpu"]}, ["--place 'block9' not found"]),
+        ("place", {"place": ["block1=cpu:7"]}, ["no device 'cpu:7'", "cpu, cpu:0, cpu:1", "--virtual"]),
+        ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' has its device already, cpu"]),
     ],
 )
 def test_names_that_the_model_does_not_have_are_refused(
@@ -219,7 +259,7 @@ def test_names_that_the_model_does_not_have_are_refused(
 def test_a_block_inside_another_is_refused() -> None:
     strategy = STRATEGIES["block"](RunConfig("block", options={"block": ["layers", "layers.1"]}))
     with pytest.raises(ConfigError, match=r"'layers\.1' lies inside --block 'layers'"):
-        strategy.prepare(Nested())
+        strategy.prepare(Nested(), ())
 
 
 def test_torchs_own_class_is_refused_on_devices_that_it_does_not_know() -> None:

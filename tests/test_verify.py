@@ -37,7 +37,6 @@ def check(
         prepared.selection.used,
         prepared.data,
         batch or next(prepared.batches(0)),
-        train=not prepared.config.eval,
     )
 
 
@@ -76,6 +75,39 @@ def test_eval_compares_outputs_alone() -> None:
     result = check(loop.prepare(RunConfig("whole", virtual=2, eval=True)))
     assert result.passed
     assert result.gradient_error is None
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("own", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"dtype": "float16"}])
+def test_a_short_type_is_verified_to_its_own_rounding(strategy: str, own: dict[str, Any]) -> None:
+    result = check(loop.prepare(RunConfig(strategy, virtual=3, **own)))
+    assert result.passed
+    assert result.output_error is not None
+    assert result.output_error < 1e-15  # in float64
+    assert result.rounding is not None
+    assert 1e-4 < result.rounding["output_error"] < 0.05
+    assert 1e-4 < result.rounding["single_output_error"] < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+def test_a_compiled_model_is_verified_as_it_runs() -> None:
+    result = check(loop.prepare(RunConfig("single", compile=True, devices="cpu")))
+    assert result.passed
+    assert result.rounding is not None
+    assert result.rounding["compile"] is True
+    assert 0 < result.rounding["output_error"] < 1e-6
+
+
+def test_more_error_than_the_type_rounds_by_fails() -> None:
+    prepared = loop.prepare(RunConfig("single", dtype="bfloat16", devices="cpu"))
+    lossy = Wrong(
+        lambda module, inputs: module(inputs) if inputs.dtype == torch.float64 else module(inputs) * 1.1
+    )
+    lossy.config = prepared.config
+    result = check(prepared, lossy)
+    assert result.output_error == 0.0
+    assert result.rounding is not None
+    assert result.passed is False
 
 
 class Wrong(Strategy):

@@ -46,16 +46,14 @@ class ArraysSource(Source):
         if self.path.stat().st_size == 0:
             raise ConfigError(f"{self.where}: {self.path} is empty")
         try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                if not hasattr(archive, "files"):
-                    raise ConfigError(
-                        f"{self.where}: {self.path} holds one array; write x and y with numpy.savez"
-                    )
-                return {key: archive[key] for key in archive.files}
+            with open(self.path, "rb") as file:  # closed whatever numpy raises
+                archive = np.load(file, allow_pickle=False)
+                held = {} if isinstance(archive, np.ndarray) else {key: archive[key] for key in archive.files}
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"{self.where}: {self.path} is no readable .npz archive: {error}") from error
+        if isinstance(archive, np.ndarray):
+            raise ConfigError(f"{self.where}: {self.path} holds one array; write x, y with numpy.savez")
+        return held
 
     def _pair(self, held: dict[str, Array], x: str, y: str) -> tuple[Tensor, Tensor]:
         for key in (x, y):

@@ -44,9 +44,12 @@ class Order:
     def __init__(self, samples: int, seed: int, epoch: int, stored: int = STORED) -> None:
         draw = generator(seed, f"order of epoch {epoch}")
         self.samples = samples
-        self._permutation = torch.randperm(samples, generator=draw) if samples <= stored else None
-        self._half = max(1, ((samples - 1).bit_length() + 1) // 2)
-        self._keys = torch.randint(2**62, (_ROUNDS,), generator=draw)
+        self._permutation: Tensor | None = None
+        if samples <= stored:
+            self._permutation = torch.randperm(samples, generator=draw)
+        else:
+            self._half = max(1, ((samples - 1).bit_length() + 1) // 2)
+            self._keys = torch.randint(2**62, (_ROUNDS,), generator=draw)
 
     def __getitem__(self, places: slice) -> Tensor:
         if self._permutation is not None:

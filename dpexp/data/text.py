@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +15,11 @@ from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
 from dpexp.features import Features
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
 BYTES = 256
+PIECE = 1 << 24
+"""Bytes that are in memory at once while the digest is computed."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
 """What counts as a text file in a folder; a file that is named itself may be anything."""
 
@@ -50,7 +55,7 @@ class TextSource(Source):
     def dataset(self, model: nn.Module, seed: int) -> TextDataset:
         assert self.features is not None
         parts = [_mapped(file) for file in self.files if file.stat().st_size]
-        text = parts[0] if len(parts) == 1 else torch.cat(parts)
+        text = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.suits(model, self.features)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
@@ -67,26 +72,27 @@ class TextDataset(Dataset):
     """
 
     def __init__(
-        self, text: Tensor, length: int, description: str, features: Features, objective: Objective
+        self, text: Bytes, length: int, description: str, features: Features, objective: Objective
     ) -> None:
         super().__init__("text", (len(text) - 1) // length, description, features, objective)
         self.text = text
         self.length = length
-        self._window = torch.arange(length + 1)
+        self._window = np.arange(length + 1)
 
     def take(self, rows: Tensor | slice) -> Batch:
-        if isinstance(rows, slice):
-            rows = torch.arange(rows.start, rows.stop)
-        ids = self.text[rows.unsqueeze(1) * self.length + self._window].long()
+        starts = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows.numpy()
+        windows = self.text[starts[:, np.newaxis] * self.length + self._window]
+        ids = torch.from_numpy(windows).long()
         return Batch((ids[:, :-1],), ids[:, 1:], len(ids))
 
     def content(self) -> Iterator[Tensor]:
-        yield self.text
+        for start in range(0, len(self.text), PIECE):
+            yield torch.from_numpy(self.text[start : start + PIECE].copy())
 
     def to(self, dtype: torch.dtype) -> TextDataset:
         return self
 
 
-def _mapped(file: Path) -> Tensor:
-    """The file's bytes ``(size,)`` as uint8, read from the disk as they are used."""
-    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+def _mapped(file: Path) -> Bytes:
+    """The file's bytes ``(size,)``, read from the disk as they are used."""
+    return np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))

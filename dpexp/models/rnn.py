@@ -33,30 +33,41 @@ class RNN(nn.Module):
         self.width, self.vocabulary, self.length, self.stepwise = in_, vocabulary, length, stepwise
         if vocabulary:
             self.embedding = nn.Embedding(vocabulary, in_)
-        self.lstm = nn.LSTM(in_, hidden, batch_first=True)
+        self.lstm = PackedLSTM(in_, hidden)
         self.head = nn.Linear(hidden, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
         if self.vocabulary:
             sequences = self.embedding(sequences)
-        self.lstm.flatten_parameters()  # cuDNN wants in one piece what replicas hold in many
-        logits: Tensor = self.head(self._states(sequences, lengths))
-        return logits
-
-    def _states(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
-        """``(batch, length, hidden)``, zeros behind each end; ``(batch, hidden)`` if not stepwise."""
-        if lengths is None:
-            states: Tensor = self.lstm(sequences)[0]
-            return states if self.stepwise else states[:, -1]
-        packed = pack_padded_sequence(sequences, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        packed, (last, _) = self.lstm(packed)
+        states = self.lstm(sequences, lengths)
         if not self.stepwise:
-            final: Tensor = last[-1]
-            return final
-        states, _ = pad_packed_sequence(packed, batch_first=True, total_length=sequences.shape[1])
-        return states
+            states = steps.last(states, lengths)
+        logits: Tensor = self.head(states)
+        return logits
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Random sequences of different lengths, and random classes."""
         out = self.head.out_features
         return steps.example(samples, self.length, self.width, self.vocabulary, out, self.stepwise, generator)
+
+
+class PackedLSTM(nn.Module):
+    """``(batch, length, in)`` and lengths ``(batch,)`` -> states ``(batch, length, hidden)``.
+
+    The states behind the end of a sequence are zeros. Packing happens in here, so that this part can
+    be replicated by itself: a packed batch cannot be split.
+    """
+
+    def __init__(self, in_: int, hidden: int) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(in_, hidden, batch_first=True)
+
+    def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
+        self.cells.flatten_parameters()  # cuDNN wants in one piece what replicas hold in many
+        if lengths is None or type(lengths) is not Tensor:  # fake tensors have no values to pack by
+            states: Tensor = self.cells(sequences)[0]
+            return states
+        packed = pack_padded_sequence(sequences, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed, _ = self.cells(packed)
+        states, _ = pad_packed_sequence(packed, batch_first=True, total_length=sequences.shape[1])
+        return states

@@ -26,6 +26,13 @@ def mean_inside(values: Tensor, lengths: Tensor | None) -> Tensor:
     return (values * weights.unsqueeze(2)).sum(dim=1)
 
 
+def last(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """``(batch, length, width)`` -> ``(batch, width)``: each sequence's own last step."""
+    if lengths is None:
+        return values[:, -1]
+    return values[torch.arange(len(lengths), device=lengths.device), lengths - 1]
+
+
 def example(
     samples: int,
     length: int,

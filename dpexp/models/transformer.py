@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpexp.config import ConfigError
 from dpexp.models import steps
 
 
@@ -18,7 +19,7 @@ class Transformer(nn.Module):
 
     ::
 
-        embedding + position -> depth x (attention, feed-forward) -> norm -> head
+        embedding -> encoder: position + depth x (attention, feed-forward), norm -> head
 
     ``embedding`` is a table for ids and a linear layer for values. There is no dropout, so that every
     layout of it computes the same thing, in training too.
@@ -40,28 +41,20 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
+            raise ConfigError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
         self.input_kind = "ids" if vocabulary else "sequence"
         self.width, self.vocabulary, self.length, self.stepwise = in_, vocabulary, length, stepwise
         self.embedding: nn.Module = nn.Embedding(vocabulary, dim) if vocabulary else nn.Linear(in_, dim)
-        self.position = nn.Embedding(length, dim)
-        layer = nn.TransformerEncoderLayer(
-            dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, depth, nn.LayerNorm(dim), enable_nested_tensor=False)
+        self.encoder = Encoder(length, dim, heads, depth, causal=stepwise)
         self.head = nn.Linear(dim, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
-        length = sequences.shape[1]
-        if length > self.length:
-            raise ValueError(f"sequences of {length} steps, but positions for {self.length}: length={length}")
-        states = self.embedding(sequences) + self.position(torch.arange(length, device=sequences.device))
-        mask = padding = None
-        if self.stepwise:  # what lies behind the end of a sequence is later than all of it: no step sees it
-            mask = torch.ones(length, length, dtype=torch.bool, device=sequences.device).triu(1)
-        elif lengths is not None:
-            padding = ~steps.inside(lengths, length)
-        states = self.encoder(states, mask=mask, src_key_padding_mask=padding)
+        if sequences.shape[1] > self.length:
+            raise ValueError(
+                f"sequences of {sequences.shape[1]} steps, but positions for {self.length}: "
+                f"length={sequences.shape[1]}"
+            )
+        states = self.encoder(self.embedding(sequences), lengths)
         logits: Tensor = self.head(states if self.stepwise else steps.mean_inside(states, lengths))
         return logits
 
@@ -69,3 +62,34 @@ class Transformer(nn.Module):
         """Random sequences of different lengths, and random classes."""
         out = self.head.out_features
         return steps.example(samples, self.length, self.width, self.vocabulary, out, self.stepwise, generator)
+
+
+class Encoder(nn.Module):
+    """States ``(batch, length, dim)`` and lengths ``(batch,)`` -> states of the same shape.
+
+    The masks are made in here, so that this part can be replicated by itself: a mask has no batch
+    dimension to split.
+    """
+
+    def __init__(self, length: int, dim: int, heads: int, depth: int, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.position = nn.Parameter(torch.randn(length, dim))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+        length = states.shape[1]
+        mask = padding = None
+        if self.causal:  # what lies behind the end of a sequence is later than all of it: no step sees it
+            mask = torch.ones(length, length, dtype=torch.bool, device=states.device).triu(1)
+        elif lengths is not None:
+            padding = ~steps.inside(lengths, length)
+        states = states + self.position[:length]
+        for layer in self.layers:
+            states = layer(states, src_mask=mask, src_key_padding_mask=padding, is_causal=self.causal)
+        encoded: Tensor = self.norm(states)
+        return encoded

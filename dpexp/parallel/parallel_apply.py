@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.devices import HOST, label, on
+from dpexp.devices import HOST, is_predicting, label, on
 from dpexp.parallel.targets import Target, target
+from dpexp.parallel.turns import Turns, draws
 from dpexp.parallel.workers import run_all
 
 
@@ -37,7 +38,7 @@ def parallel_apply(
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Target | None] | None = None,
 ) -> list[Any]:
-    """``[module(*input, **kwargs), …]``, all at once, each on its device.
+    """``[module(*input, **kwargs), …]``, all at once, each on its device (in turns.py's cases in turn).
 
     An input is a tuple or list of positional arguments, or the only argument. Without ``devices`` a
     module computes where its first input tensor lies. A single module is called in the caller's thread.
@@ -57,17 +58,20 @@ def parallel_apply(
     ]
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
     outcomes: list[Outcome] = [Outcome() for _ in range(count)]
+    turns = Turns(where) if count > 1 and draws(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        with on(where[replica], replica):
+        turn = turns.turn(replica) if turns is not None else contextlib.nullcontext()
+        with turn, on(where[replica], replica):
             try:
                 outcomes[replica].output = modules[replica](*args, **kwargs[replica])
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 outcomes[replica].error = error
 
-    if count == 1:
-        forward(0)
+    if count <= 1 or is_predicting() or _is_watched(where):
+        for replica in range(count):
+            forward(replica)
     else:
         caller = CallerState.of(where)
         run_all(where, [caller.enter(forward, replica) for replica in range(count)])
@@ -82,6 +86,15 @@ class Outcome:
 
     output: Any = None
     error: BaseException | None = None
+
+
+def _is_watched(devices: Sequence[torch.device]) -> bool:
+    """Inside a dispatch mode (FlopCounterMode, FakeTensorMode), which sees its own thread's operations only.
+
+    Replicas that all compute on the CPU then do so in the caller's thread, one after the other.
+    """
+    watching = torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+    return watching and all(device.type == "cpu" for device in devices)
 
 
 def _place(value: Any) -> torch.device:
@@ -116,7 +129,9 @@ class CallerState:
     @classmethod
     def of(cls, devices: Sequence[torch.device]) -> CallerState:
         """The state of this thread, for replicas on these devices."""
-        kinds = dict.fromkeys(("cpu", *(device.type for device in devices)))
+        kinds = filter(
+            torch.amp.is_autocast_available, dict.fromkeys(["cpu", *(device.type for device in devices)])
+        )
         on_cpu = sum(device.type == "cpu" for device in devices)
         threads = torch.get_num_threads()
         return cls(
@@ -128,7 +143,7 @@ class CallerState:
             autocast_cache=torch.is_autocast_cache_enabled(),
             default_device=torch.get_default_device(),
             streams=tuple(
-                None if device.type == "cpu" else torch.accelerator.current_stream(device)
+                None if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
                 for device in devices
             ),
             threads=threads,

@@ -30,7 +30,6 @@ from dpexp.parallel.targets import Target, target
 
 M = TypeVar("M", bound=nn.Module)
 Copy = Callable[[torch.Tensor], torch.Tensor]
-Table = dict[str, Any]
 
 
 def replicate(module: M, devices: Sequence[Target], detach: bool = False) -> list[M]:
@@ -44,24 +43,35 @@ def replicate(module: M, devices: Sequence[Target], detach: bool = False) -> lis
     modules
     that contain Python ones.
     """
-    alias_all = detach and not any(part.training for part in module.modules())
-    replicas = []
+    parts = list(module.modules())
+    alias_all = detach and not any(part.training for part in parts)
+    replicas: list[M] = []
     for index, device in enumerate(map(target, devices)):
         parameter = _copier(device, alias=index == 0 or alias_all, detach=detach)
         buffer = _copier(device, alias=index == 0, detach=detach)
-        replicas.append(_shell(module, parameter, buffer, {}, {}))
+        shells = {part: _shell(part) for part in parts}
+        for part in parts:
+            _fill(part, shells, parameter, buffer)
+        replicas.append(shells[module])  # type: ignore[arg-type]
     return replicas
 
 
 def _copier(device: torch.device, alias: bool, detach: bool) -> Copy:
-    """How a tensor comes to the device: as a view of the original, or as a copy."""
+    """How a tensor comes to the device: as a view of the original, or as a copy; once, if it is shared."""
     place = physical(device)
+    done: dict[int, torch.Tensor] = {}
 
     def copier(tensor: torch.Tensor) -> torch.Tensor:
-        source = tensor.detach() if detach else tensor
-        if alias and source.device == place:
-            return _alias(source) if source.requires_grad else source.detach()
-        return source.clone() if source.device == place else _sent(source, place)
+        key = id(tensor)
+        if key not in done:
+            source = tensor.detach() if detach else tensor
+            if source.device != place:
+                done[key] = _sent(source, place)
+            elif alias:
+                done[key] = _alias(source) if source.requires_grad else source.detach()
+            else:
+                done[key] = source.clone()
+        return done[key]
 
     return copier
 
@@ -90,64 +100,48 @@ class Send(torch.autograd.Function):
         return grads[0].to(ctx.source), None
 
 
-def _shell(
-    module: M,
-    parameter: Copy,
-    buffer: Copy,
-    shells: dict[nn.Module, nn.Module],
-    tensors: dict[int, torch.Tensor],
-) -> M:
-    """The module without tensors of its own, its tensors copied, its children shells as well.
+def _shell(part: nn.Module) -> nn.Module:
+    """The part with its plain attributes and hooks, and without parameters, buffers and children."""
+    if isinstance(part, torch.jit.ScriptModule):
+        _check_scripted(part)
+        script: nn.Module = part._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        return script
+    if type(part)._replicate_for_data_parallel is nn.Module._replicate_for_data_parallel:
+        shell = type(part).__new__(type(part))
+        shell.__dict__.update(part.__dict__, _is_replica=True)  # the same, four times as fast
+    else:
+        shell = part._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    shell.__dict__.update(_parameters={}, _buffers={}, _modules={})
+    return shell
 
-    ``shells`` and ``tensors`` remember what is there already: what the original shares, it shares.
-    """
 
-    def copied(tensor: torch.Tensor, copy: Copy) -> torch.Tensor:
-        if id(tensor) not in tensors:
-            tensors[id(tensor)] = copy(tensor)
-        return tensors[id(tensor)]
+def _fill(part: nn.Module, shells: dict[nn.Module, nn.Module], parameter: Copy, buffer: Copy) -> None:
+    """Give the part's shell its children, which are shells as well, and copies of its tensors."""
+    shell = shells[part]
+    attributes = shell.__dict__
+    at_once = type(part).__setattr__ is nn.Module.__setattr__  # RNNs and scripts do more than to set
 
-    if isinstance(module, torch.jit.ScriptModule):
-        _check_scripted(module)
-    replica: M = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-    shells[module] = replica
-    parameters, buffers, children = _tables(module, replica)
-    assign = _assignment(module, replica)
-    for name, child in module._modules.items():
+    def put(table: dict[str, Any], name: str, value: Any) -> None:
+        if at_once:
+            table[name] = value
+        else:
+            setattr(shell, name, value)
+
+    for name, child in part._modules.items():
         if child is None:
-            children[name] = None
+            shell._modules[name] = None
         else:
-            made = shells.get(child)
-            assign(
-                children,
-                name,
-                made if made is not None else _shell(child, parameter, buffer, shells, tensors),
-            )
-    for name, weight in module._parameters.items():
+            put(shell._modules, name, shells[child])
+    for name, weight in part._parameters.items():
         if weight is None:
-            parameters[name] = None
+            shell._parameters[name] = None
         else:
-            assign(replica.__dict__, name, copied(weight, parameter))
-    for name, state in module._buffers.items():
+            put(attributes, name, parameter(weight))
+    for name, state in part._buffers.items():
         if state is None:
-            buffers[name] = None
+            shell._buffers[name] = None
         else:
-            assign(buffers, name, copied(state, buffer))
-    return replica
-
-
-def _tables(module: nn.Module, replica: nn.Module) -> tuple[Table, Table, Table]:
-    """The replica's own tables of parameters, buffers and children. A script keeps its tables in C++."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        replica.__dict__.update(_parameters={}, _buffers={}, _modules={})
-    return replica._parameters, replica._buffers, replica._modules
-
-
-def _assignment(module: nn.Module, replica: nn.Module) -> Callable[[Table, str, Any], None]:
-    """How to set an attribute: ``setattr`` where the class has its own (RNNs, scripts), else at once."""
-    if type(module).__setattr__ is nn.Module.__setattr__:
-        return lambda table, name, value: table.__setitem__(name, value)
-    return lambda table, name, value: setattr(replica, name, value)
+            put(shell._buffers, name, buffer(state))
 
 
 def _check_scripted(script: torch.jit.ScriptModule) -> None:

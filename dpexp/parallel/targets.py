@@ -18,7 +18,7 @@ def target(device: Target) -> torch.device:
     """
     if isinstance(device, torch.device | str):
         device = torch.device(device)
-        if device.type != "cpu" and device.index is None:
+        if device.type not in ("cpu", "meta") and device.index is None:
             return torch.device(device.type, torch.accelerator.current_device_index())
         return device
     if device == -1:

@@ -61,9 +61,9 @@ class Worker:
         while True:
             task, latch = self._inbox.get()
             task()
+            del task  # an idle worker keeps no module, batch or output alive
             self._idle.append(self)
             latch.arrive()
-            del task, latch  # an idle worker keeps no module, batch or output alive
 
 
 class Crew:

@@ -9,6 +9,7 @@
 ``facts`` is the Record itself; ``catalog`` finds runs by name. Needs neither torch nor mlflow.
 """
 
+from dpexp.record.adopt import adopt, journals
 from dpexp.record.catalog import UnknownRunError, find, folders, heads
 from dpexp.record.durable import write_atomically
 from dpexp.record.facts import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
@@ -28,6 +29,7 @@ __all__ = [
     "Row",
     "Tail",
     "UnknownRunError",
+    "adopt",
     "entries",
     "find",
     "finish",
@@ -35,6 +37,7 @@ __all__ = [
     "folders",
     "heads",
     "is_open",
+    "journals",
     "load",
     "new_run_id",
     "now",

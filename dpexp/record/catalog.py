@@ -73,8 +73,8 @@ def find(runs: Path, word: str) -> Path:
         if word == LAST or (candidate.name == word and candidate.status != UNREADABLE):
             return by_id[candidate.run_id]
     if beginning:
-        some = ", ".join(sorted(beginning)[:5])
-        raise UnknownRunError(f"'{word}' is the beginning of {len(beginning)} runs ({some}, …): give more")
+        some = ", ".join(beginning[:5]) + (", …" if len(beginning) > 5 else "")
+        raise UnknownRunError(f"'{word}' begins {len(beginning)} run ids ({some}): give more of it")
     close = difflib.get_close_matches(word, [*by_id, *(h.name for h in known)], n=1)
     mean = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(

@@ -82,7 +82,7 @@ class Record:
             if key == "schema":
                 check_schema(value, "journal")
             holder, last = self._place(key)
-            if holder is None or not _fits(holder.get(last), value):
+            if holder is None or not _fits(last, holder.get(last), value):
                 misfits.append(key)
             else:
                 holder[last] = value
@@ -117,9 +117,9 @@ class Record:
         return self.summary
 
 
-def _fits(old: Any, new: Any) -> bool:
-    """A dict stays a dict and a list a list: what folds stays what its readers expect."""
-    return isinstance(new, type(old)) if isinstance(old, dict | list) else True
+def _fits(key: str, old: Any, new: Any) -> bool:
+    """A dict stays a dict and a list a list, so that readers find what they expect; an error may go."""
+    return not isinstance(old, dict | list) or isinstance(new, type(old)) or key == "error"
 
 
 def check_schema(schema: object, what: str) -> None:

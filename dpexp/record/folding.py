@@ -42,7 +42,10 @@ def fold(journal: Path) -> Record:
         if record.status == "running":
             record.status, record.ended = "killed", iso(last_at)
     record.damage = tail.damage
-    record.summarize()
+    try:
+        record.summarize()
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # rows that dpexp did not write
+        record.damage.append(f"no summary: {type(error).__name__}: {error}")
     return record
 
 

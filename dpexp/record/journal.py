@@ -122,7 +122,8 @@ class Journal:
                 written += os.write(self._file.fileno(), line[written:])
             os.fsync(self._file.fileno())
         except OSError:
-            os.ftruncate(self._file.fileno(), self._size)
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
             raise
         self._seq += 1
         self._size += len(line)

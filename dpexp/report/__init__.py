@@ -6,21 +6,23 @@ Importing this package costs nothing: each function imports what it needs when i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpexp.record import Record, Row
 
 if TYPE_CHECKING:
-    from dpexp.report.findings import Finding
+    from dpexp.report.ranking import Comparison
+    from dpexp.report.rules import Finding
 
-__all__ = ["findings", "html", "note", "render", "summary"]
+__all__ = ["compare", "findings", "html", "note", "preview", "render", "summary"]
 
 
-def summary(record: Record, *, width: int | None = None, color: bool = False) -> str:
+def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
     """The run in words for a terminal ``width`` columns wide (default: this terminal's).
 
-    ``color`` asks for ANSI colours; NO_COLOR in the environment overrules it.
+    ``color`` asks for ANSI colours, by default where stdout is a terminal; NO_COLOR overrules it.
     """
     from dpexp.report import story, terminal
 
@@ -41,9 +43,16 @@ def html(record: Record) -> str:
     return page.fragment(record)
 
 
+def compare(folders: Sequence[Path]) -> Comparison:
+    """The runs of these folders, grouped, ranked where they may be, each difference with its interval."""
+    from dpexp.report.ranking import compare
+
+    return compare(folders)
+
+
 def findings(record: Record) -> list[Finding]:
     """What the Record's own figures say should be changed, most important first."""
-    from dpexp.report.findings import find
+    from dpexp.report.rules import find
 
     return find(record)
 

@@ -26,7 +26,7 @@ def events(record: Record, steps: list[Step]) -> dict[str, Any]:
             _complete(f"step {step.number}", "step", STEPS, 0, step.start, step.ms, {"rows": step.rows})
         )
         places: dict[str, int] = {}
-        for lane in step.lanes:
+        for lane in filter(lambda lane: lane.bars, step.lanes):
             if lane.device not in devices:
                 devices[lane.device] = len(devices) + 1
                 found.append(_named("process_name", devices[lane.device], 0, lane.device))

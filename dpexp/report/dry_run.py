@@ -27,6 +27,9 @@ def text(planned: Row) -> str:
         "Batch split",
         *(_table(map(_split, planned["splits"])) if planned["splits"] else ["  none: no batch is split"]),
         "",
+        f"Shapes{': ' * bool(planned['note'])}{planned['note']}",
+        *_table(map(_called, planned["shapes"])),
+        "",
         "Dry run: nothing was run or written.",
     ]
     return "\n".join(lines)
@@ -42,6 +45,12 @@ def _split(row: Row) -> tuple[Any, ...]:
     batches = f"{row['batches']} of {row['rows']} rows"
     pieces = repeated(map(str, row["pieces"]))
     return (row["module"] or "(model)", batches, "->", pieces, f"on {span(row['devices'])}")
+
+
+def _called(row: Row) -> tuple[Any, ...]:
+    name = row["module"] or "(model)"
+    who = name if row["replica"] is None else f"{name} replica {row['replica']}"
+    return (who, shapes(row["inputs"]), "->", shapes(row["outputs"]), f"on {row['device']}")
 
 
 def _table(rows: Iterable[tuple[Any, ...]]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from dpexp.record import Record
 from dpexp.report import phases as phase_tree
@@ -91,11 +91,11 @@ class Evidence:
         if len({len(group.split) for group in self.batches if group.rows in (few, many)}) > 1:
             return None
 
-        def slope(large: Sequence[float], small: Sequence[float]) -> float:
-            return (statistics.median(large) - statistics.median(small)) / (many - few)
+        def slope(large: Any, small: Any) -> Any:
+            return (large - small) / (many - few)
 
-        def fixed(large: Sequence[float], small: Sequence[float]) -> float:
-            return 1 - slope(large, small) * many / statistics.median(large)
+        def fixed(large: Any, small: Any) -> Any:
+            return 1 - slope(large, small) * many / large
 
         return Growth(
             few,

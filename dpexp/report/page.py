@@ -7,6 +7,7 @@ comes from a Record is escaped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
@@ -43,14 +44,28 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
 
 def fragment(record: Record) -> str:
     """The story of a run and its typical step, for a notebook: no script, its style beside it."""
-    steps = timeline.steps(record)
-    chosen = timeline.typical(steps)
-    parts = [_section(section) for section in tell(record)]
+    chosen = timeline.typical(timeline.steps(record))
+    told = tell(record)
+    parts = [_section(section) for section in told]
     if chosen is not None:
         drawn = f"<h4>Timeline: {escape(_step_name(chosen))}</h4>{_step(chosen)}"
-        place = next((i for i, one in enumerate(tell(record)) if one.title == "Findings"), len(parts))
+        place = next((i for i, one in enumerate(told) if one.title == "Findings"), len(parts))
         parts.insert(place, drawn)
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around a body that is HTML already."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_asset('timeline.css')}</style></head>\n"
+        f'<body class="dpexp page"><h1>{escape(title)}</h1>{body}</body></html>\n'
+    )
+
+
+def sections(told: Sequence[Section]) -> str:
+    """Sections as HTML."""
+    return "".join(map(_section, told))
 
 
 def _asset(name: str) -> str:

@@ -1,7 +1,8 @@
 """One colour a phase, everywhere: in the terminal, in pictures and in pages.
 
-The first eight are Okabe and Ito's palette for colour-blind readers (2008); those that it lacks are from Paul
-Tol's «muted» scheme. Colour is never the only sign: every bar has its name on it or beside it.
+Most are Okabe and Ito's palette for colour-blind readers (2008); the others are chosen so that phases of one
+strategy stay apart to every kind of colour blindness (a test computes it). Colour is never the only sign:
+every bar has its name on it or beside it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ PHASES = {
     "forward": "#56B4E9",
     "backward": "#009E73",
     "optimizer": "#CC79A7",
-    "loss": "#8C8C8C",
-    "embedding": "#332288",
-    "transfer": "#882255",
+    "loss": "#C0C6CE",
+    "embedding": "#5B4FC4",
+    "transfer": "#A0326E",
     "dense": "#88CCEE",
-    "allreduce": "#999933",
+    "allreduce": "#7A6A00",
 }
 STEP = "#5F6B7A"
 OTHER = "#B0B0B0"

@@ -22,7 +22,9 @@ def phases_figure(record: Record) -> Figure:
     quartiles = [_quartiles(samples(record, bar.name)) for bar in bars]
     longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
     for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
-        axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name))
+        axes.barh(
+            place, bar.median, height=0.66, color=palette.color(bar.name), edgecolor=style.SOFT, linewidth=0.5
+        )
         axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
         words = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
         axes.text(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,28 +27,29 @@ def render(record: Record, folder: Path) -> list[Path]:
     if record.timeline:
         steps = timeline.steps(record)
         written += [
-            _picture(folder / "timeline.png", lambda: timeline_figure(record, steps)),
-            _text(folder / "timeline.html", page.timeline_page(record, steps)),
-            _text(
+            write_picture(folder / "timeline.png", timeline_figure(record, steps)),
+            write_text(folder / "timeline.html", page.timeline_page(record, steps)),
+            write_text(
                 folder / "trace.json", json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
             ),
         ]
     if record.phases:
-        written.append(_picture(folder / "phases.png", lambda: phases_figure(record)))
+        written.append(write_picture(folder / "phases.png", phases_figure(record)))
     if record.device_map:
-        written.append(_picture(folder / "layout.png", lambda: layout_figure(record)))
+        written.append(write_picture(folder / "layout.png", layout_figure(record)))
     return written
 
 
-def _picture(path: Path, draw: Callable[[], Figure]) -> Path:
+def write_picture(path: Path, figure: Figure) -> Path:
+    """Write a figure as PNG; returns the path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = draw()
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=DPI)
     return path
 
 
-def _text(path: Path, content: str) -> Path:
+def write_text(path: Path, content: str) -> Path:
+    """Write a text in UTF-8; returns the path."""
     path.write_text(content, encoding="utf-8")
     return path

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from dpexp.record import Record
 from dpexp.report import layout, units
 from dpexp.report.command import command
-from dpexp.report.findings import find
 from dpexp.report.phases import Phase, phases
+from dpexp.report.rules import find
 from dpexp.report.shapes import batches
 from dpexp.report.stats import usual_steps
 
@@ -65,19 +65,12 @@ def tell(record: Record) -> list[Section]:
 
 
 def _what(record: Record) -> Section:
-    config, devices = record.config, record.devices
-    used = devices["used"] or ["cpu"]
-    where = f"on {layout.stage(record)}" + (f": {units.span(used)}" if record.devices["used"] else "")
     lines = [
         f"{EXECUTIONS.get(record.execution, record.execution or 'not started')}",
-        f"strategy {record.strategy}, {where}; results on {devices['output'] or used[0]}",
-        f"model {config.get('model', '?')}, data {config.get('data', '?')}, "
-        f"batches of {config.get('batch_size', '?')}, {config.get('dtype', '?')}, "
-        f"seed {config.get('seed', '?')}{', forward only' if config.get('eval') else ''}",
+        *_hint(record),
+        *_set_up(record),
         _machine(record),
     ]
-    if record.execution == "passthrough":
-        lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
     if record.error:
         lines.insert(0, f"{record.status.upper()}: {record.error['type']}: {record.error['message']}")
     elif record.status != "finished":
@@ -87,6 +80,25 @@ def _what(record: Record) -> Section:
     mood = {"finished": "warn" if record.execution == "passthrough" else "", "running": "warn"}
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
     return Section(title, tuple(lines), mood.get(record.status, "bad"))
+
+
+def _hint(record: Record) -> list[str]:
+    if record.execution != "passthrough":
+        return []
+    return ["to see replicas on this machine, emulate devices: --virtual 2"]
+
+
+def _set_up(record: Record) -> list[str]:
+    config, devices = record.config, record.devices
+    used = devices["used"] or ["cpu"]
+    named = f": {units.span(used)}" if devices["used"] else ""
+    return [
+        f"strategy {record.strategy} on {layout.stage(record)}{named}; results on "
+        f"{devices['output'] or used[0]}",
+        f"model {config.get('model', '?')}, data {config.get('data', '?')}, "
+        f"batches of {config.get('batch_size', '?')}, {config.get('dtype', '?')}, "
+        f"seed {config.get('seed', '?')}{', forward only' if config.get('eval') else ''}",
+    ]
 
 
 def _machine(record: Record) -> str:

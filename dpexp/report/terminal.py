@@ -24,23 +24,40 @@ from dpexp.report.phases import Phase
 from dpexp.report.story import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
-NARROWEST, ROOMY, WIDEST, PIPED = 40, 72, 140, 100
+PLAIN = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
+NARROWEST, WIDEST, PIPED = 40, 160, 100
 
 
-def text(sections: Sequence[Section], *, width: int | None = None, color: bool = False) -> str:
-    """The sections as text, ``width`` columns wide, with ANSI colours where asked for."""
+def text(sections: Sequence[Section], *, width: int | None = None, color: bool | None = None) -> str:
+    """The sections as text, ``width`` columns wide, with ANSI colours where asked for or at a terminal."""
+    colored = color if color is not None else _takes_color(sys.stdout)
+    colored = colored and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
         width=max(NARROWEST, width or columns(sys.stdout)),
-        force_terminal=color and not os.environ.get("NO_COLOR"),
-        color_system="truecolor" if color and not os.environ.get("NO_COLOR") else None,
+        force_terminal=colored,
+        color_system="truecolor" if colored else None,
         highlight=False,
         legacy_windows=False,
     )
     with console.capture() as captured:
         for section in sections:
             console.print(render(section, console.width))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+    lines = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+    return encodable(lines, sys.stdout.encoding or "utf-8")
+
+
+def encodable(words: str, encoding: str) -> str:
+    """The words in characters that the encoding has: a terminal in ASCII gets ``#`` for bars."""
+    try:
+        words.encode(encoding)
+    except UnicodeEncodeError:
+        return words.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    return words
+
+
+def _takes_color(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def columns(stream: TextIO) -> int:
@@ -58,7 +75,7 @@ def render(section: Section, width: int) -> RenderableType:
     if section.bars:
         body.append(_bars(section.bars, width))
     if section.table is not None and section.table.rows:
-        body.append(_grid(section.table) if width >= ROOMY else _list(section.table))
+        body.append(_fitting(section.table, width - 2))
         if section.table.more:
             body.append(Text(f"… and {section.table.more} more rows, in MLflow's tables", style="dim"))
     if section.commands:
@@ -83,15 +100,22 @@ def _grid(table: Table) -> RenderableType:
     return grid
 
 
+def _fitting(table: Table, width: int) -> RenderableType:
+    """The table where every row is at most two lines high, else a list of its rows."""
+    longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    return _grid(table) if sum(longest) + 2 * len(longest) <= 1.4 * width else _list(table)
+
+
 def _list(table: Table) -> RenderableType:
-    """A table for a narrow terminal: a line a row, what equals the row above left out."""
+    """A table for a narrow terminal: a line a row, a first word that equals the one above left out."""
     lines: list[RenderableType] = []
     above = ""
     for row in table.rows:
         if row[0] != above:
             lines.append(Text(row[0], style="dim"))
             above = row[0]
-        lines.append(Padding(Text("; ".join(row[1:])), (0, 0, 0, 2)))
+        told = (f"{column} {word}" for column, word in zip(table.columns[1:], row[1:], strict=True))
+        lines.append(Padding(Text("; ".join(told)), (0, 0, 0, 2)))
     return Group(*lines)
 
 

@@ -61,7 +61,7 @@ def _title(record: Record, step: Step, count: int) -> str:
 
 def _draw(axes: Axes, bar: Bar, place: int, whole: float) -> None:
     shade = palette.color(bar.phase)
-    axes.barh(place, bar.ms, left=bar.start, height=0.78, color=shade, edgecolor=style.PAPER, linewidth=0.6)
+    axes.barh(place, bar.ms, left=bar.start, height=0.78, color=shade, edgecolor=style.SOFT, linewidth=0.5)
     label = _label(bar, whole)
     if label:
         axes.text(

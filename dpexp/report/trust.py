@@ -7,7 +7,7 @@ import statistics
 from dpexp.report import phases as phase_tree
 from dpexp.report import units
 from dpexp.report.evidence import ENOUGH, Evidence, Finding
-from dpexp.report.stats import bootstrap, ratio_of_medians
+from dpexp.report.stats import bootstrap, ratio
 
 NOISY = 0.2
 SLOWER = 1.2
@@ -37,7 +37,7 @@ def unsteady_start(evidence: Evidence) -> Finding | None:
         return None
     count = max(ENOUGH // 2, usual.n // 20)
     first, rest = usual.times[:count], usual.times[count:]
-    slower = bootstrap(ratio_of_medians, first, rest)
+    slower = bootstrap(ratio, first, rest)
     if slower.low <= SLOWER:
         return None
     return Finding(
@@ -73,7 +73,7 @@ def _slower_by_phase(evidence: Evidence) -> Finding | None:
     usual, timed = evidence.usual, phase_tree.step_samples(evidence.record)
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
-    slower = bootstrap(ratio_of_medians, timed, usual.times)
+    slower = bootstrap(ratio, timed, usual.times)
     if slower.low <= SLOWER:
         return None
     return Finding(

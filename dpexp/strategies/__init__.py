@@ -7,11 +7,12 @@ from dpexp.strategies.block import Block
 from dpexp.strategies.ddp import Ddp
 from dpexp.strategies.functional import Functional
 from dpexp.strategies.hybrid import Hybrid
+from dpexp.strategies.place import Place
 from dpexp.strategies.single import Single
 from dpexp.strategies.whole import Whole
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Ddp)
+    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp)
 }
 
 __all__ = ["STRATEGIES", "Needs", "Placed", "Strategy", "Turn"]

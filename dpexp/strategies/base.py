@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,10 +56,14 @@ class Needs:
     """What a strategy asks of its caller.
 
     ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
+    ``prediction``: True if the user's layout may mix devices, which must be found out before a run opens.
+    ``compile``: False if its modules are made anew at every step, so that compiling them never ends.
     ``gradients``: True if every parameter that requires a gradient must get one in every step.
     """
 
     devices: bool
+    prediction: bool = False
+    compile: bool = True
     gradients: bool = False
 
 
@@ -72,8 +77,24 @@ class Strategy(ABC):
         self.config = config
         self.ranks = ranks or Alone()
 
-    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most strategies have nothing to refuse
-        """Check, before a run opens, that the model has what the strategy names; may set options on it.
+    def configured(self, config: RunConfig) -> Strategy:
+        """The same strategy with another config."""
+        other = copy.copy(self)
+        other.config = config
+        return other
+
+    def compiled(self, module: nn.Module) -> nn.Module:
+        """The module, compiled in place where the run asks for it; it keeps its class and its names."""
+        if self.config.compile:
+            module.compile()
+        return module
+
+    def prepare(  # noqa: B027 - most strategies have nothing to refuse
+        self, model: nn.Module, devices: Sequence[torch.device]
+    ) -> None:
+        """Check, before a run opens, that model and devices have what the strategy names.
+
+        May set options on the model (sparse gradients).
 
         Raises ConfigError.
         """

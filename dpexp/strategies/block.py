@@ -15,7 +15,7 @@ from dpexp.config import BlockOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Needs, Placed, Strategy
 from dpexp.strategies.data_parallel import data_parallel_module
-from dpexp.strategies.wrapping import Forward, check_no_overlap, replace, submodule
+from dpexp.strategies.wrapping import Forward, matching, replace, submodule
 from dpexp.timing import Timer
 
 
@@ -23,24 +23,21 @@ class Block(Strategy):
     """What is not wrapped sees the whole batch; each wrapped block splits and gathers it anew."""
 
     name = "block"
-    needs = Needs(devices=True)
+    needs = Needs(devices=True, compile=False)
 
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """The names of the submodules to wrap."""
+    def blocks(self, model: nn.Module) -> tuple[str, ...]:
+        """The names of the submodules to wrap. Raises ConfigError for one that the model does not have."""
         options = self.config.options
         assert isinstance(options, BlockOptions)
-        return options.block
+        return matching(model, options.block, "--block")
 
-    def prepare(self, model: nn.Module) -> None:
-        check_no_overlap(self.blocks, "--block")
-        for name in self.blocks:
-            submodule(model, name, "--block")
+    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        self.blocks(model)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         place(model, first)
-        for name in self.blocks:
+        for name in self.blocks(model):
             parent, key, block = submodule(model, name, "--block")
             replace(parent, key, data_parallel_module(block, devices, self.config, timer))
         return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,))

@@ -59,19 +59,19 @@ class _Timed(Wrapper):
 
     def scatter(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("scatter"):
-            return super().scatter(*args, **kwargs)  # type: ignore[operator]
+            return super().scatter(*args, **kwargs)  # type: ignore[misc]
 
     def replicate(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("replicate"):
-            return super().replicate(*args, **kwargs)  # type: ignore[operator]
+            return super().replicate(*args, **kwargs)  # type: ignore[misc]
 
     def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("parallel_apply"):
-            return super().parallel_apply(labelled(replicas, self.places, self.timer), *args, **kwargs)  # type: ignore[operator]
+            return super().parallel_apply(labelled(replicas, self.places, self.timer), *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("gather", self.places[0]):
-            return super().gather(*args, **kwargs)  # type: ignore[operator]
+            return super().gather(*args, **kwargs)  # type: ignore[misc]
 
 
 class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):

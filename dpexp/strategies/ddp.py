@@ -52,13 +52,6 @@ class Ddp(Strategy):
         assert isinstance(self.config.options, DdpOptions)
         return self.config.options
 
-    def prepare(self, model: nn.Module) -> None:
-        if not self.config.eval and not any(each.requires_grad for each in model.parameters()):
-            raise ConfigError(
-                "ddp: no parameter of the model requires a gradient, so that there is nothing to all-reduce: "
-                "unfreeze some, or say --eval"
-            )
-
     def unused(self, names: Sequence[str]) -> None:
         if self.options.find_unused:
             return

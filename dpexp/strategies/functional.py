@@ -24,7 +24,7 @@ class Functional(Strategy):
     """Replicas are made, used and forgotten inside one call; without devices the module is called."""
 
     name = "functional"
-    needs = Needs(devices=True)
+    needs = Needs(devices=True, compile=False)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         first = devices[0] if devices else HOST

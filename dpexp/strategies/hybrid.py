@@ -23,16 +23,14 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config import ConfigError, HybridOptions
-from dpexp.devices import HOST, label, move, on, physical, place
+from dpexp.devices import HOST, move, on, physical, place
 from dpexp.strategies.base import Needs, Placed, Strategy
 from dpexp.strategies.data_parallel import data_parallel_module
-from dpexp.strategies.wrapping import Wrapper, check_no_overlap, replace, submodule
+from dpexp.strategies.wrapping import Transfer, Wrapper, matching, place_own, rewire
 from dpexp.timing import Timer
 
 MICRO_BATCHES = 2
 """Parts of a pipelined batch. Two gradients add up to the same bits in either order; three need not."""
-
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 class Hybrid(Strategy):
@@ -47,10 +45,17 @@ class Hybrid(Strategy):
         assert isinstance(self.config.options, HybridOptions)
         return self.config.options
 
-    def prepare(self, model: nn.Module) -> None:
-        check_no_overlap(self.options.host, "--host")
-        for name in self.options.host:
-            _, _, module = submodule(model, name, "--host")
+    def hosts(self, model: nn.Module) -> tuple[str, ...]:
+        """The names of the submodules that stay on the host. Raises ConfigError for one that is not there."""
+        return matching(model, self.options.host, "--host")
+
+    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        if self.config.compile and len(devices) > 1:
+            raise ConfigError(
+                f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
+            )
+        for name in self.hosts(model):
+            module = model.get_submodule(name)
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if self.options.sparse and not tables:
                 raise ConfigError(
@@ -61,30 +66,23 @@ class Hybrid(Strategy):
                 table.sparse = self.options.sparse
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
-        device = devices[0] if devices else HOST
         stages = Stages(tuple(devices), timer)
-        self._lay(model, "", stages)
-        module = Pipelined(model, device) if self.options.pipeline else model
-        return Placed(module, HOST, device, (HOST, *(each for each in devices if each != HOST)))
+        hosts = self.hosts(model)
 
-    def _lay(self, module: nn.Module, prefix: str, stages: Stages) -> None:
-        """Wrap the children of a module that itself holds a host module; what it owns goes to the device."""
-        stages.take(module)
-        for key, child in module.named_children():
-            name = f"{prefix}{key}"
-            if name in self.options.host:
-                replace(module, key, OnHost(place(child, HOST), stages))
-            elif isinstance(child, _CONTAINERS) or any(
-                each.startswith(f"{name}.") for each in self.options.host
-            ):
-                self._lay(child, f"{name}.", stages)
-            else:
-                replace(module, key, Dense(self._dense(child, stages), stages))
+        def stage(name: str, child: nn.Module) -> nn.Module:
+            if name in hosts:
+                return OnHost(place(child, HOST), stages)
+            return Dense(self._dense(child, stages), stages)
+
+        rewire(model, hosts, stage, lambda module: place_own(module, stages.device))
+        module = Pipelined(model, stages.device) if self.options.pipeline else model
+        used = (HOST, *(each for each in devices if each != HOST))
+        return Placed(module, HOST, stages.device, used)
 
     def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
         place(child, stages.device)
-        if len(stages.devices) < 2:
-            return child
+        if len(stages.devices) < 2 or not list(child.parameters()):
+            return self.compiled(child)
         return data_parallel_module(child, stages.devices, self.config, stages.timer)
 
 
@@ -101,14 +99,6 @@ class Stages:
         self.host_lock = threading.RLock()
         self.device_lock = threading.RLock()
 
-    def take(self, module: nn.Module) -> None:
-        """Move the parameters and buffers that the module itself owns, not its children's, to the device."""
-        children, module._modules = module._modules, {}
-        try:
-            place(module, self.device)
-        finally:
-            module._modules = children
-
 
 class OnHost(Wrapper):
     """A module on the host whose outputs go on to the accelerator."""
@@ -116,7 +106,7 @@ class OnHost(Wrapper):
     def __init__(self, module: nn.Module, stages: Stages) -> None:
         super().__init__()
         self.module = module
-        self.transfer = Transfer(stages)
+        self.transfer = Transfer(stages.device, stages.timer)
         self.stages = stages
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -124,22 +114,6 @@ class OnHost(Wrapper):
         with self.stages.host_lock, self.stages.timer.phase("embedding", HOST):
             outputs = self.module(*inputs, **kwargs)
         return self.transfer(outputs)
-
-
-class Transfer(nn.Module):
-    """Host to accelerator: same shapes, another device. Its gradient travels back the same way."""
-
-    def __init__(self, stages: Stages) -> None:
-        super().__init__()
-        self.stages = stages
-        place(self, stages.device)
-
-    def forward(self, outputs: Any) -> Any:
-        with self.stages.timer.phase("transfer", self.stages.device):
-            return move(outputs, self.stages.device, non_blocking=True)
-
-    def extra_repr(self) -> str:
-        return f"to {label(self.stages.device)}"
 
 
 class Dense(Wrapper):
@@ -170,9 +144,17 @@ class Pipelined(Wrapper):
         batches = parallel.scatter(inputs, [HOST] * MICRO_BATCHES)
         if len(batches) == 1:
             return self.module(*batches[0])
-        outputs = parallel.parallel_apply([self._one] * len(batches), batches, devices=[HOST] * len(batches))
+        part: Any = MicroBatch(self.module)
+        outputs = parallel.parallel_apply([part] * len(batches), batches, devices=[HOST] * len(batches))
         return parallel.gather(outputs, self.output_device)
 
-    def _one(self, *inputs: Any) -> Any:
-        with on(HOST, None):  # a part of the batch, not a replica
+
+class MicroBatch:
+    """A call of the module on a part of the batch, which is not a replica and has no number."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: Any) -> Any:
+        with on(HOST, None):
             return self.module(*inputs)

@@ -24,4 +24,4 @@ class Single(Strategy):
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
-        return Placed(Forward(place(model, device), timer), device, device, (device,))
+        return Placed(Forward(self.compiled(place(model, device)), timer), device, device, (device,))

@@ -22,7 +22,7 @@ class Whole(Strategy):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
     name = "whole"
-    needs = Needs(devices=True)
+    needs = Needs(devices=True, compile=False)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         first = devices[0] if devices else HOST

@@ -13,14 +13,16 @@ share one name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from dpexp.config import ConfigError, did_you_mean
+from dpexp.devices import label, move, place
 from dpexp.timing import Timer
 
 
@@ -61,6 +63,24 @@ class Forward(Wrapper):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         with self.timer.phase(self.phase):
             return self.module(*inputs, **kwargs)
+
+
+class Transfer(nn.Module):
+    """One device to another: same shapes. Gradients travel back the same way."""
+
+    def __init__(self, device: torch.device, timer: Timer) -> None:
+        super().__init__()
+        self.device = device
+        self.timer = timer
+        place(self, device)
+
+    def forward(self, *values: Any) -> Any:
+        with self.timer.phase("transfer", self.device):
+            moved = move(values, self.device, non_blocking=True)
+        return moved[0] if len(moved) == 1 else moved
+
+    def extra_repr(self) -> str:
+        return f"to {label(self.device)}"
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,36 @@ def submodule(model: nn.Module, name: str, option: str) -> tuple[nn.Module, str,
     return model.get_submodule(owner), key, model.get_submodule(name)
 
 
-def check_no_overlap(names: tuple[str, ...], option: str) -> None:
+def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[str, ...]:
+    """The submodules that the names and patterns mean, in order: ``layers.*`` means each child of layers.
+
+    Raises ConfigError for a pattern that matches nothing, and for modules that are named twice or lie
+    inside one another.
+    """
+    known = [name for name, _ in model.named_modules() if name]
+    names: list[str] = []
+    for pattern in patterns:
+        found = [name for name in known if _matches(name, pattern)] if _is_glob(pattern) else [pattern]
+        if not found:
+            raise ConfigError(f"{option} '{pattern}' matches no submodule; the model has {', '.join(known)}")
+        names += found
+    for name in names:
+        submodule(model, name, option)
+    check_no_overlap(names, option)
+    return tuple(names)
+
+
+def _is_glob(pattern: str) -> bool:
+    return any(sign in pattern for sign in "*?[")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the pattern matches, part by part: ``*`` does not reach over a dot."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def check_no_overlap(names: Sequence[str], option: str) -> None:
     """ConfigError where a name is given twice or lies inside another."""
     for index, name in enumerate(names):
         for other in names[:index]:
@@ -126,6 +175,40 @@ def check_no_overlap(names: tuple[str, ...], option: str) -> None:
                 raise ConfigError(f"{option} '{inner}' lies inside {option} '{outer}': name one of the two")
 
 
+def rewire(
+    module: nn.Module,
+    named: Collection[str],
+    change: Callable[[str, nn.Module], nn.Module],
+    own: Callable[[nn.Module], None],
+    prefix: str = "",
+) -> None:
+    """Put ``change(name, child)`` in the place of every named submodule and of the largest others.
+
+    A module that holds a named one, and a list or dict of modules, which are not called themselves, keep
+    their place; ``own`` gets these, for what they own beside their children.
+    """
+    own(module)
+    for key, child in module.named_children():
+        name = f"{prefix}{key}"
+        holds = any(each.startswith(f"{name}.") for each in named)
+        if name not in named and (holds or isinstance(child, _UNCALLED)):
+            rewire(child, named, change, own, f"{name}.")
+        else:
+            replace(module, key, change(name, child))
+
+
+_UNCALLED = (nn.ModuleList, nn.ModuleDict)
+
+
+def place_own(module: nn.Module, device: torch.device) -> None:
+    """Place the parameters and buffers that the module itself owns, not its children's."""
+    children, module._modules = module._modules, {}
+    try:
+        place(module, device)
+    finally:
+        module._modules = children
+
+
 def replace(parent: nn.Module, key: str, module: nn.Module) -> None:
     """Put ``module`` where ``parent.key`` is; works for Sequential and ModuleList, whose keys are numbers."""
-    cast("dict[str, nn.Module | None]", parent._modules)[key] = module
+    parent._modules[key] = module

@@ -63,9 +63,9 @@ def trace(store: Store, experiment: str, run_id: str, record: Record) -> None:
     """One to three steps as a trace, unless the run has one already."""
     from dpexp.tracking.traces import log_trace
 
-    there = store.client.search_traces(experiment_ids=[experiment], run_id=run_id, max_results=1)
+    there = store.client.search_traces(locations=[experiment], run_id=run_id, max_results=1)
     if not there:
-        log_trace(experiment, run_id, record)
+        log_trace(experiment, run_id, record, uri=store.uri)
 
 
 def _sha256(data: object) -> str:

@@ -73,3 +73,14 @@ def delivering(folder: Path, wait_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def delivered(home: Path, run_id: str) -> str:
+    """``yes``, ``in part``, ``elsewhere`` (to another store) or ``no``: for this environment's store."""
+    from dpexp.tracking.store import Store
+
+    folder, store = home / "runs" / run_id, Store.of(home).name
+    accounts = read(folder)
+    if store in accounts:
+        return "yes" if is_complete(folder, store) else "in part"
+    return "elsewhere" if any(account.complete for account in accounts.values()) else "no"

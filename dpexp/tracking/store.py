@@ -40,6 +40,7 @@ class Store:
     """Where runs go. ``open`` it before use; ``name`` is its address without credentials."""
 
     uri: str
+    home: Path
     artifacts: Path
     embedded: Embedded | None
     _client: Any = field(default=None, repr=False)
@@ -51,13 +52,14 @@ class Store:
         if not uri:
             return cls(
                 f"sqlite:///{home / 'mlflow.db'}",
+                home,
                 home / "mlruns",
                 Embedded(home / "mlflow.db", home / "mlruns"),
             )
         path = sqlite_path(uri)
         if path is None:
-            return cls(uri, home / "mlruns", None)
-        return cls(uri, path.parent / "mlruns", Embedded(path, path.parent / "mlruns"))
+            return cls(uri, home, home / "mlruns", None)
+        return cls(uri, home, path.parent / "mlruns", Embedded(path, path.parent / "mlruns"))
 
     @property
     def name(self) -> str:

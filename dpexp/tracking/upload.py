@@ -177,7 +177,22 @@ class Upload:
     # --- when the run is over --------------------------------------------------------------------
 
     def complete(self) -> Delivery:
-        """Deliver the rest, the figures last, and end the MLflow run. Raises what the store raises."""
+        """Deliver the rest, the figures last, and end the MLflow run."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._complete()
+        except MlflowException:
+            if not self._is_gone():
+                raise
+            return self._complete()
+
+    def _is_gone(self) -> bool:
+        """Whether another machine that delivers this run as well was first, and deleted this MLflow run."""
+        self._in_doubt, before = True, self._run
+        return before is not None and self.attach() != before
+
+    def _complete(self) -> Delivery:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} is not over: its writer is at work")
         closed = (self.folder / RECORD).exists()

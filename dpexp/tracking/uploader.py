@@ -44,6 +44,11 @@ class Delivery:
         return cls(**json.loads(line))
 
 
+def python_path() -> str:
+    """PYTHONPATH for a child process that is to find this dpexp."""
+    return os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH", "")]))
+
+
 def how_to_deliver(run_id: str) -> str:
     """The command that delivers a run later."""
     return f"python scripts/runs.py sync {run_id}"
@@ -72,14 +77,13 @@ class Uploader:
         It has a session of its own, so that Ctrl-C and a closed terminal do not reach it.
         """
         _left[:] = [process for process in _left if process.poll() is None]
-        path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
             [sys.executable, "-m", "dpexp.tracking.worker", str(home)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": python_path()},
             start_new_session=True,
         )
         return cls(process)

@@ -1,0 +1,189 @@
+"""One tracked run, end to end, as a user starts it: real processes, a real SQLite store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpexp
+from dpexp.config import ConfigError, RunConfig
+from dpexp.record import Record, load
+from dpexp.run import execute
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = [sys.executable, str(ROOT / "scripts" / "run.py")]
+
+
+def cli(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=240, check=False)
+
+
+def only_run(home: Path) -> Record:
+    (folder,) = (home / "runs").iterdir()
+    return load(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
+def test_hybrid_is_verified_recorded_and_in_mlflow(dpexp_home: Path) -> None:
+    done = cli("hybrid", "--virtual", "1", "--steps", "5", "--json", "--track-timeout", "120")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["status"] == "finished"
+    assert record["verification"]["passed"] is True
+    assert {row["module"]: row["device"] for row in record["device_map"]} == {
+        "embedding": "cpu",
+        "linear": "cpu:0",
+    }
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{dpexp_home}/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'dpexp'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["dpexp.run_id"] == record["run_id"]
+    assert run.data.params["strategy"] == "hybrid"
+    assert run.data.params["sparse"] == "False"
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.value for point in losses] == record["steps"]["loss"]
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} >= {
+        "shapes.json",
+        "device_map.json",
+        "record.json",
+    }
+
+
+def test_the_main_process_never_imports_mlflow(dpexp_home: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "import dpexp\n"
+        "assert 'torch' not in sys.modules\n"
+        "record = dpexp.run(dpexp.RunConfig('single', steps=2, devices='cpu'), quiet=True)\n"
+        "assert record.status == 'finished', record.status\n"
+        "assert 'torch' in sys.modules\n"
+        "heavy = {'mlflow', 'matplotlib', 'pandas', 'sqlalchemy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert callable(dpexp.run)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_summary_says_what_ran_where_and_stdout_has_nothing_else(dpexp_home: Path) -> None:
+    done = cli("whole", "--devices", "cpu", "--steps", "3", "--no-track")
+    assert done.returncode == 0, done.stderr
+    for words in ("passthrough", "--virtual", "(30, 5)", "(30, 2)", "Verified"):
+        assert words.lower() in done.stdout.lower()
+
+
+def test_quiet_prints_nothing(dpexp_home: Path) -> None:
+    done = cli("single", "--devices", "cpu", "--steps", "3", "--no-track", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert only_run(dpexp_home).status == "finished"
+
+
+def test_a_layout_that_does_not_verify_ends_with_1_and_is_on_the_record(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "centered.py"
+    source.write_text(
+        "import torch\n"
+        "class Centered(torch.nn.Linear):\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x - x.mean(0))\n"
+        "def build():\n"
+        "    return Centered(5, 2)\n"
+    )
+    done = cli("whole", "--virtual", "2", "--model", f"{source}:build", "--no-track")
+    assert done.returncode == 1
+    assert "does not compute what a single device computes" in done.stderr
+    assert "Traceback" not in done.stderr
+    record = only_run(dpexp_home)
+    assert record.status == "failed"
+    assert record.verification["passed"] is False
+    assert record.error is not None
+    assert record.error["type"] == "VerificationError"
+    assert "Traceback" in record.error["traceback"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_its_steps(dpexp_home: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [*RUN, "single", "--devices", "cpu", "--steps", "10000000", "--no-track"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not _steps(dpexp_home) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert b"Traceback" not in stderr
+    record = only_run(dpexp_home)
+    assert record.status == "killed"
+    assert len(record.steps["time_ms"]) == len(record.steps["loss"]) > 0
+
+
+def _steps(home: Path) -> int:
+    folders = list((home / "runs").glob("*/journal.jsonl"))
+    return len(load(folders[0].parent).steps["time_ms"]) if folders else 0
+
+
+def test_without_mlflow_a_run_is_recorded_like_any_other_and_ends_with_3(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "blocked" / "mlflow"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'mlflow'\", name='mlflow')\n"
+    )
+    done = subprocess.run(
+        [*RUN, "single", "--devices", "cpu", "--steps", "3"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(blocked.parent)},
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "sync" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert only_run(dpexp_home).status == "finished"
+
+
+def test_run_raises_what_ended_it_after_recording_it(dpexp_home: Path) -> None:
+    with pytest.raises(Exception, match="the loss became"):
+        dpexp.run(RunConfig("single", lr=1e30, devices="cpu", track=False), quiet=True)
+    assert only_run(dpexp_home).status == "failed"
+
+
+def test_a_run_that_never_starts_leaves_no_trace(dpexp_home: Path) -> None:
+    with pytest.raises(ConfigError):
+        execute(RunConfig("block", options={"block": ["nope"]}, track=False))
+    assert not list(dpexp_home.iterdir())
+
+
+def test_run_returns_a_record_that_a_notebook_can_show(dpexp_home: Path) -> None:
+    record: Any = dpexp.run(RunConfig("whole", virtual=2, steps=3, track=False), quiet=True)
+    assert isinstance(record, dpexp.Record)
+    assert Record.from_dict(record.to_dict()).summary == record.summary
+    assert "cpu:1" in record._repr_html_()
