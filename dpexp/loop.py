@@ -210,6 +210,8 @@ def _try_one_batch(prepared: Prepared) -> None:
                 f"the loss does not take the model's outputs {found} with targets {wanted}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+    if follows and loss.dim() == 0:
+        _find_unused(prepared, loss)
     with torch.no_grad():
         for name, buffer in prepared.model.named_buffers():
             buffer.copy_(kept[name])
@@ -218,8 +220,6 @@ def _try_one_batch(prepared: Prepared) -> None:
         raise ConfigError(
             f"the loss must be a scalar, found shape {tuple(loss.shape)}: reduce it by mean over the rows"
         )
-    if follows:
-        _find_unused(prepared, loss)
 
 
 def _find_unused(prepared: Prepared, loss: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.distributed import Stop, Terminated, World
+from dpexp.distributed.faults import LostContact
 from dpexp.progress import Bar
 from dpexp.record import Journal, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader
@@ -80,8 +81,11 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
         raise
     if uploader is not None:
         uploader.open(journal.path)
-    error = _recorded(prepared, journal, uploader, quiet or not records)
-    return _ended(prepared, journal, uploader, error)
+    stop = Stop()
+    with stop.listening():
+        error = _recorded(prepared, journal, uploader, quiet or not records, stop)
+        with stop.held():  # what is left is to say how it ended
+            return _ended(prepared, journal, uploader, error)
 
 
 def _ended(
@@ -92,10 +96,12 @@ def _ended(
 
     ranks, config = prepared.ranks, prepared.config
     record = finish(journal.path) if ranks.is_first else None
-    word = outcome.Told(ranks.rank, record.status if record else "", folder=str(journal.folder))
     if record is not None:
+        kind = (record.error or {}).get("type", "")
+        word = outcome.Told(ranks.rank, record.status, kind, folder=str(journal.folder))
         outcome.tell(word)
-    ranks.leave(in_order=error is None)
+    if error is None:
+        ranks.leave()
     delivery = uploader.finish(config.track_timeout) if uploader is not None else None
     if delivery is not None:
         outcome.tell(dataclasses.replace(word, delivery=vars(delivery)))
@@ -126,7 +132,7 @@ def _open(prepared: Prepared) -> Journal:
 
 
 def _recorded(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, stop: Stop
 ) -> BaseException | None:
     """Run the loop; however it ends, the journal says so. Returns what ended it early."""
     from dpexp import loop
@@ -136,16 +142,18 @@ def _recorded(
             uploader.read_on()
 
     error: BaseException | None = None
-    status, stop = "finished", Stop()
+    status = "finished"
     with Bar() as bar:
         progress: Progress = loop.Silent() if quiet else bar
         try:
-            with stop.listening():
-                loop.execute(prepared, journal, progress, more, stop)
+            loop.execute(prepared, journal, progress, more, stop)
         except (KeyboardInterrupt, Terminated) as raised:
-            error, status = raised, "killed"
+            with stop.held():
+                error = prepared.ranks.blamed(raised)
+                status = "killed" if error is raised else "failed"
         except Exception as raised:
-            error, status = prepared.ranks.explained(raised), "failed"
+            with stop.held():
+                error, status = prepared.ranks.explained(raised), "failed"
     journal.set(status=status, ended=now(), error=_described(error))
     journal.close()
     return error
@@ -185,16 +193,17 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
 
     loop.prepare(config)
     count = processes(config)
-    told = launch(config, count, quiet=quiet)
+    told, fault = launch(config, count, quiet=quiet)
     refused = next((each for each in told if each.status == "refused"), None)
     if refused is not None:
         raise ConfigError(refused.message)
     first = next((each for each in told if each.rank == 0), None)
     if first is None:
-        return Outcome(None, None, None)
+        return Outcome(None, None, fault or RanksError("the ranks ended without a word"))
     record = load(Path(first.folder))
     delivery = Delivery(**first.delivery) if first.delivery else None
-    return Outcome(record, delivery, _error_of(record))
+    error = _error_of(record)
+    return Outcome(record, delivery, fault if isinstance(error, LostContact) and fault else error)
 
 
 def _error_of(record: Record) -> BaseException | None:
@@ -202,7 +211,9 @@ def _error_of(record: Record) -> BaseException | None:
     if record.status == "finished":
         return None
     told = record.error or {}
-    kinds: dict[str, type[BaseException]] = {"Terminated": Terminated, "KeyboardInterrupt": KeyboardInterrupt}
+    kinds: dict[str, type[BaseException]] = {
+        each.__name__: each for each in (Terminated, KeyboardInterrupt, LostContact)
+    }
     return kinds.get(told.get("type", ""), RanksError)(told.get("message", f"the run is {record.status}"))
 
 

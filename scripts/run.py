@@ -76,8 +76,8 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
 
     outcome = execute(config, quiet=quiet)
     record = outcome.record
-    if record is None:  # a rank that does not record: the first one speaks
-        return cli.Exit.FAILED if outcome.error is not None else cli.Exit.DONE
+    if record is None:
+        return _ended_without_record(outcome.error)
     if as_json:
         typer.echo(json.dumps(record.to_dict()))
     elif not quiet:
@@ -93,6 +93,15 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     if outcome.error is not None:
         return cli.Exit.FAILED
     return cli.Exit.NOT_DELIVERED if outcome.delivery and not outcome.delivery.complete else cli.Exit.DONE
+
+
+def _ended_without_record(error: BaseException | None) -> int:
+    """A rank that does not record is silent, the first one speaks; ranks that never met have no Record."""
+    from dpexp.distributed import World
+
+    if error is not None and World.of() is None:
+        typer.echo(f"error: {error}", err=True)
+    return cli.Exit.FAILED if error is not None else cli.Exit.DONE
 
 
 for name in STRATEGY_OPTIONS:

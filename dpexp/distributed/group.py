@@ -10,6 +10,9 @@ import datetime
 import ipaddress
 import os
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,8 +65,12 @@ class Alone:
         """What ended this rank: its own error, or the peer that took it down."""
         return error
 
-    def leave(self, *, in_order: bool) -> None:
-        """The run is over and recorded."""
+    def blamed(self, error: BaseException) -> BaseException:
+        """What is behind the order to end: a peer's error where there is one, else the order itself."""
+        return error
+
+    def leave(self) -> None:
+        """Take the group down after a run in order, once every rank is here. After an error, just end."""
 
     def rows(self, count: int) -> slice:
         """The rows of a global batch of ``count`` that this rank computes, as ``Tensor.chunk`` cuts it."""
@@ -144,26 +151,18 @@ class Ranks(Alone):
             f"(waited up to {self._timeout_s:g} s, --comm-timeout)"
         )
 
-    def leave(self, *, in_order: bool) -> None:
-        """After a run in order: meet once more, then take the group down. Else say good-bye only."""
-        if in_order:
-            self.barrier()
-            torch.distributed.destroy_process_group()
-            return
-        self._linger()
-
-    def _linger(self) -> None:
-        """Stay until the first rank has recorded what happened: when one rank ends, all are ended."""
-        import time
-
-        deadline = time.monotonic() + 10.0
+    def blamed(self, error: BaseException) -> BaseException:
         try:
-            if self.is_first:
-                self._store.set("recorded", "")
-            while not self._store.check(["recorded"]) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            for rank in range(self.size):
+                if self._store.check([f"failed/{rank}"]):
+                    return PeerError.of(self._store.get(f"failed/{rank}"))
         except (RuntimeError, OSError):
-            return  # the first rank has gone, and its store with it: there is nobody to wait for
+            return error  # the store went with the first rank: there is nothing to read
+        return error
+
+    def leave(self) -> None:
+        self.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def join(world: World | None, options: RankOptions | None, device: torch.device) -> Alone:
@@ -184,7 +183,6 @@ def die_with_parent() -> None:
     """Let the kernel end this rank when its agent dies, however the agent dies (Linux)."""
     import ctypes
     import signal
-    import sys
 
     if sys.platform == "linux":
         set_death_signal = 1
@@ -193,19 +191,33 @@ def die_with_parent() -> None:
             os._exit(1)
 
 
+@contextmanager
+def stdout_as_stderr() -> Iterator[None]:
+    """What C++ code prints to stdout inside goes to stderr: stdout belongs to the Record."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _met(world: World, options: RankOptions, uses_cuda: bool) -> Any:
     timeout = datetime.timedelta(seconds=options.comm_timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface(world))
     try:
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-        store.set_timeout(timeout)
-        torch.distributed.init_process_group(
-            backend(options.comm, uses_cuda),
-            store=PrefixStore("ranks", store),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timeout,
-        )
+        with stdout_as_stderr():  # gloo tells on stdout whom it met
+            store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+            store.set_timeout(timeout)
+            torch.distributed.init_process_group(
+                backend(options.comm, uses_cuda),
+                store=PrefixStore("ranks", store),
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+            )
     except (RuntimeError, OSError, ValueError) as error:
         raise LostContact(
             f"rank {world.rank} of {world.size} on host {world.host} did not meet every other rank at "
@@ -217,8 +229,6 @@ def _met(world: World, options: RankOptions, uses_cuda: bool) -> Any:
 
 def backend(comm: str, uses_cuda: bool) -> str:
     """The group's backend by kind of tensor: what is on the host always travels by gloo."""
-    if comm == "nccl" and not uses_cuda:
-        raise ConfigError("--comm nccl: it needs a CUDA device for each rank; on the CPU say --comm gloo")
     return "cpu:gloo,cuda:nccl" if uses_cuda and comm != "gloo" else "gloo"
 
 

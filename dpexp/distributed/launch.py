@@ -43,25 +43,20 @@ class Job:
         return json.dumps(self.__dict__)
 
 
-def launch(config: RunConfig, count: int, *, quiet: bool) -> list[Told]:
+def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], BaseException | None]:
     """Start ``count`` ranks on this host, wait until they have ended, and return what they told.
 
-    Raises ConfigError where the ranks cannot meet, LaunchError where they ended without a word,
-    KeyboardInterrupt and Terminated where this process was asked to end.
+    Beside it stands what ended them early as far as torchrun knows: LaunchError, or KeyboardInterrupt and
+    Terminated where this process was asked to end. Raises ConfigError for options that cannot work.
     """
     from torch.distributed.launcher.api import elastic_launch
 
     job = Job(config.to_dict(), quiet, sys.argv)
     with box() as letters, tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs, _settings(count):
         started = _launch_config(config, count, logs)
-        error: Exception | None = None
         with _faults_named(config, logs) as faults:
             elastic_launch(started, sys.executable)("-m", "dpexp.rank", job.to_json())
-        error = faults[0] if faults else None
-        told = letters()
-        if error is not None and not told:
-            raise error
-        return told
+        return letters(), faults[0] if faults else None
 
 
 def _launch_config(config: RunConfig, count: int, logs: str) -> Any:
@@ -139,7 +134,7 @@ def _settings(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _faults_named(config: RunConfig, logs: str) -> Iterator[list[Exception]]:
+def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]:
     """What torchrun's launcher raises, as one error of ours in the list."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -153,15 +148,14 @@ def _faults_named(config: RunConfig, logs: str) -> Iterator[list[Exception]]:
 
     options = config.options
     assert isinstance(options, LaunchOptions)
-    faults: list[Exception] = []
+    faults: list[BaseException] = []
     try:
         yield faults
     except ChildFailedError as error:
         faults.append(LaunchError(_ended(error, logs)))
     except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise Terminated(f"ended by {error.sigval.name}") from None
+        interrupted = error.sigval == signal.SIGINT
+        faults.append(KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}"))
     except RendezvousTimeoutError:
         faults.append(
             LaunchError(

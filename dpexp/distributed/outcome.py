@@ -54,8 +54,7 @@ def tell(word: Told) -> None:
         write_atomically(Path(folder) / f"{word.rank}.json", json.dumps(asdict(word)).encode())
 
 
-def is_finished() -> bool:
-    """Whether the first rank has told that the run is finished: what ended then was only its teardown."""
+def first_word() -> Told | None:
+    """What the first rank has told; None while it has not, or where nobody asks."""
     folder = os.environ.get(VARIABLE)
-    words = _read(Path(folder)) if folder else []
-    return any(each.rank == 0 and each.status == "finished" for each in words)
+    return next((each for each in _read(Path(folder)) if each.rank == 0), None) if folder else None

@@ -46,6 +46,13 @@ def processes(config: RunConfig) -> int:
 
 def per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
     """(ranks asked for on each host, or None; the accelerators for them, none on the CPU)."""
+    asked, there = _asked_for(config)
+    if getattr(config.options, "comm", "auto") == "nccl" and not there:
+        raise ConfigError("--comm nccl: it needs a CUDA device for each rank; on the CPU say --comm gloo")
+    return asked, there
+
+
+def _asked_for(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
     text = config.devices.strip()
     if config.virtual is not None:
         return config.virtual, ()

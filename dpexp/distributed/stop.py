@@ -34,11 +34,11 @@ class Stop:
     @contextmanager
     def held(self) -> Iterator[None]:
         """SIGTERM is only noted while inside: the caller looks at ``asked`` where it can stop."""
-        self._held = True
+        before, self._held = self._held, True
         try:
             yield
         finally:
-            self._held = False
+            self._held = before
 
     def _answer(self, number: int, frame: object) -> None:
         self.asked = True
