@@ -12,8 +12,10 @@ import json
 import os
 import sys
 import tomllib
+import traceback
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import UnionType
@@ -32,11 +34,14 @@ from dpexp.config import (
     option_names,
     unknown,
 )
+from dpexp.mistakes import told
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Variables of the prefix that are no option."""
+ALSO_NAMED = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
+"""Variables of other programs that users expect to work, after our own."""
 
 
 class Exit(IntEnum):
@@ -72,13 +77,39 @@ def app(help: str) -> typer.Typer:
     )
 
 
+DEBUG = "--debug"
+"""The option that shows an error's traceback: of a mistake in the other options, too."""
+
+
 def main(app: typer.Typer) -> None:
-    """Run the app; what it was given wrong becomes one line on stderr and exit code 2."""
+    """Run the app; what it was given wrong becomes one message on stderr and exit code 2."""
     try:
         app()
     except (ConfigError, JournalError) as error:
-        typer.echo(f"error: {error}", err=True)
+        _tell(error, str(error))
         sys.exit(Exit.USAGE)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What nobody foresaw becomes one message and exit code 1, and Ctrl-C one and 130."""
+    try:
+        yield
+    except (ConfigError, JournalError, typer.Exit):
+        raise
+    except KeyboardInterrupt as error:
+        _tell(error, "interrupted")
+        raise typer.Exit(Exit.INTERRUPTED) from error
+    except Exception as error:
+        hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
+        _tell(error, f"{told(error)}{hint}")
+        raise typer.Exit(Exit.FAILED) from error
+
+
+def _tell(error: BaseException, message: str) -> None:
+    if DEBUG in sys.argv:
+        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    typer.echo(f"error: {message}", err=True)
 
 
 def options(strategy: str) -> list[inspect.Parameter]:
@@ -117,7 +148,7 @@ def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
         *names,
         help=text,
         metavar=meta["metavar"],
-        envvar=PREFIX + field.name.upper(),
+        envvar=[PREFIX + field.name.upper(), *ALSO_NAMED.get(field.name, [])],
         show_envvar=False,
         show_default=default not in ("", None),
     )

@@ -112,6 +112,15 @@ class DdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
+class FsdpOptions(LaunchOptions):
+    """Options of ``fsdp``."""
+
+    block: tuple[str, ...] = option(
+        ("*",), "Submodule to shard as a unit; repeat for several. * is every direct child.", metavar="NAME"
+    )
+
+
+@dataclass(frozen=True)
 class BlockOptions(StrategyOptions):
     """Options of ``block``."""
 
@@ -121,7 +130,7 @@ class BlockOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class HybridOptions(StrategyOptions):
+class HybridOptions(RankOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
@@ -138,6 +147,11 @@ class HybridOptions(StrategyOptions):
         False,
         "Split the batch so that the host embeds one part while the accelerator works on the other.",
         flag="--pipeline/--serial",
+    )
+    shard_embedding: bool = option(
+        False,
+        "Under torchrun: each rank holds some rows of the embeddings, instead of all of them.",
+        flag="--shard-embedding/--whole-embedding",
     )
 
 
@@ -160,6 +174,7 @@ STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "hybrid": HybridOptions,
     "place": PlaceOptions,
     "ddp": DdpOptions,
+    "fsdp": FsdpOptions,
 }
 
 STRATEGY_HELP: dict[str, str] = {
@@ -170,9 +185,10 @@ STRATEGY_HELP: dict[str, str] = {
     "hybrid": "Named submodules stay on the host, the rest goes to the accelerators.",
     "place": "Each submodule on the device that a device map names.",
     "ddp": "DistributedDataParallel: one process a device, under torchrun.",
+    "fsdp": "FSDP2 fully_shard: one process a device, each with a part of every parameter.",
 }
 
-DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks"}
+DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks", "fsdp": "blocks"}
 """The default model by strategy; ``linear`` where a strategy is not named."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

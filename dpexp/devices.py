@@ -75,7 +75,7 @@ def prediction() -> Iterator[None]:
 
 
 def is_predicting() -> bool:
-    """True inside ``prediction()``. Other threads do not see fake tensors: replicas compute in turn."""
+    """True inside ``prediction()``."""
     return _predicting.on
 
 

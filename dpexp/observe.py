@@ -151,7 +151,7 @@ def device_map(placed: Placed) -> list[Row]:
 
 def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
     device = tensor.device if tensor.device.type != "cpu" else devices.home(part.module)
-    return {
+    row = {
         "module": part.name,
         "parameter": name,
         "kind": kind,
@@ -160,4 +160,23 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device),
         "replicas": [devices.label(each) for each in part.places[1:]],
+    }
+    return row | _sharded(part, tensor)
+
+
+def _sharded(part: Part, tensor: torch.Tensor) -> Row:
+    """What a row has of a parameter whose rows lie on several ranks: its ``bytes`` are this rank's."""
+    holder: Any = tensor if hasattr(tensor, "placements") else part.module
+    if hasattr(tensor, "placements"):
+        local, shape = holder.to_local(), list(tensor.shape)
+        placement = ", ".join(map(str, holder.placements))
+    elif hasattr(part.module, "placement"):
+        local, shape, placement = tensor, list(holder.whole_shape), holder.placement
+    else:
+        return {}
+    return {
+        "shape": shape,
+        "bytes": local.numel() * local.element_size(),
+        "local_shape": list(local.shape),
+        "placement": placement,
     }

@@ -83,6 +83,25 @@ def reap() -> None:
     _deliver(dead, False, "no dead run")
 
 
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(metavar="RUN|record.json", help="A run here, or a Record's file.")],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run the recorded commit, checked out into a worktree.")
+    ] = False,
+) -> None:
+    """Run a recorded run again and compare: ends with 0 only when what must be equal is."""
+    from dpexp import reproduce as again
+    from dpexp.experiment import read
+    from dpexp.record import load
+    from dpexp.report import terminal
+
+    path = Path(run).expanduser()
+    result = again.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
+    typer.echo(terminal.text(again.tell(result)))
+    raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
+
+
 def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
     from dpexp.tracking import sync
     from dpexp.tracking.errors import StoreError

@@ -47,7 +47,7 @@ def everything(uri: str, run_id: str) -> dict[str, Any]:
         "metrics": {key: history(uri, there, key) for key in run.data.metrics},
         "datasets": [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs],
         "artifacts": artifacts(client, there),
-        "traces": len(client.search_traces(experiment_ids=[run.info.experiment_id], run_id=there)),
+        "traces": len(client.search_traces(locations=[run.info.experiment_id], run_id=there)),
     }
 
 

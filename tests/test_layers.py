@@ -19,15 +19,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-rank  sweep
-run  preview  cli  experiment
+rank  sweep  reproduce
+run  preview  inventory  cli  experiment
 loop  plan                                  |  tracking
 observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |
 distributed                                 |
 devices  environment  progress              |
-features  spec  nested                      |
+features  spec  nested  experiment
 config  record
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""

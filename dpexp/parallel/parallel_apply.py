@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.devices import HOST, is_predicting, label, on
+from dpexp.devices import HOST, label, on
 from dpexp.parallel.targets import Target, target
 from dpexp.parallel.turns import Turns, draws
 from dpexp.parallel.workers import run_all
@@ -69,7 +69,7 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 outcomes[replica].error = error
 
-    if count <= 1 or is_predicting() or _is_watched(where):
+    if count <= 1 or _is_watched(where):
         for replica in range(count):
             forward(replica)
     else:

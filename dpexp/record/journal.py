@@ -27,6 +27,7 @@ from typing import Any
 
 from dpexp.record.durable import sync_folder
 from dpexp.record.facts import SCHEMA, JournalError, Row, now
+from dpexp.record.head import HEAD
 from dpexp.record.redact import redact
 
 JOURNAL = "journal.jsonl"
@@ -56,6 +57,27 @@ class Journal:
         self._extend: dict[str, list[Any]] = {}
         self._length: dict[str, int] = {}
         self.set(schema=SCHEMA, run_id=run_id, started=now())
+
+    @classmethod
+    def reopen(cls, folder: Path) -> Journal:
+        """Go on with the journal of a run whose writer is gone; a line that was cut off is dropped.
+
+        Its Record is then to be written anew. Raises JournalError where there is none or its writer lives.
+        """
+        journal = cls.__new__(cls)
+        journal.folder, journal.path = folder, folder / JOURNAL
+        journal._file = _taken(journal.path)
+        journal._set, journal._extend, journal._length = {}, {}, {}
+        tail = Tail(journal.path)
+        for entry in tail:
+            for key, items in entry.get("extend", {}).items():
+                journal._length[key] = journal._length.get(key, 0) + len(items)
+        journal._seq, journal._size = tail.lines, tail.offset
+        journal._file.truncate(tail.offset)
+        journal._file.seek(tail.offset)
+        for stale in (RECORD, HEAD):
+            (folder / stale).unlink(missing_ok=True)
+        return journal
 
     def set(self, values: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Give keys of the Record their value; ``{"steps.loss": …}`` for a dotted key."""
@@ -162,6 +184,20 @@ def _create(runs: Path, folder: Path) -> Any:
         raise JournalError(
             f"cannot write a journal at {folder}: {error.strerror}; DPEXP_HOME says where runs are kept"
         ) from error
+    return file
+
+
+def _taken(path: Path) -> Any:
+    """An existing journal's file, locked for its new writer."""
+    try:
+        file = open(path, "r+b", buffering=0)  # noqa: SIM115 - closed by Journal.close
+    except OSError as error:
+        raise JournalError(f"cannot go on with {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise JournalError(f"{path}: its writer is at work") from None
     return file
 
 

@@ -13,13 +13,13 @@ from torch import nn
 
 from dpexp.config import BlockOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.data_parallel import data_parallel_module
+from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.wrapping import Forward, matching, replace, submodule
 from dpexp.timing import Timer
 
 
-class Block(Strategy):
+class Block(Replicating):
     """What is not wrapped sees the whole batch; each wrapped block splits and gathers it anew."""
 
     name = "block"
@@ -32,6 +32,7 @@ class Block(Strategy):
         return matching(model, options.block, "--block")
 
     def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        super().prepare(model, devices)
         self.blocks(model)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:

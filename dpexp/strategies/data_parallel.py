@@ -19,8 +19,16 @@ from torch import nn
 from dpexp import parallel
 from dpexp.config import ConfigError, RunConfig
 from dpexp.devices import HOST, is_virtual, on
+from dpexp.strategies.base import Strategy
 from dpexp.strategies.wrapping import Wrapper
 from dpexp.timing import Timer
+
+
+class Replicating(Strategy):
+    """Base of the strategies that use DataParallel or its primitives."""
+
+    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        uses_torch(self.config, devices)  # raises ConfigError where --backend does not know the devices
 
 
 class Replica:

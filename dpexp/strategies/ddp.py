@@ -14,7 +14,7 @@ it is weighted by them first; a rank without rows takes part with weight 0.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,16 +62,30 @@ class Ddp(Strategy):
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
-        module = synchronized(place(model, device), device, timer, self.options)
+        module = synchronized(self.compiled(place(model, device)), device, timer, self.options)
         return Placed(module, device, device, (device,), Weighted(self.ranks.size))
 
 
-def synchronized(model: nn.Module, device: torch.device, timer: Timer, options: DdpOptions) -> nn.Module:
-    """The model in DistributedDataParallel; only timed where it has nothing to synchronize."""
-    trains = any(each.requires_grad for each in model.parameters())
+def synchronized(
+    model: nn.Module,
+    device: torch.device,
+    timer: Timer,
+    options: DdpOptions | None = None,
+    apart: Iterable[nn.Parameter] = (),
+) -> nn.Module:
+    """The model in DistributedDataParallel, but for parameters that are kept ``apart``.
+
+    Where that leaves nothing to synchronize, the model is only timed.
+    """
+    left_out = {id(each) for each in apart}
+    names = [name for name, each in model.named_parameters() if id(each) in left_out]
+    trains = any(each.requires_grad and id(each) not in left_out for each in model.parameters())
     if not (trains and torch.distributed.is_initialized()):
         return Forward(model, timer)
-    return Synchronized(model, device, timer, options)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        model, names
+    )
+    return Synchronized(model, device, timer, options or DdpOptions())
 
 
 @dataclass
@@ -94,7 +108,6 @@ class Synchronized(Wrapper, DistributedDataParallel):
     def __init__(self, module: nn.Module, device: torch.device, timer: Timer, options: DdpOptions) -> None:
         super().__init__(
             module,
-            device_ids=[device] if device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_mb,
             find_unused_parameters=options.find_unused,
         )

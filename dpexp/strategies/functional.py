@@ -14,13 +14,13 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.devices import HOST, on, place
-from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.data_parallel import labelled, uses_torch
+from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.data_parallel import Replicating, labelled, uses_torch
 from dpexp.strategies.wrapping import Wrapper
 from dpexp.timing import Timer
 
 
-class Functional(Strategy):
+class Functional(Replicating):
     """Replicas are made, used and forgotten inside one call; without devices the module is called."""
 
     name = "functional"

@@ -10,6 +10,10 @@ in the dense part:
 
     host     |embed 0|embed 1|
     device           |dense 0|dense 1|
+
+Under torchrun each rank has one accelerator. The dense part is then in DistributedDataParallel; the host
+modules are on every rank's host, their gradients all-reduced, or ``--shard-embedding`` gives each rank
+some of the rows (see ``tables``).
 """
 
 from __future__ import annotations
@@ -24,16 +28,26 @@ from torch import nn
 from dpexp import parallel
 from dpexp.config import ConfigError, HybridOptions
 from dpexp.devices import HOST, move, on, physical, place
-from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.data_parallel import data_parallel_module
-from dpexp.strategies.wrapping import Transfer, Wrapper, matching, place_own, rewire
+from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.data_parallel import Replicating, data_parallel_module
+from dpexp.strategies.ddp import synchronized
+from dpexp.strategies.tables import HostTables, ShardedEmbedding, check_shardable, shard
+from dpexp.strategies.wrapping import (
+    Transfer,
+    Wrapper,
+    matching,
+    named_parameters,
+    parts,
+    place_own,
+    rewire,
+)
 from dpexp.timing import Timer
 
 MICRO_BATCHES = 2
 """Parts of a pipelined batch. Two gradients add up to the same bits in either order; three need not."""
 
 
-class Hybrid(Strategy):
+class Hybrid(Replicating):
     """Host modules by name (default ``embedding``); every other module on the accelerators."""
 
     name = "hybrid"
@@ -50,12 +64,21 @@ class Hybrid(Strategy):
         return matching(model, self.options.host, "--host")
 
     def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        super().prepare(model, devices)
         if self.config.compile and len(devices) > 1:
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
+        if self.options.shard_embedding and not self.ranks.members:
+            raise ConfigError("--shard-embedding: the rows are split over ranks: start them with torchrun")
+        if self.options.shard_embedding and self.options.pipeline:
+            raise ConfigError(
+                "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
+            )
         for name in self.hosts(model):
             module = model.get_submodule(name)
+            if self.options.shard_embedding:
+                check_shardable(module, f"host module '{name}'")
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if self.options.sparse and not tables:
                 raise ConfigError(
@@ -71,13 +94,26 @@ class Hybrid(Strategy):
 
         def stage(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                return OnHost(place(child, HOST), stages)
+                tables = shard(child, self.ranks, name) if self.options.shard_embedding else child
+                return OnHost(place(tables, HOST), stages)
             return Dense(self._dense(child, stages), stages)
 
         rewire(model, hosts, stage, lambda module: place_own(module, stages.device))
         module = Pipelined(model, stages.device) if self.options.pipeline else model
         used = (HOST, *(each for each in devices if each != HOST))
-        return Placed(module, HOST, stages.device, used)
+        if not self.ranks.members:
+            return Placed(module, HOST, stages.device, used)
+        tables = {
+            name: each
+            for name, each in named_parameters(module).items()
+            if any(name.startswith(f"{host}.") for host in hosts)
+        }
+        shards = [
+            f"{part.name}.weight" for part in parts(module) if isinstance(part.module, ShardedEmbedding)
+        ]
+        turn = HostTables(self.ranks, tables, shards, timer)
+        module = synchronized(module, stages.device, timer, apart=tables.values())
+        return Placed(module, HOST, stages.device, used, turn)
 
     def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
         place(child, stages.device)

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.data_parallel import data_parallel_module
+from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.timing import Timer
 
 
-class Whole(Strategy):
+class Whole(Replicating):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
     name = "whole"

@@ -116,6 +116,8 @@ def tags(record: Record) -> dict[str, str]:
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.git.branch": git.get("branch"),
     }
+    if shown := [{"path": name, "type": "table"} for name, rows in _tables(record).items() if rows]:
+        found["mlflow.loggedArtifacts"] = json.dumps(shown)  # MLflow shows these as tables
     if record.error:
         found["dpexp.error"] = f"{record.error.get('type')}: {record.error.get('message')}"
     if record.damage:
@@ -148,8 +150,11 @@ def table(rows: list[Row]) -> str:
 
 def tables(record: Record) -> dict[str, str]:
     """The tables' artifacts by file name; only those with rows."""
-    named = {"shapes.json": record.shapes, "device_map.json": record.device_map}
-    return {name: table(rows) for name, rows in named.items() if rows}
+    return {name: table(rows) for name, rows in _tables(record).items() if rows}
+
+
+def _tables(record: Record) -> dict[str, list[Row]]:
+    return {"shapes.json": record.shapes, "device_map.json": record.device_map}
 
 
 def millis(iso: str | None) -> int | None:

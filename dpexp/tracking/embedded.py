@@ -3,8 +3,10 @@
 MLflow makes its schema in place, so that two first uses, or one that is killed, leave a file that never
 works again. Here the schema is built in a file beside it, under a lock, and renamed when it is whole::
 
-    mlflow.db.new      being built, or ready                    mlflow.db.lock    held meanwhile
-    mlflow.db          the store: there, and whole, or not there
+    mlflow.db.building    being built                               mlflow.db.lock    held meanwhile
+    mlflow.db             the store: there, and whole, or not there
+
+Nothing is made before a run begins: what never started leaves no trace.
 """
 
 from __future__ import annotations
@@ -30,10 +32,6 @@ class Embedded:
     path: Path
     artifacts: Path
 
-    @property
-    def _new(self) -> Path:
-        return self.path.with_name(self.path.name + ".new")
-
     def check(self) -> None:
         """Raises StoreError unless the store is there and usable, or can be made."""
         folder = self.path.parent
@@ -44,14 +42,6 @@ class Embedded:
         if self._is_there():
             self._check_file()
 
-    def prepare(self) -> None:
-        """Build the schema beside the store, unless either is there: nothing is installed yet."""
-        if self._is_there():
-            return
-        with self._locked():
-            if not self._is_there() and not self._new.exists():
-                self._build()
-
     def install(self) -> None:
         """Put the store in its place, unless it is there. Raises StoreError."""
         self.check()
@@ -59,19 +49,8 @@ class Embedded:
             self._use_wal(self.path)
             return
         with self._locked():
-            if self._is_there():
-                return
-            if not self._new.exists():
+            if not self._is_there():
                 self._build()
-            os.replace(self._new, self.path)
-
-    def discard(self) -> None:
-        """Remove what ``prepare`` built, since no run began."""
-        if self._new.exists():
-            with self._locked():
-                self._new.unlink(missing_ok=True)
-        if not self._is_there():
-            self._lock_file.unlink(missing_ok=True)
 
     # --- making ----------------------------------------------------------------------------------
 
@@ -95,7 +74,7 @@ class Embedded:
             raise StoreError(f"cannot make a store at {self.path}: {error.strerror}") from error
 
     def _build(self) -> None:
-        """MLflow's own schema and default experiment, in ``mlflow.db.building``, then renamed to ``.new``."""
+        """MLflow's own schema and default experiment, in ``mlflow.db.building``, renamed when it is whole."""
         from mlflow.exceptions import MlflowException
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -109,7 +88,7 @@ class Embedded:
         except (MlflowException, sqlite3.Error) as error:
             remove(building)
             raise StoreError(f"cannot make a store at {self.path}: {first_line(error)}") from error
-        os.replace(building, self._new)
+        os.replace(building, self.path)
 
     def _use_wal(self, path: Path) -> None:
         """Write-ahead logging, where the file system allows: readers and writers then wait less."""

@@ -79,11 +79,10 @@ class Store:
         return client
 
     def warm_up(self) -> None:
-        """What can be done before a run begins: import mlflow, check, build the schema beside the store."""
+        """What can be done before a run begins, without a trace: import mlflow, and look at the store."""
         import_mlflow()
         if self.embedded is not None:
             self.embedded.check()
-            self.embedded.prepare()
 
     def open(self) -> None:
         """Make the store usable. Raises StoreError, within 3 s for a server that is away."""
@@ -100,11 +99,6 @@ class Store:
             self._client = MlflowClient(self.uri)
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {describe(error)}") from error
-
-    def close_unused(self) -> None:
-        """No run began: leave no trace."""
-        if self.embedded is not None and self._client is None:
-            self.embedded.discard()
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, made where there is none. Raises StoreError for a deleted one."""

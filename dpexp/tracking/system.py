@@ -43,10 +43,10 @@ class Sampler:
 
         psutil.cpu_percent()  # the first call only starts the clock
         with contextlib.suppress(OSError, psutil.Error), open(self._path, "ab", buffering=0) as file:
-            while not self._over.wait(0 if self._seq == 0 else self._interval_s):
+            self._write(file)
+            while not self._over.wait(self._interval_s):
                 self._write(file)
-            if self._seq:
-                self._write(file)
+            self._write(file)
 
     def _write(self, file: Any) -> None:
         values = self.sample()

@@ -42,6 +42,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.journal: Path | None = None
+        self.sampler: system.Sampler | None = None
         self.is_over = False
         self._parent = os.getppid()
         self._news = threading.Event()
@@ -51,12 +52,17 @@ class Pipe:
         for line in sys.stdin.buffer:
             command: Row = json.loads(line)
             if command["do"] == "open":
-                self.journal = Path(command["journal"])
+                self._opened(Path(command["journal"]))
             elif command["do"] in ("finish", "abandon"):
                 break
             self._news.set()
         self.is_over = True
         self._news.set()
+
+    def _opened(self, journal: Path) -> None:
+        """The run begins, and may be over before mlflow is imported: sample the machine from here on."""
+        self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
+        self.journal = journal
 
     def wait(self) -> None:
         """Until there is news, or it is time to look by oneself."""
@@ -83,17 +89,15 @@ class Worker:
             self._pipe.wait()
         journal = self._pipe.journal
         if journal is None:
-            self._store.close_unused()
             return None
         sys.stderr = Log(journal.with_name(LOG))
-        sampler = system.start(journal.with_name(SYSTEM), os.getppid())
         try:
             with ledger.delivering(journal.parent, wait_s=0):
                 while not self._pipe.is_over:
                     self._advance(journal)
                     self._pipe.wait()
-                if sampler is not None:
-                    sampler.stop()
+                if self._pipe.sampler is not None:
+                    self._pipe.sampler.stop()
                 return self._finish(journal)
         except ledger.Busy as error:
             return Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}")
