@@ -58,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison; ``is_equal`` is None where there is nothing to compare, ``must`` says whether it must."""
+    """One comparison; ``is_equal`` is None where there is nothing to compare; ``must``: it has to be."""
 
     what: str
     is_equal: bool | None
@@ -110,7 +110,7 @@ def reproduce(record: Record, *, exact: bool = False) -> Reproduction:
 
 
 def _run(config: Row, code: Path) -> Record:
-    """The Record of one run by the dpexp that lies in ``code``. Raises ConfigError where it refuses to run."""
+    """The Record of one run by the dpexp that lies in ``code``. Raises ConfigError where it refuses."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="dpexp-reproduce-") as scratch:
         path = Path(scratch) / "config.json"
@@ -174,7 +174,7 @@ def compare(then: Record, now: Record, *, exact: bool = False) -> Reproduction:
 
 
 def differences(then: Record, now: Record) -> list[Difference]:
-    """What of the environment is another, what matters most first; facts that were not recorded don't count."""
+    """What of the environment is another, what matters most first; what was not recorded is left out."""
     found = []
     for key, matters in MATTERS.items():
         before, after = then.environment.get(key), now.environment.get(key)
@@ -246,8 +246,8 @@ def _time(then: Record, now: Record) -> str:
         return "no steps to compare"
     found = bootstrap_runs(ratio, [after], [before])
     return (
-        f"{units.ratio(found.value)} of then (95% interval of the steps {units.ratio(found.low)} to "
-        f"{units.ratio(found.high)}; two runs do not tell how far runs differ)"
+        f"{units.ratio(found.value)} of then ({units.ratio(found.low)} to {units.ratio(found.high)}: 95% "
+        "interval over steps)"
     )
 
 
@@ -271,15 +271,14 @@ def tell(result: Reproduction) -> list[Section]:
     equal: dict[Any, str] = {True: "equal", False: "DIFFERS", None: "-"}
     title = "Reproduced" if result.is_reproduced else "NOT REPRODUCED"
     rows = tuple(
-        (each.what, equal[each.is_equal], "must be equal" if each.must else "may differ", each.told)
-        for each in result.findings
+        (each.what, equal[each.is_equal], "yes" if each.must else "no", each.told) for each in result.findings
     )
     sections = [
         Section(
             f"{title}: {result.then.name} ({result.then.run_id} of {result.then.started[:10]})",
             tuple(f"warning: {each}" for each in result.warnings),
             "good" if result.is_reproduced else "bad",
-            Table(("what", "now", "", "figures"), rows),
+            Table(("what", "now", "must be", "figures"), rows),
         )
     ]
     if result.differences:

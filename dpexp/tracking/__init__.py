@@ -13,6 +13,6 @@ and checks the MLflow store; ``content`` says what of a Record goes where; ``upl
 into one store, once; ``ledger`` remembers what was delivered; ``sync`` delivers later.
 """
 
-from dpexp.tracking.uploader import Delivery, Uploader
+from dpexp.tracking.uploader import Delivery, Uploader, how_to_deliver
 
-__all__ = ["Delivery", "Uploader"]
+__all__ = ["Delivery", "Uploader", "how_to_deliver"]

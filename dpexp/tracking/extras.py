@@ -72,9 +72,6 @@ def _sha256(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
 
-EXTRAS: dict[str, Callable[[Store, str, str, Record], None]] = {
-    "note": note,
-    "dataset": dataset,
-    "trace": trace,
-    "figures": figures,
-}
+Extra = Callable[[Store, str, str, Record], None]
+WORDS: dict[str, Extra] = {"note": note, "dataset": dataset}
+PICTURES: dict[str, Extra] = {"trace": trace, "figures": figures}

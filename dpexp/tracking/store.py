@@ -30,6 +30,7 @@ CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """MLflow's own defaults wait for minutes. What the user set stays."""
@@ -144,12 +145,24 @@ def probe(uri: str) -> None:
     try:
         if parts.scheme in ("http", "https"):
             _probe_http(uri)
-        elif parts.hostname:
-            port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.split("+")[0])
-            if port:
-                socket.create_connection((parts.hostname, port), timeout=PROBE_S).close()
+        elif parts.scheme.partition("+")[0] in ("postgresql", "mysql", "mssql"):
+            _probe_database(uri)
     except (OSError, ValueError) as error:
         raise StoreError(f"the server {redact(uri)} does not answer: {describe(error)}") from error
+
+
+def _probe_database(uri: str) -> None:
+    """One connection: MLflow itself would try ten times, for minutes. Raises StoreError or OSError."""
+    import sqlalchemy
+
+    parts = urlsplit(uri)
+    port = parts.port or {"postgresql": 5432, "mysql": 3306, "mssql": 1433}[parts.scheme.partition("+")[0]]
+    socket.create_connection((parts.hostname or "localhost", port), timeout=PROBE_S).close()
+    try:
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool)
+        engine.connect().close()
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        raise StoreError(f"the database {redact(uri)} cannot be used: {describe(error)}") from error
 
 
 def _probe_http(uri: str) -> None:

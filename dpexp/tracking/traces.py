@@ -59,7 +59,7 @@ def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> 
     root = mlflow.start_span_no_context(
         f"step {step.number}" + (f", {step.rows} rows" if step.rows else ""),
         span_type="CHAIN",
-        inputs={"rows": step.rows, "strategy": record.strategy, "execution": record.execution},
+        inputs={"strategy": record.strategy, "execution": record.execution, **_rows(step)},
         attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},
         metadata={"mlflow.sourceRun": mlflow_run_id},
         experiment_id=experiment_id,
@@ -78,6 +78,10 @@ def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> 
     for bar, span in reversed(spans):
         span.end(outputs=_outputs(bar), end_time_ns=begin + round(bar.end * MS))
     root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
+
+
+def _rows(step: Step) -> dict[str, int]:
+    return {} if step.rows is None else {"rows": step.rows}
 
 
 def _around(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:

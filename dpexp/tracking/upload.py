@@ -10,7 +10,7 @@ the store: see ``content``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dpexp.record import RECORD, Record, Tail, finish, is_open, load
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
+from dpexp.tracking.extras import PICTURES, WORDS, Extra
 from dpexp.tracking.store import Store, describe
 from dpexp.tracking.uploader import Delivery
 
@@ -177,41 +178,53 @@ class Upload:
     # --- when the run is over --------------------------------------------------------------------
 
     def complete(self) -> Delivery:
-        """Deliver the rest, the figures last, and end the MLflow run."""
+        """Deliver all of it: the facts, which end the MLflow run, and then the pictures."""
+        self.facts()
+        return self.pictures()
+
+    def facts(self) -> Delivery:
+        """Deliver everything that the Record says, and end the MLflow run."""
         from mlflow.exceptions import MlflowException
 
         try:
-            return self._complete()
+            return self._facts()
         except MlflowException:
             if not self._is_gone():
                 raise
-            return self._complete()
+            return self._facts()
+
+    def pictures(self) -> Delivery:
+        """Deliver what is drawn from the Record: slow, and of no account to whoever waits for the facts."""
+        experiment, run_id = self.attach()
+        problems = self._extras(PICTURES, experiment, run_id, load(self.folder))
+        size = self.journal.stat().st_size
+        ledger.write(self.folder, self.store.name, ledger.Account(experiment, run_id, True, size))
+        where = self.store.where(experiment, run_id)
+        return Delivery(True, "; ".join([where, *problems]), experiment, run_id)
 
     def _is_gone(self) -> bool:
         """Whether another machine that delivers this run as well was first, and deleted this MLflow run."""
         self._in_doubt, before = True, self._run
         return before is not None and self.attach() != before
 
-    def _complete(self) -> Delivery:
+    def _facts(self) -> Delivery:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} is not over: its writer is at work")
         closed = (self.folder / RECORD).exists()
         record = load(self.folder) if closed else finish(self.journal)
-        size = self.journal.stat().st_size
         self.advance()
         experiment, run_id = self.attach()
         self._describe(run_id, record)
         self._single_figures(run_id, record)
         self._files(run_id, record)
-        problems = self._extras(experiment, run_id, record)
+        problems = self._extras(WORDS, experiment, run_id, record)
         self.store.client.set_terminated(run_id, content.status(record), content.millis(record.ended))
         if self._found() not in (
             None,
             (experiment, run_id),
         ):  # another machine delivers it too, and was first
             self._begin()
-            return self.complete()
-        ledger.write(self.folder, self.store.name, ledger.Account(experiment, run_id, True, size))
+            return self.facts()
         where = self.store.where(experiment, run_id)
         return Delivery(True, "; ".join([where, *problems]), experiment, run_id)
 
@@ -248,12 +261,10 @@ class Upload:
             self.store.client.log_text(run_id, text, name)
         self.store.client.log_artifact(run_id, str(self.folder / RECORD))
 
-    def _extras(self, experiment: str, run_id: str, record: Record) -> list[str]:
-        """What makes a run pleasant to read: note, dataset, trace, figures. Returns what went wrong."""
-        from dpexp.tracking.extras import EXTRAS
-
+    def _extras(self, extras: Mapping[str, Extra], experiment: str, run_id: str, record: Record) -> list[str]:
+        """Add what makes a run pleasant to read. Returns what went wrong."""
         problems = []
-        for name, add in EXTRAS.items():
+        for name, add in extras.items():
             try:
                 add(self.store, experiment, run_id, record)
             except Exception as error:  # whatever a figure trips over, the run itself is delivered

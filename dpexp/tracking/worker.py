@@ -5,7 +5,7 @@
     warm up  import mlflow, check the store          a thread reads the pipe and keeps only what counts:
     wait     until a run opens                       open? finish? abandoned? is the main process alive?
     deliver  whenever told to read on, or every 2 s
-    finish   the rest, figures, the end; answer
+    finish   the rest, the end; answer; then the pictures, for which nobody waits
 
 A store that is away is tried again while the run goes on, and once more at its end. When the main process
 dies the journal says how far it came; the MLflow run then ends as FAILED or KILLED.
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpexp.record import Row, is_open, redact
@@ -75,21 +75,22 @@ class Pipe:
 class Worker:
     """Delivers one run, from its opening to its end."""
 
-    def __init__(self, home: Path, pipe: Pipe) -> None:
+    def __init__(self, home: Path, pipe: Pipe, answer: Callable[[Delivery], None]) -> None:
         self._store = Store.of(home)
         self._pipe = pipe
+        self._answer = answer
         self._upload: Upload | None = None
         self._retry_at = 0.0
         self._pause_s = 1.0
 
-    def work(self) -> Delivery | None:
-        """Until the run is over; None when none began."""
+    def work(self) -> None:
+        """Until the run is over, or none began; the answer is given as soon as the facts are delivered."""
         self._warm_up()
         while self._pipe.journal is None and not self._pipe.is_over:
             self._pipe.wait()
         journal = self._pipe.journal
         if journal is None:
-            return None
+            return
         sys.stderr = Log(journal.with_name(LOG))
         try:
             with ledger.delivering(journal.parent, wait_s=0):
@@ -98,9 +99,12 @@ class Worker:
                     self._pipe.wait()
                 if self._pipe.sampler is not None:
                     self._pipe.sampler.stop()
-                return self._finish(journal)
+                delivery = self._finish(journal)
+                self._answer(delivery)
+                if delivery.complete:
+                    self._draw(journal)
         except ledger.Busy as error:
-            return Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}")
+            self._answer(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
 
     def _warm_up(self) -> None:
         """A store that can't be used now may be usable when the run opens: then it is said."""
@@ -122,13 +126,23 @@ class Worker:
     def _finish(self, journal: Path) -> Delivery:
         _wait_until_closed(journal)
         try:
-            return self._opened(journal).complete()
+            return self._opened(journal).facts()
         except Exception as error:  # as above; the traceback is in the log
             traceback.print_exc()
             return Delivery(
                 False,
                 f"not delivered: {describe(error)}; deliver it with: {how_to_deliver(journal.parent.name)}",
             )
+
+    def _draw(self, journal: Path) -> None:
+        """The pictures; what keeps them from coming is in the log, and ``runs.py sync`` tries again."""
+        try:
+            problems = self._opened(journal).pictures().message.split("; ")[1:]
+        except Exception:  # as above
+            traceback.print_exc()
+        else:
+            for problem in problems:
+                print(problem, file=sys.stderr)
 
     def _opened(self, journal: Path) -> Upload:
         self._store.open()
@@ -171,11 +185,13 @@ def _answering() -> Iterator[int]:
 def main(home: str) -> None:
     """Work, answer, and leave at once: whatever a library would still do at exit is of no use."""
     os.nice(NICE)
-    with _answering() as answer:
-        delivery = Worker(Path(home), Pipe()).work()
-        if delivery is not None:
+    with _answering() as descriptor:
+
+        def answer(delivery: Delivery) -> None:
             with contextlib.suppress(BrokenPipeError):  # nobody waits any more
-                os.write(answer, delivery.to_line())
+                os.write(descriptor, delivery.to_line())
+
+        Worker(Path(home), Pipe(), answer).work()
     os._exit(0)
 
 
