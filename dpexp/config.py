@@ -83,6 +83,10 @@ class RankOptions(StrategyOptions):
         choices=("auto", "gloo", "nccl"),
     )
     comm_timeout: float = option(60.0, "Seconds after which a silent rank is given up.", min=1.0)
+    snapshot_every: int | None = option(
+        None, "Steps between snapshots, from which lost ranks, or --resume, go on.", min=1
+    )
+    resume: str = option("", "Go on with this run from its newest snapshot.", metavar="RUN")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any, Protocol
@@ -20,15 +21,16 @@ import torch
 from torch import nn
 
 from dpexp import data, devices, models, nested
-from dpexp.config import ConfigError, RankOptions, RunConfig
+from dpexp.config import ConfigError, RankOptions, RunConfig, home
 from dpexp.data import Batch, Dataset
 from dpexp.diagnosis import changed_in_forward, first_not_finite
 from dpexp.distributed import Stop, World, merge
 from dpexp.distributed.group import Alone, join
 from dpexp.distributed.select import select
+from dpexp.distributed.snapshots import Snapshots, State, agreed_id, check_same
 from dpexp.environment import environment
 from dpexp.observe import device_map, observe
-from dpexp.record import Journal, Row, now
+from dpexp.record import Journal, Row, UnknownRunError, find, new_run_id, now
 from dpexp.strategies import STRATEGIES, Placed, Strategy
 from dpexp.strategies.wrapping import named_parameters, parts
 from dpexp.timing import Timer
@@ -37,6 +39,9 @@ from dpexp.verify import NOT_CHECKED, VerificationError, digest, naming_the_modu
 FLUSH_SECONDS = 0.5
 """Longest time that measured steps wait in memory: what a SIGKILL can lose. Several ranks write, and look
 whether one was asked to stop, after as many steps as the last ones say that this time holds."""
+
+SETTLING = 2
+"""Steps that a run takes before it goes on from a snapshot, at least."""
 
 REPLAY_SECONDS = 60.0
 """A run that went wrong later than this is not trained anew to find the module that did it."""
@@ -79,6 +84,15 @@ class Prepared:
     dtype: torch.dtype
     ranks: Alone = field(default_factory=Alone)
     note: str = ""
+    run_id: str = ""
+    goes_on: bool = False
+    snapshots: Snapshots | None = None
+
+    @property
+    def snapshot_every(self) -> int | None:
+        """Steps between snapshots; None where there are none but at a stop."""
+        options = self.config.options
+        return options.snapshot_every if isinstance(options, RankOptions) else None
 
     @property
     def execution(self) -> str:
@@ -159,7 +173,28 @@ def prepare_together(config: RunConfig, world: World | None) -> Prepared:
         error = raised
     ranks.agree(error, facts)
     assert prepared is not None
-    return prepared
+    return _identified(prepared, options) if options is not None else prepared
+
+
+def _identified(prepared: Prepared, options: RankOptions) -> Prepared:
+    """The run with its id and its snapshots: ranks that were started anew go on with their own run."""
+    ranks, config = prepared.ranks, prepared.config
+    error, run_id = None, ""
+    try:
+        if options.resume and ranks.is_first:
+            run_id = find(home() / "runs", options.resume).name
+    except UnknownRunError as raised:
+        error = ConfigError(f"--resume: {raised}")
+    ranks.agree(error, {})
+    run_id = ranks.from_rank(0, run_id) or (agreed_id(ranks, home()) if ranks.members else new_run_id())
+    snapshots = Snapshots(home() / "snapshots" / run_id, ranks)
+    begun = any(ranks.gather((home() / "runs" / run_id).exists()))
+    if options.resume:
+        state = snapshots.newest()
+        if state is None:
+            raise ConfigError(f"--resume {run_id}: no snapshot in {snapshots.folder} can be read")
+        check_same(state["config"], config.to_dict(), run_id)
+    return replace(prepared, run_id=run_id, goes_on=begun, snapshots=snapshots)
 
 
 def _check_model(model: nn.Module, config: RunConfig) -> None:
@@ -298,6 +333,7 @@ def execute(
 ) -> None:
     """Run it. Facts go to the journal as they are known; ``on_flush`` is called when there is more to read.
 
+    It goes on from the newest of the run's snapshots, where there is one.
     Raises VerificationError, RunError, and whatever the model raises.
     """
     _verify(prepared, journal, progress)
@@ -311,6 +347,7 @@ def execute(
     on_flush()
     trial = Trial(prepared, placed, timer, journal, progress, on_flush, seen, stop or Stop())
     trial.warm_up()
+    trial.go_on()
     trial.time_steps()
     trial.take_stock()
     trial.time_phases()
@@ -442,8 +479,11 @@ class Trial:
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
         self._started = time.perf_counter()
-        for epoch in range(math.ceil(total / per_epoch)):
-            self._time(islice(self.prepared.own(epoch), total - epoch * per_epoch))
+        for epoch in range(self._done // per_epoch, math.ceil(total / per_epoch)):
+            first = self._done - epoch * per_epoch
+            left = total - epoch * per_epoch - first
+            with self.stop.held() if self.prepared.snapshots is not None else nullcontext():
+                self._time(islice(self.prepared.own(epoch, first=first), left))
             if config.epochs is not None:
                 self._log_accuracy()
         if config.epochs is None:
@@ -452,7 +492,7 @@ class Trial:
     def _time(self, batches: Iterator[Batch]) -> None:
         clock, used = time.perf_counter, self.placed.devices
         waits = any(device.type != "cpu" for device in used)
-        alone = self.prepared.ranks.size == 1
+        alone, every = self.prepared.ranks.size == 1, self.prepared.snapshot_every
         due = clock() + FLUSH_SECONDS
         for batch in batches:
             if waits:
@@ -465,16 +505,29 @@ class Trial:
             self._times_ms.append((end - start) * 1e3)
             self._losses.append(loss)
             self._rows.append((batch.rows, batch.of))
-            if end >= due if alone else len(self._times_ms) >= self._pace:
-                self._write()
+            at_snapshot = every is not None and (self._done + len(self._times_ms)) % every == 0
+            is_due = end >= due or self.stop.asked if alone else len(self._times_ms) >= self._pace
+            if at_snapshot or is_due:
+                self._reach(at_snapshot)
                 due = clock() + FLUSH_SECONDS
-        self._write()
+        self._reach(False)
 
-    def _write(self) -> None:
-        """Put the measured steps into the journal. Raises RunError at a loss that is no number."""
+    def _reach(self, at_snapshot: bool) -> None:
+        """A step where all ranks meet. Raises Terminated, in all of them, where one was asked to stop."""
+        stops, snapshots = self._write(), self.prepared.snapshots
+        if snapshots is not None and (at_snapshot or stops):
+            snapshots.save(self._done, self.state())
+        if stops:
+            self.stop.now()
+
+    def _write(self) -> bool:
+        """Put the measured steps into the journal, and say whether a rank was asked to stop.
+
+        Raises RunError at a loss that is no number.
+        """
         if not self._times_ms:
-            return
-        losses, times_ms = self._together()
+            return False
+        losses, times_ms, stops = self._together()
         done, last_ms = len(losses), times_ms[-1]
         self.journal.extend(
             {
@@ -491,10 +544,13 @@ class Trial:
             if not math.isfinite(loss):
                 raise RunError(self._not_finite(self._done + index, loss))
         self._done += done
+        return stops
 
-    def _together(self) -> tuple[list[float], list[float]]:
-        """(losses, times in ms) of the steps since the last call, of all ranks: a step lasts as long as its
-        slowest rank's. Raises Terminated, in all of them, where one was asked to stop."""
+    def _together(self) -> tuple[list[float], list[float], bool]:
+        """(losses, times in ms, whether to stop) of the steps since the last call, the same on all ranks.
+
+        A step lasts as long as its slowest rank's.
+        """
         weights = [rows / of if of else 1.0 for rows, of in self._rows]
         losses = torch.stack(self._losses).double().tolist()
         own = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
@@ -502,7 +558,72 @@ class Trial:
         times_ms = [max(times) for times in zip(*(each[1] for each in by_rank), strict=True)]
         usual_ms = sum(times_ms) / len(times_ms)
         self._pace = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(usual_ms, 1e-3))))
-        return [sum(parts) for parts in zip(*(each[0] for each in by_rank), strict=True)], times_ms
+        summed = [sum(parts) for parts in zip(*(each[0] for each in by_rank), strict=True)]
+        return summed, times_ms, any(each[2] for each in by_rank)
+
+    # --- snapshots ---
+
+    def state(self) -> State:
+        """All that the next step depends on, of all ranks: what ``go_on`` takes."""
+        turn, named = self.placed.turn, named_parameters(self.placed.module)
+        held = self._optimizer.state if self._optimizer is not None else {}
+        return {
+            "step": self._done,
+            "config": self.prepared.config.to_dict(),
+            "parameters": {name: turn.whole(name, each).cpu() for name, each in named.items()},
+            "buffers": {name: each.detach().cpu() for name, each in self._buffers().items()},
+            "optimizer": {
+                name: {
+                    key: (turn.whole(name, value) if value.shape == each.shape else value).cpu()
+                    for key, value in held.get(each, {}).items()
+                    if isinstance(value, torch.Tensor)
+                }
+                for name, each in named.items()
+            },
+            "random": self.prepared.ranks.gather(devices.random_states(self.placed.devices)),
+        }
+
+    def go_on(self) -> None:
+        """Take the state of the newest snapshot, where there is one; what came after it is taken back.
+
+        The warm-up before lets the wrappers settle: DDP orders its buckets anew after its first step, and
+        with them the last bits of its sums.
+        """
+        if self.prepared.snapshots is None:
+            return
+        state = self.prepared.snapshots.newest()
+        self._done = state["step"] if state is not None else 0
+        per_epoch = math.ceil(self.prepared.data.samples / self.prepared.config.batch_size)
+        steps = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
+        self.journal.cut(steps | {"metrics.accuracy": self._done // per_epoch})
+        if state is not None:
+            for batch in islice(self._forever(), max(0, SETTLING - self.prepared.config.warmup)):
+                self.step(batch)
+            self._take(state)
+
+    def _take(self, state: State) -> None:
+        turn = self.placed.turn
+        for name, each in named_parameters(self.placed.module).items():
+            turn.put(name, each, state["parameters"][name])
+            for key, value in state["optimizer"][name].items():
+                assert self._optimizer is not None
+                is_like = value.shape == each.shape
+                held = self._optimizer.state[each].setdefault(
+                    key, torch.zeros_like(each) if is_like else torch.zeros_like(value)
+                )
+                turn.put(name, held, value) if is_like else held.copy_(value)
+        for name, buffer in self._buffers().items():
+            buffer.detach().copy_(state["buffers"][name])
+        saved = state["random"]
+        devices.set_random_states(self.placed.devices, saved[self.prepared.ranks.rank % len(saved)])
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers by their names in the model as written."""
+        return {
+            f"{part.name}.{key}".lstrip("."): each
+            for part in parts(self.placed.module)
+            for key, each in part.module.named_buffers(recurse=False)
+        }
 
     def _not_finite(self, step: int, loss: float) -> str:
         soon = time.perf_counter() - self._started < REPLAY_SECONDS
@@ -543,8 +664,7 @@ class Trial:
         weights = {
             name: self.placed.turn.whole(name, each) for name, each in named_parameters(module).items()
         }
-        for part in parts(module):
-            weights |= {f"{part.name}.{key}": each for key, each in part.module.named_buffers(recurse=False)}
+        weights |= self._buffers()
         self.journal.set(
             digest={
                 "weights": digest(weights),

@@ -80,7 +80,7 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
             uploader.abandon()
         raise
     if uploader is not None:
-        uploader.open(journal.path)
+        uploader.open(journal.path, again=prepared.goes_on)
     stop = Stop()
     with stop.listening():
         error = _recorded(prepared, journal, uploader, quiet or not records, stop)
@@ -101,6 +101,8 @@ def _ended(
         word = outcome.Told(ranks.rank, record.status, kind, folder=str(journal.folder))
         outcome.tell(word)
     if error is None:
+        if prepared.snapshots is not None:
+            prepared.snapshots.forget()
         ranks.leave()
     delivery = uploader.finish(config.track_timeout) if uploader is not None else None
     if delivery is not None:
@@ -125,8 +127,14 @@ def _open(prepared: Prepared) -> Journal:
 
     if not prepared.ranks.is_first:
         return Unwritten()
-    journal = Journal(home() / "runs", new_run_id())
-    journal.set(loop.describe(prepared), parent=os.environ.get(PARENT, ""))
+    facts, runs = loop.describe(prepared), home() / "runs"
+    if prepared.goes_on and (runs / prepared.run_id).exists():
+        journal = Journal.reopen(runs / prepared.run_id)
+        going_on = ("status", "execution", "config", "config_digest")
+        journal.set({key: facts[key] for key in going_on}, ended=None, error=None)
+    else:
+        journal = Journal(runs, prepared.run_id or new_run_id())
+        journal.set(facts, parent=os.environ.get(PARENT, ""))
     journal.flush()
     return journal
 
@@ -170,6 +178,9 @@ class Unwritten(Journal):
 
     def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
         """Nothing is kept."""
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Nothing was kept."""
 
     def flush(self) -> None:
         """Nothing is written."""

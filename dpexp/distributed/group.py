@@ -53,6 +53,15 @@ class Alone:
         """The value of every rank, by rank, on every rank."""
         return [value]
 
+    @property
+    def leads_host(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return True
+
+    def from_rank(self, rank: int, value: Any) -> Any:
+        """That rank's value, on every rank."""
+        return value
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
@@ -95,6 +104,15 @@ class Ranks(Alone):
         found: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(found, value)
         return found
+
+    @property
+    def leads_host(self) -> bool:
+        return self.world.local_rank == 0
+
+    def from_rank(self, rank: int, value: Any) -> Any:
+        found = [value if self.rank == rank else None]
+        torch.distributed.broadcast_object_list(found, src=rank)
+        return found[0]
 
     def barrier(self) -> None:
         torch.distributed.barrier()

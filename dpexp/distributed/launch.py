@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from typing import Any
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig
 from dpexp.distributed.outcome import Told, box
+
+LAUNCH = "DPEXP_LAUNCH"
+"""The environment variable that tells this process's launches apart: they all have one agent."""
 
 LOGGERS = ("torch.distributed", "torch.distributed.elastic")
 ENVIRONMENT = {
@@ -52,6 +56,7 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
     from torch.distributed.launcher.api import elastic_launch
 
     job = Job(config.to_dict(), quiet, sys.argv)
+    os.environ[LAUNCH] = secrets.token_hex(6) if hosts(_options(config))[1] == 1 else ""
     with box() as letters, tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs, _settings(count):
         started = _launch_config(config, count, logs)
         with _faults_named(config, logs) as faults:
@@ -59,12 +64,16 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
         return letters(), faults[0] if faults else None
 
 
+def _options(config: RunConfig) -> LaunchOptions:
+    assert isinstance(config.options, LaunchOptions)
+    return config.options
+
+
 def _launch_config(config: RunConfig, count: int, logs: str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
-    options = config.options
-    assert isinstance(options, LaunchOptions)
+    options = _options(config)
     fewest, most = hosts(options)
     rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 1}
     endpoint, address = "localhost:0", "localhost"
@@ -146,8 +155,7 @@ def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]
 
     from dpexp.distributed.stop import Terminated
 
-    options = config.options
-    assert isinstance(options, LaunchOptions)
+    options = _options(config)
     faults: list[BaseException] = []
     try:
         yield faults

@@ -78,6 +78,10 @@ class Record:
         out, for keys that fit no Record.
         """
         misfits = []
+        for key, length in entry.get("cut", {}).items():
+            holder, last = self._place(key)
+            if holder is not None and isinstance(holder.get(last), list):
+                del holder[last][length:]
         for key, value in entry.get("set", {}).items():
             if key == "schema":
                 check_schema(value, "journal")
