@@ -25,6 +25,7 @@ from dpexp.record import Journal, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
+    from dpexp.distributed.outcome import Told
     from dpexp.loop import Prepared, Progress
 
 PARENT = "DPEXP_PARENT"
@@ -96,10 +97,11 @@ def _ended(
 
     ranks, config = prepared.ranks, prepared.config
     record = finish(journal.path) if ranks.is_first else None
+    told = _described(error) or {"type": "", "message": ""}
+    word = outcome.Told(ranks.rank, "failed" if error else "finished", told["type"], told["message"])
     if record is not None:
-        kind = (record.error or {}).get("type", "")
-        word = outcome.Told(ranks.rank, record.status, kind, folder=str(journal.folder))
-        outcome.tell(word)
+        word = dataclasses.replace(word, status=record.status, folder=str(journal.folder))
+    outcome.tell(word)
     if error is None:
         if prepared.snapshots is not None:
             prepared.snapshots.forget()
@@ -198,6 +200,7 @@ class RanksError(RuntimeError):
 
 def _launch(config: RunConfig, quiet: bool) -> Outcome:
     """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     from dpexp import loop  # refuse here what can be refused, before anything is started
     from dpexp.distributed.launch import launch
     from dpexp.distributed.select import processes
@@ -210,11 +213,19 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
         raise ConfigError(refused.message)
     first = next((each for each in told if each.rank == 0), None)
     if first is None:
-        return Outcome(None, None, fault or RanksError("the ranks ended without a word"))
+        return Outcome(None, None, _error_elsewhere(told, fault))
     record = load(Path(first.folder))
     delivery = Delivery(**first.delivery) if first.delivery else None
     error = _error_of(record)
     return Outcome(record, delivery, fault if isinstance(error, LostContact) and fault else error)
+
+
+def _error_elsewhere(told: list[Told], fault: BaseException | None) -> BaseException | None:
+    """What ended the ranks of a host that has not the first one; None where they finished."""
+    failed = next((each for each in told if each.status != "finished"), None)
+    if failed is not None:
+        return RanksError(failed.message)
+    return fault if told else fault or RanksError("the ranks ended without a word")
 
 
 def _error_of(record: Record) -> BaseException | None:

@@ -27,9 +27,8 @@ def available() -> bool:
         return False
     name = f"dpexp-try-{os.getpid()}"
     made = ip("netns", "add", name, check=False).returncode == 0
-    joined = (
-        made and ip("link", "add", "dpexp-try", "netns", name, "type", "dummy", check=False).returncode == 0
-    )
+    pair = ("type", "veth", "peer", "name", "dpexp-try-b")
+    joined = made and ip("-n", name, "link", "add", "dpexp-try-a", *pair, check=False).returncode == 0
     ip("netns", "del", name, check=False)
     return joined
 

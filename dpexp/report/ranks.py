@@ -30,7 +30,7 @@ def straggler(evidence: Evidence) -> Finding | None:
     return Finding(
         "straggler",
         f"Rank {slowest} ({which['device']} on host {which['host']}) is the straggler: its forward and "
-        f"backward take {units.ms(times[slowest])}, the others' {units.ms(others)} (medians), and all wait for it.",
+        f"backward take {units.ms(times[slowest])}, the others' {units.ms(others)} (medians), and all wait.",
         "See what else runs there, and whether its device and threads are the others' equals; fewer rows for "
         "it need a rank less.",
         {"rank": float(slowest), "rank_ms": times[slowest], "others_ms": others},
@@ -57,8 +57,8 @@ def exposed_allreduce(evidence: Evidence) -> Finding | None:
     sent = sum(row["bytes"] for row in evidence.record.device_map if row["kind"] == "parameter")
     return Finding(
         "exposed_allreduce",
-        f"The all-reduce of {units.size(sent)} of gradients is not hidden by backward: {units.ms(exposed)} of "
-        f"a step ({units.percent(exposed / whole)}) is spent on it alone.",
+        f"The all-reduce of {units.size(sent)} of gradients is not hidden by backward: "
+        f"{units.ms(exposed)} of a step ({units.percent(exposed / whole)}) is spent on it alone.",
         "A larger --batch-size computes more for the same gradients; a smaller --bucket-mb begins earlier.",
         {"exposed_ms": exposed, "share": exposed / whole, "bytes": float(sent)},
     )
