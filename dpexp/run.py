@@ -217,7 +217,8 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
     record = load(Path(first.folder))
     delivery = Delivery(**first.delivery) if first.delivery else None
     error = _error_of(record)
-    return Outcome(record, delivery, fault if isinstance(error, LostContact) and fault else error)
+    explains = isinstance(error, LostContact) and getattr(fault, "is_cause", False)
+    return Outcome(record, delivery, fault if explains else error)
 
 
 def _error_elsewhere(told: list[Told], fault: BaseException | None) -> BaseException | None:

@@ -11,6 +11,8 @@ import ipaddress
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -136,18 +138,28 @@ class Ranks(Alone):
         """A peer's own error, or the names of those that are gone; an error of this rank is told to all."""
         if isinstance(error, PeerError):
             return error
+        found: list[Exception] = []
+        # In a thread: over a link that was cut, a call to the store may not return.
+        asking = threading.Thread(target=self._ask, args=(error, found), daemon=True)
+        asking.start()
+        asking.join(self._timeout_s)
+        if found:
+            return found[0]
+        return LostContact(f"lost contact with {self.members[0]}, through whom the ranks find each other")
+
+    def _ask(self, error: Exception, found: list[Exception]) -> None:
         try:
-            if not is_communication(error):
+            if is_communication(error):
+                found.append(self._called(error))
+            else:
                 self._store.set(f"failed/{self.rank}", told(self.members[self.rank], error))
-                return error
-            return self._called(error)
+                found.append(error)
         except (RuntimeError, OSError):  # the store is gone, and with it the first rank, which holds it
-            return LostContact(f"lost contact with {self.members[0]}, through whom the ranks find each other")
+            if not is_communication(error):
+                found.append(error)
 
     def _called(self, error: Exception) -> Exception:
         """Roll-call: who answers within a few seconds, who has failed, and who is missing."""
-        import time
-
         self._store.set(f"present/{self.rank}", "")
         deadline = time.monotonic() + min(5.0, self._timeout_s)
         while True:

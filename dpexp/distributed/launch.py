@@ -12,7 +12,9 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +34,12 @@ ENVIRONMENT = {
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started, or ended without a word: which, where, and how."""
+    """The ranks could not be started, or ended without a word: which, where, and how.
+
+    ``is_cause`` is True where that explains what the other ranks saw: one of them was killed.
+    """
+
+    is_cause = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
     os.environ[LAUNCH] = secrets.token_hex(6) if hosts(_options(config))[1] == 1 else ""
     with box() as letters, tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs, _settings(count):
         started = _launch_config(config, count, logs)
-        with _faults_named(config, logs) as faults:
+        with _bounded(_options(config), letters), _faults_named(config, logs) as faults:
             elastic_launch(started, sys.executable)("-m", "dpexp.rank", job.to_json())
         return letters(), faults[0] if faults else None
 
@@ -143,6 +150,34 @@ def _settings(count: int) -> Iterator[None]:
 
 
 @contextmanager
+def _bounded(options: LaunchOptions, letters: Callable[[], list[Told]]) -> Iterator[None]:
+    """End this process where its ranks have ended and torchrun's agent does not: over a link that was cut,
+    its calls to the other hosts do not return."""
+    limit_s = options.comm_timeout + (options.join_timeout if options.max_restarts else 0.0)
+    over = threading.Event()
+
+    def watch() -> None:
+        import psutil
+
+        idle_since = time.monotonic()
+        while not over.wait(0.5):
+            ranks = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+            words = letters()
+            if ranks or not words:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > limit_s:
+                print(f"error: {words[0].message}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    if hosts(options)[1] > 1:
+        threading.Thread(target=watch, daemon=True, name="bound").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@contextmanager
 def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]:
     """What torchrun's launcher raises, as one error of ours in the list."""
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -161,6 +196,7 @@ def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]
         yield faults
     except ChildFailedError as error:
         faults.append(LaunchError(_ended(error, logs)))
+        faults[0].is_cause = error.get_first_failure()[1].exitcode < 0  # type: ignore[attr-defined]
     except SignalException as error:
         interrupted = error.sigval == signal.SIGINT
         faults.append(KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}"))
