@@ -32,6 +32,7 @@ from dpexp.config import (
     flag_name,
     option_fields,
     option_names,
+    types_of,
     unknown,
 )
 from dpexp.mistakes import told
@@ -136,7 +137,7 @@ def with_options(function: Callable[..., None], parameters: list[inspect.Paramet
 
 
 def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind, default = typing.get_type_hints(cls)[field.name], field.default
+    kind, default = types_of(cls)[field.name], field.default
     if isinstance(kind, UnionType):
         kind = next(each for each in typing.get_args(kind) if each is not type(None))
     if typing.get_origin(kind) is tuple:
@@ -144,17 +145,36 @@ def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
     meta = field.metadata
     names = [meta["flag"] or flag_name(field.name)]
     text = meta["help"] + (f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else "")
+    variable = PREFIX + field.name.upper()
     info = typer.Option(
         *names,
         help=text,
-        metavar=meta["metavar"],
-        envvar=[PREFIX + field.name.upper(), *ALSO_NAMED.get(field.name, [])],
+        metavar=meta["metavar"] or _METAVARS.get(kind),
+        parser=_number(kind, variable) if kind in _METAVARS else None,
+        envvar=[variable, *ALSO_NAMED.get(field.name, [])],
         show_envvar=False,
         show_default=default not in ("", None),
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
+
+
+_METAVARS = {int: "INTEGER", float: "NUMBER"}
+
+
+def _number(kind: type[int] | type[float], variable: str) -> Callable[[Any], float]:
+    """Reads a number; its error names the value, and the environment's variable if it came from there."""
+
+    def number(value: Any) -> float:
+        try:
+            return kind(value)
+        except ValueError:
+            origin = f" ({variable})" if os.environ.get(variable) == value else ""
+            what = "whole number" if kind is int else "number"
+            raise typer.BadParameter(f"'{value}' is no {what}{origin}") from None
+
+    return number
 
 
 # --- config files and the environment -----------------------------------------------------------

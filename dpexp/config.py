@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -323,6 +324,12 @@ def option_fields(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
 
 
+@functools.cache
+def types_of(cls: type) -> dict[str, Any]:
+    """The type of each field of a config class."""
+    return typing.get_type_hints(cls)
+
+
 def option_names(strategy: str) -> list[str]:
     """The names of every option that a strategy takes."""
     return [f.name for cls in (RunConfig, STRATEGY_OPTIONS[strategy]) for f in option_fields(cls)]
@@ -343,7 +350,7 @@ def _build(cls: type[StrategyOptions], values: Mapping[str, Any], where: str) ->
 
 def _typed(cls: type, key: str, value: Any, where: str) -> Any:
     """The value as its field's type: a list becomes a tuple, an int a float; else ConfigError."""
-    wanted = typing.get_type_hints(cls)[key]
+    wanted = types_of(cls)[key]
     accepted = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     for kind in accepted:
         if typing.get_origin(kind) is tuple:

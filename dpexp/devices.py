@@ -238,7 +238,7 @@ def mark(value: Any, device: torch.device) -> Any:
 
 def whereabouts(tensor: torch.Tensor, default: torch.device) -> torch.device:
     """Where a tensor lies: what it says, its mark on virtual devices, else ``default``."""
-    if tensor.device != HOST:
+    if tensor.device != HOST or is_predicting():
         return tensor.device
     found: torch.device = tensor.__dict__.get(_MARK, default)
     return found

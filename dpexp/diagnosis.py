@@ -1,7 +1,7 @@
 """Diagnosis: what went wrong in a run, in words that say what to do.
 
-``first_not_finite`` finds the module that made the first NaN or infinity; ``changed_in_forward`` names
-state that a model keeps for itself; ``advice`` adds to errors of PyTorch what to try.
+``explained`` tells what ended a run, with ``advice`` on what to try. ``first_not_finite`` finds the
+module that made the first NaN or infinity; ``changed_in_forward`` names state that a model keeps for itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.mistakes import told
 from dpexp.nested import tensors
 from dpexp.strategies.wrapping import Wrapper, parts
 
@@ -40,6 +41,15 @@ ADVICE: tuple[tuple[str, str], ...] = (
 def advice(message: str) -> str:
     """``: what to do`` for an error that is known, else an empty string."""
     return next((f": {words}" for pattern, words in ADVICE if re.search(pattern, message)), "")
+
+
+def explained(error: BaseException) -> str:
+    """What ended a run, in one message: what was raised, on which line of the user's, and what to do."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; what was measured is recorded"
+    if type(error).__module__.startswith("dpexp."):
+        return str(error)
+    return told(error) + advice(str(error))
 
 
 @contextmanager

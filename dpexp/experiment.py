@@ -90,15 +90,30 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """The metric on a logarithmic axis, a row of dots for each of ``rows``: one a series.
+
+    What is zero stands at ``floor``.
+    """
+
+    title: str
+    metric: str
+    rows: Mapping[str, Mapping[str, str]]
+    """{row: {series: cell}}"""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    floor: float = 1e-17
+
+
+@dataclass(frozen=True)
 class Lines:
-    """The metric over x, a line a series; with ``against`` its ratio to that cell at the same x."""
+    """The metric over x, a line a series; with ``against`` its ratio to the cell that stands there."""
 
     title: str
     metric: str
     x: str
     series: Mapping[str, Mapping[float, str]]
     """{label: {x: cell}}"""
-    against: Mapping[float, str] = field(default_factory=dict)
+    against: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
     y: str = ""
 
 
@@ -119,7 +134,7 @@ class Curves:
     window: int
 
 
-Figure = Bars | Lines | Splits | Curves
+Figure = Bars | Dots | Lines | Splits | Curves
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from dpexp.distributed.group import Alone, join
 from dpexp.distributed.select import select
 from dpexp.distributed.snapshots import Snapshots, State, agreed_id, check_same
 from dpexp.environment import environment
+from dpexp.mistakes import told
 from dpexp.observe import device_map, observe
 from dpexp.record import Journal, Row, UnknownRunError, find, new_run_id, now
 from dpexp.strategies import STRATEGIES, Placed, Strategy
@@ -108,7 +109,8 @@ class Prepared:
             return self.config.run_name
         used, count = self.selection.used, max(self.ranks.size, len(self.selection.used))
         where = "cpu" if not used else f"{count}x{used[0].type}" if count > 1 else devices.label(used[0])
-        model = self.config.model.partition(":")[0]
+        spec = models.parse(self.config.model)
+        model = spec.name or spec.factory.rpartition(":")[2]
         return f"{self.config.strategy}-{model}-{where}"
 
     def batches(self, epoch: int, *, shuffle: bool = True, first: int = 0) -> Iterator[Batch]:
@@ -238,12 +240,13 @@ def _try_one_batch(prepared: Prepared) -> None:
     with torch.set_grad_enabled(follows):
         try:
             loss = prepared.data.loss(outputs, batch.targets)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:
             found = ", ".join(str(tuple(shape)) for shape in nested.shapes(outputs))
             wanted = ", ".join(str(tuple(shape)) for shape in nested.shapes(batch.targets))
             raise ConfigError(
-                f"the loss does not take the model's outputs {found} with targets {wanted}: "
-                f"{str(error).splitlines()[0]}"
+                f"the loss does not take the model's outputs {found} with targets {wanted}: {told(error)}"
             ) from error
     if follows and loss.dim() == 0:
         _find_unused(prepared, loss)
@@ -404,8 +407,8 @@ def _verify(prepared: Prepared, journal: Journal, progress: Progress) -> None:
     if not result.passed:
         raise VerificationError(
             f"{config.strategy} does not compute what a single device computes: relative error of outputs "
-            f"{result.output_error}, of gradients {result.gradient_error}, allowed {result.tolerance:g}. "
-            "--no-check runs it all the same"
+            f"{result.output_error}, of gradients {result.gradient_error}, allowed {result.tolerance:g}"
+            f"{f' ({result.note})' if result.note else ''}. --no-check runs it all the same"
         )
 
 
@@ -427,6 +430,7 @@ class Trial:
     _done: int = 0
     _started: float = 0.0
     _pace: int = 1
+    _due: float = 0.0
 
     def __post_init__(self) -> None:
         config = self.prepared.config
@@ -479,8 +483,9 @@ class Trial:
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.progress.begin("steps", total)
         self._started = time.perf_counter()
+        self._due = self._started + FLUSH_SECONDS
         for epoch in range(self._done // per_epoch, math.ceil(total / per_epoch)):
-            first = self._done - epoch * per_epoch
+            first = self._done + len(self._times_ms) - epoch * per_epoch
             left = total - epoch * per_epoch - first
             with self.stop.held() if self.prepared.snapshots is not None else nullcontext():
                 self._time(islice(self.prepared.own(epoch, first=first), left))
@@ -488,12 +493,12 @@ class Trial:
                 self._log_accuracy()
         if config.epochs is None:
             self._log_accuracy()
+        self._reach(False)
 
     def _time(self, batches: Iterator[Batch]) -> None:
         clock, used = time.perf_counter, self.placed.devices
         waits = any(device.type != "cpu" for device in used)
         alone, every = self.prepared.ranks.size == 1, self.prepared.snapshot_every
-        due = clock() + FLUSH_SECONDS
         for batch in batches:
             if waits:
                 devices.synchronize(used)
@@ -506,11 +511,9 @@ class Trial:
             self._losses.append(loss)
             self._rows.append((batch.rows, batch.of))
             at_snapshot = every is not None and (self._done + len(self._times_ms)) % every == 0
-            is_due = end >= due or self.stop.asked if alone else len(self._times_ms) >= self._pace
+            is_due = end >= self._due or self.stop.asked if alone else len(self._times_ms) >= self._pace
             if at_snapshot or is_due:
                 self._reach(at_snapshot)
-                due = clock() + FLUSH_SECONDS
-        self._reach(False)
 
     def _reach(self, at_snapshot: bool) -> None:
         """A step where all ranks meet. Raises Terminated, in all of them, where one was asked to stop."""
@@ -538,6 +541,7 @@ class Trial:
         )
         self._losses, self._times_ms, self._rows = [], [], []
         self.journal.flush()
+        self._due = time.perf_counter() + FLUSH_SECONDS
         self.on_flush()
         self.progress.advance(done, last_ms, losses[-1])
         for index, loss in enumerate(losses):
@@ -695,8 +699,6 @@ class Trial:
         value = accuracy(self.placed, self.prepared.data.test, self.prepared.config.batch_size)
         if value is not None:
             self.journal.extend({"metrics.accuracy": [value]})
-            self.journal.flush()
-            self.on_flush()
 
 
 def accuracy(placed: Placed, test: Dataset | None, batch_size: int) -> float | None:

@@ -21,8 +21,8 @@ from dpexp.config import ConfigError, RunConfig, home
 from dpexp.distributed import Stop, Terminated, World
 from dpexp.distributed.faults import LostContact
 from dpexp.progress import Bar
-from dpexp.record import Journal, Record, finish, load, new_run_id, now
-from dpexp.tracking import Delivery, Uploader
+from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
+from dpexp.tracking import Delivery, Uploader, how_to_deliver
 
 if TYPE_CHECKING:
     from dpexp.distributed.outcome import Told
@@ -67,7 +67,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
 
 
 def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
-    """Like ``run``, but a run that ended early is an Outcome as well. Raises ConfigError alone."""
+    """Like ``run``, but a run that ended early is an Outcome as well.
+
+    Raises ConfigError, and whatever else keeps a run from starting: then nothing was written.
+    """
     world = World.of()
     if world is None and config.options.launcher:
         return _launch(config, quiet)
@@ -106,10 +109,21 @@ def _ended(
         if prepared.snapshots is not None:
             prepared.snapshots.forget()
         ranks.leave()
-    delivery = uploader.finish(config.track_timeout) if uploader is not None else None
+    delivery = (
+        _delivered(uploader, journal.folder.name, config.track_timeout) if uploader is not None else None
+    )
     if delivery is not None:
         outcome.tell(dataclasses.replace(word, delivery=vars(delivery)))
     return Outcome(record, delivery, error)
+
+
+def _delivered(uploader: Uploader, run_id: str, timeout_s: float) -> Delivery:
+    """Wait for the last delivery, at most so long, or until Ctrl-C."""
+    try:
+        return uploader.finish(timeout_s)
+    except KeyboardInterrupt:
+        how = how_to_deliver(run_id)
+        return Delivery(False, f"not waited for; the uploader goes on alone; to make sure: {how}")
 
 
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
@@ -165,7 +179,10 @@ def _recorded(
             with stop.held():
                 error, status = prepared.ranks.explained(raised), "failed"
     journal.set(status=status, ended=now(), error=_described(error))
-    journal.close()
+    try:
+        journal.close()
+    except JournalError as raised:
+        return error or raised
     return error
 
 

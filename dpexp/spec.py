@@ -24,7 +24,6 @@ import inspect
 import keyword
 import re
 import sys
-import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from dpexp.config import ConfigError, did_you_mean, unknown
+from dpexp.mistakes import reported, told
 
 _OWN = re.compile(r"(?P<place>.+?\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)(?::(?P<options>.*))?")
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
@@ -205,11 +205,10 @@ def call(
         }
         _check_call(signature, options, spec, where)
     try:
-        return factory(**options)
+        with reported(spec.factory):
+            return factory(**options)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"{where}: {spec.factory} raised {_told(error)}") from error
 
 
 def _check_call(signature: inspect.Signature, options: Mapping[str, Any], spec: Spec, where: str) -> None:
@@ -233,7 +232,7 @@ def _module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise ConfigError(f"{where}: cannot import {name}: {_told(error)}") from error
+        raise ConfigError(f"{where}: cannot import {name}: {told(error)}") from error
 
 
 def _file(text: str, where: str) -> ModuleType:
@@ -252,7 +251,7 @@ def _file(text: str, where: str) -> ModuleType:
         found.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{where}: cannot import {text}: {_told(error)}") from error
+        raise ConfigError(f"{where}: cannot import {text}: {told(error)}") from error
     return module
 
 
@@ -260,14 +259,3 @@ def _searched(folder: Path) -> None:
     """Let imports find modules of this folder, after everything installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-def _told(error: Exception) -> str:
-    """``ValueError: no such width (my/file.py, line 12)``: the innermost line that raised."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    cause = f", because of {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ else ""
-    return f"{type(error).__name__}: {error}{cause}{place}"

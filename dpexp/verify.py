@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpexp import devices, nested
 from dpexp.config import ConfigError, RunConfig
 from dpexp.data import Batch, Dataset
+from dpexp.mistakes import told
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy
 from dpexp.strategies.wrapping import named_parameters
@@ -76,36 +77,47 @@ def verify(
     dtype = torch.float32 if any(device.type == "mps" for device in used) else torch.float64
     plain = strategy.configured(replace(strategy.config, autocast="", compile=False))
     case = Case(model, data, batch)
+    random = torch.get_rng_state()
     expected = case.on_single_device(dtype, plain.config)
-    output_error, gradient_error = errors(case.laid_out(plain, used, dtype), expected)
+    if not torch.equal(random, torch.get_rng_state()):
+        torch.set_rng_state(random)
+        case = replace(case, still=True)
+        expected = case.on_single_device(dtype, plain.config)
+    found = case.laid_out(plain, used, dtype)
+    output_error, gradient_error = errors(found, expected)
     tolerance = TOLERANCE[dtype]
     passed = all(error is None or error <= tolerance for error in (output_error, gradient_error))
     rounding = _rounding(case, strategy, used, expected)
     if rounding is not None:
         passed = passed and bool(rounding["passed"])
     name = str(dtype).removeprefix("torch.")
-    return Verification(True, name, output_error, gradient_error, tolerance, passed, case.note(), rounding)
+    note = "; ".join(filter(None, (_other_shapes(found, expected), case.note())))
+    return Verification(True, name, output_error, gradient_error, tolerance, passed, note, rounding)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One global batch through one model, in any layout and type; each time on a copy of the model."""
+    """One global batch through one model, in any layout and type; each time on a copy of the model.
+
+    ``still``: the whole model is in eval mode, because it draws random numbers in places unknown.
+    """
 
     model: nn.Module
     data: Dataset
     batch: Batch
+    still: bool = False
 
     def on_single_device(self, dtype: torch.dtype, config: RunConfig) -> Result:
         """What the host alone computes."""
         reference = copy.deepcopy(self.model).to(dtype)
-        settle(reference)
+        settle(reference, self.still)
         single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
         return self._compute(single, dtype, config)
 
     def laid_out(self, strategy: Strategy, used: Sequence[torch.device], dtype: torch.dtype) -> Result:
         """What the layout computes."""
         candidate = copy.deepcopy(self.model).to(dtype)
-        settle(candidate)
+        settle(candidate, self.still)
         ranks = strategy.ranks
         part = replace(self, batch=self.batch.part(ranks.rows))
         found = part._compute(strategy.place(candidate, used, Timer()), dtype, strategy.config)
@@ -113,7 +125,7 @@ class Case:
 
     def note(self) -> str:
         """What is compared in eval mode, and so not as it trains."""
-        return settle(copy.deepcopy(self.model))
+        return settle(copy.deepcopy(self.model), self.still)
 
     def _compute(self, placed: Placed, dtype: torch.dtype, config: RunConfig) -> Result:
         inputs, targets = nested.cast((self.batch.inputs, self.batch.targets), dtype)
@@ -155,6 +167,12 @@ def errors(found: Result, expected: Result) -> tuple[float, float | None]:
         return relative_error(found.outputs, expected.outputs), None
     both = (_complete(each.gradients, names, (expected, found)) for each in (found, expected))
     return relative_error(found.outputs, expected.outputs), relative_error(*both)
+
+
+def _other_shapes(found: Result, expected: Result) -> str:
+    """``outputs (2,) instead of ()``; empty where the shapes are the same."""
+    told = [", ".join(str(tuple(each.shape)) for each in result.outputs) for result in (found, expected)]
+    return "" if told[0] == told[1] else f"outputs {told[0]} instead of {told[1]}"
 
 
 def _rounding(case: Case, strategy: Strategy, used: Sequence[torch.device], exact: Result) -> Row | None:
@@ -200,20 +218,26 @@ def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tenso
     return difference / norm if norm > 0 else difference
 
 
-def settle(model: nn.Module) -> str:
+def settle(model: nn.Module, still: bool = False) -> str:
     """Put what computes differently by shard in training into eval mode; returns the note that says so.
+
+    ``still`` puts the whole model there: dropout may be a function that no module shows.
 
     BatchNorm normalizes with its own shard's statistics and dropout draws its own shard's masks, on
     real devices as here: neither equals a single device, and neither is wrong.
     """
     normed = [name for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
     dropped = [name for name, part in model.named_modules() if _draws(part)]
+    if still:
+        model.eval()
     for name in normed + dropped:
-        part = model.get_submodule(name)
-        part.eval()
-        if isinstance(part, nn.RNNBase):
+        model.get_submodule(name).eval()
+    for part in model.modules():
+        if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
             part.train()
+    if still:
+        return "the whole model in eval mode: it draws random numbers outside of dropout modules"
     told = [
         f"{kind} in eval mode ({', '.join(names)})"
         for kind, names in (("BatchNorm", normed), ("dropout", dropped))
@@ -269,7 +293,7 @@ def _misfit(name: str, module: nn.Module, given: list[torch.Tensor], error: Exce
     where = f"module '{name}'" if name else "the model"
     inside = "" if any(True for _ in module.children()) else f" ({module})"
     shown = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in given]
-    cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    cause = told(error)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and given and given[0].numel():
         low, high = int(given[0].min()), int(given[0].max())
         if low < 0 or high >= module.num_embeddings:

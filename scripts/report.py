@@ -58,7 +58,7 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
     from dpexp.report.ranking import compare
 
     compared = compare(folders(runs or []))
-    typer.echo(terminal.text(comparison.tell(compared)))
+    typer.echo(terminal.text(comparison.tell(compared), piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.comparison_files import write
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +35,11 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Show devices, device map and batch split; run and write nothing."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the Record as one JSON document and nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, the Record of a run, and nothing else.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")]
+Debug = Annotated[bool, typer.Option(cli.DEBUG, help="Show the traceback of an error.")]
 
 
 def _command(strategy: str) -> None:
@@ -44,6 +49,7 @@ def _command(strategy: str) -> None:
         dry_run: DryRun = False,
         as_json: Json = False,
         quiet: Quiet = False,
+        debug: Debug = False,
         **values: Any,
     ) -> None:
         del config_file  # its values came in as defaults
@@ -51,18 +57,18 @@ def _command(strategy: str) -> None:
         config = RunConfig.from_dict({"strategy": strategy, **values}, where="command line")
         if print_config:
             typer.echo(json.dumps(config.to_dict(), indent=2))
-        elif dry_run:
-            _preview(config, as_json)
-        else:
-            raise typer.Exit(_run(config, as_json, quiet))
+            return
+        with cli.explained():
+            if dry_run:
+                _preview(config, as_json)
+            else:
+                raise typer.Exit(_run(config, as_json, quiet, debug))
 
     command.__doc__ = STRATEGY_HELP[strategy]
     app.command(strategy)(cli.with_options(command, cli.options(strategy)))
 
 
 def _preview(config: RunConfig, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from dpexp import report
     from dpexp.preview import preview
 
@@ -70,9 +76,9 @@ def _preview(config: RunConfig, as_json: bool) -> None:
     typer.echo(json.dumps(asdict(planned), indent=1) if as_json else report.preview(asdict(planned)))
 
 
-def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
+def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
     from dpexp import report
-    from dpexp.run import Terminated, execute
+    from dpexp.run import execute
 
     outcome = execute(config, quiet=quiet)
     record = outcome.record
@@ -85,13 +91,7 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     if outcome.delivery is not None and outcome.delivery.message:
         typer.echo(outcome.delivery.message, err=as_json or not outcome.delivery.complete)
     if outcome.error is not None:
-        typer.echo(f"error: {record.status}: {outcome.error or type(outcome.error).__name__}", err=True)
-    if isinstance(outcome.error, KeyboardInterrupt):
-        return cli.Exit.INTERRUPTED
-    if isinstance(outcome.error, Terminated):
-        return cli.Exit.TERMINATED
-    if outcome.error is not None:
-        return cli.Exit.FAILED
+        return _failed(outcome.error, debug)
     return cli.Exit.NOT_DELIVERED if outcome.delivery and not outcome.delivery.complete else cli.Exit.DONE
 
 
@@ -102,6 +102,40 @@ def _ended_without_record(error: BaseException | None) -> int:
     if error is not None and World.of() is None:
         typer.echo(f"error: {error}", err=True)
     return cli.Exit.FAILED if error is not None else cli.Exit.DONE
+
+
+def _failed(error: BaseException, debug: bool) -> int:
+    """Say why the run ended early; returns the exit code."""
+    from dpexp.diagnosis import explained
+    from dpexp.run import Terminated
+
+    if debug:
+        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    typer.echo(f"error: {explained(error)}", err=True)
+    if isinstance(error, KeyboardInterrupt):
+        return cli.Exit.INTERRUPTED
+    return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED
+
+
+@app.command()
+def models(
+    name: Annotated[str, typer.Argument(metavar="[NAME[:KEY=VALUE,...]]", show_default=False)] = "",
+    data: Annotated[str, typer.Option("--data", help="Data, as of a strategy.", metavar="SOURCE")] = "random",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the models, or the submodules of one with their sizes and shapes."""
+    from dpexp import report
+    from dpexp.inventory import inventory, registry
+
+    del debug  # cli.main sees to it
+    if not name:
+        found = registry()
+        typer.echo(json.dumps(found, indent=1) if as_json else report.models(found))
+        return
+    with cli.explained():
+        one = asdict(inventory(name, data))
+    typer.echo(json.dumps(one, indent=1) if as_json else report.inventory(one))
 
 
 for name in STRATEGY_OPTIONS:

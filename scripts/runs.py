@@ -31,7 +31,7 @@ def list_(
     from dpexp.tracking.ledger import delivered
 
     known = heads(home() / "runs")[:limit]
-    there = {head.run_id: delivered(home(), head.run_id) for head in known}
+    there = delivered(home(), [head.run_id for head in known])
     if as_json:
         typer.echo(json.dumps([{**head.to_dict(), "delivered": there[head.run_id]} for head in known]))
     elif known:
@@ -54,7 +54,7 @@ def show(run: Run, as_json: Json = False) -> None:
     from dpexp import report
 
     typer.echo(report.summary(record))
-    typer.echo(f"delivered to MLflow: {delivered(home(), folder.name)}")
+    typer.echo(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 
 @app.command()

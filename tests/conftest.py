@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from command_lines import CommandLines
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
@@ -44,6 +48,16 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     monkeypatch.setenv("DPEXP_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def command_lines() -> Iterator[CommandLines]:
+    """Runs command lines of scripts/run.py cheaply, each in a process of its own."""
+    from command_lines import CommandLines
+
+    lines = CommandLines()
+    yield lines
+    lines.close()
 
 
 def accelerators_needed(item: pytest.Item) -> int:

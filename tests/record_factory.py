@@ -46,6 +46,7 @@ def whole(
     record = Record(run_id="0123456789ab", name=f"whole-{count}", experiment="dpexp", strategy="whole")
     record.config = RunConfig("whole", virtual=count if virtual else None, batch_size=batches[0]).to_dict()
     record.config_digest = RunConfig("whole").digest()
+    record.data = {"name": "random", "samples": sum(batches), "description": "noise", "sha256": "0" * 64}
     record.execution = "virtual" if virtual else "real"
     record.status = "finished"
     record.started, record.ended = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:09.000+00:00"

@@ -56,9 +56,7 @@ def check(strategy: str, model: str, data: str) -> None:
     config = RunConfig.from_dict({"strategy": strategy, "model": model, "data": data, "virtual": 3} | options)
     prepared = loop.prepare(config)
     batch = next(prepared.batches(0))
-    result = verify(
-        prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch, train=True
-    )
+    result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
     assert result.passed, result
 
 

@@ -129,7 +129,7 @@ def test_a_config_that_no_longer_builds_is_found(copied: Path) -> None:
     )
     done = report("--check", str(copied))
     assert done.returncode == 1
-    assert "cell 'whole-1' no longer builds: unknown model 'nomodel'" in done.stderr
+    assert "cell 'whole-1' no longer builds: --model: unknown model 'nomodel'" in done.stderr
     changed(copied / "config.py", '"whole", "nomodel"', '"hole"')
     done = report("--check", str(copied))
     assert done.returncode == 2

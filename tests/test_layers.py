@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = """
 dpexp
 rank  sweep  reproduce
-run  preview  inventory  cli  experiment
+run  preview  inventory  cli
 loop  plan                                  |  tracking
 observe  verify  diagnosis                  |  report
 strategies                                  |
@@ -28,6 +28,7 @@ parallel  models  data  timing              |
 distributed                                 |
 devices  environment  progress              |
 features  spec  nested  experiment
+mistakes
 config  record
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""

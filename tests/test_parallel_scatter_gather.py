@@ -154,6 +154,17 @@ def test_tensors_of_different_batch_size_are_an_error_and_not_dropped_rows() -> 
         scatter_kwargs((torch.zeros(8),), {"mask": {"m": torch.zeros(3)}}, virtual(4))
 
 
+def test_a_tensor_of_one_row_that_broadcasts_over_the_batch_goes_to_every_device_whole() -> None:
+    positions = torch.arange(3.0).unsqueeze(0).requires_grad_()
+    inputs, kwargs = scatter_kwargs((torch.zeros(10, 3),), {"positions": positions}, virtual(3))
+    assert [len(args[0]) for args in inputs] == [4, 4, 2]
+    assert all(torch.equal(named["positions"], positions) for named in kwargs)
+    sum(named["positions"].sum() for named in kwargs).backward()  # type: ignore[union-attr]
+    assert positions.grad is not None
+    assert positions.grad.tolist() == [[3.0, 3.0, 3.0]]
+    assert len(scatter((torch.zeros(1), torch.zeros(1)), virtual(3))) == 1
+
+
 def test_a_tensor_without_the_dimension_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match=r"inputs\[1\] cannot be split along dimension 0, its shape is \(\)"):
         scatter((torch.zeros(8), torch.tensor(1.0)), virtual(4))

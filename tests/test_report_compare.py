@@ -97,6 +97,14 @@ def test_each_config_run_once_is_said_to_lack_the_spread_between_runs(save: Save
     assert "not that between runs" in words(report.compare([save(single(), 0), save(whole(2), 1)]))
 
 
+def test_a_cell_that_is_too_noisy_is_named(save: Save) -> None:
+    noisy = whole(2)
+    noisy.steps["time_ms"] = [1.0 if number % 2 else 3.0 for number in range(100)]
+    said = words(report.compare([save(single(), 0), save(noisy, 1)]))
+    assert "too noisy to compare closely: whole-2 (IQR" in said
+    assert "single (IQR" not in said
+
+
 # --- refused -------------------------------------------------------------------------------------
 
 

@@ -187,3 +187,33 @@ def test_run_returns_a_record_that_a_notebook_can_show(dpexp_home: Path) -> None
     assert isinstance(record, dpexp.Record)
     assert Record.from_dict(record.to_dict()).summary == record.summary
     assert "cpu:1" in record._repr_html_()
+
+
+def test_an_interrupt_during_the_imports_is_told_and_leaves_no_trace(dpexp_home: Path) -> None:
+    words = [*RUN, "single", "--devices", "cpu", "--no-track", "--steps", "10000000"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        deadline = time.monotonic() + 60
+        while "libtorch" not in maps.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted\n")
+    assert not list(dpexp_home.iterdir())
+
+
+def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_what_is_safe(dpexp_home: Path) -> None:
+    mount = f'mount -t tmpfs -o size=512k none "{dpexp_home}" && exec "$@"'
+    disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    words = ["single", "--devices", "cpu", "--no-track", "--steps", "10000000", "--json"]
+    done = subprocess.run([*disk, *RUN, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (message,) = done.stderr.splitlines()
+    assert message.startswith("error: ")
+    assert "No space left on device" in message
+    record = json.loads(done.stdout)
+    assert record["status"] == "failed"
+    assert len(record["steps"]["loss"]) > 100

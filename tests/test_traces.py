@@ -61,11 +61,11 @@ def test_spans_carry_shapes_devices_and_bytes(store: tuple[str, str]) -> None:
     (trace,) = delivered(store, whole(2))
     spans = {span.name: span for span in trace.data.spans}
     replica = spans["replica 1 on cpu:1"]
-    assert replica.inputs == {"replica": 1, "device": "cpu:1", "shapes": [[15, 5]]}
-    assert replica.outputs["shapes"] == [[15, 2]]
-    assert spans["scatter"].inputs["shapes"] == [[30, 5]]
-    assert spans["scatter"].outputs["shapes"] == [[15, 5], [15, 5]]
-    assert spans["gather"].outputs["shapes"] == [[30, 2]]
+    assert replica.inputs == {"replica": 1, "device": "cpu:1", "shapes": "(15, 5)"}
+    assert replica.outputs["shapes"] == "(15, 2)"
+    assert spans["scatter"].inputs["shapes"] == "(30, 5)"
+    assert spans["scatter"].outputs["shapes"] == "(15, 5) + (15, 5)"
+    assert spans["gather"].outputs["shapes"] == "(30, 2)"
     assert spans["replicate"].outputs["bytes"] == 48
 
 

@@ -187,6 +187,25 @@ def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_says_so() 
     assert settle(nn.Linear(2, 2)) == ""
 
 
+class Drops(nn.Linear):
+    """Drops inputs by a function, which no module shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("strategy", ["single", "whole"])
+def test_a_model_that_draws_random_numbers_anywhere_is_compared_in_eval_mode(strategy: str) -> None:
+    prepared = loop.prepare(RunConfig(strategy, virtual=2))
+    prepared.model = Drops(5, 2)
+    state = torch.get_rng_state()
+    result = check(prepared)
+    assert result.passed
+    assert "the whole model in eval mode: it draws random numbers" in result.note
+    assert torch.equal(state, torch.get_rng_state())
+    assert prepared.model.training
+
+
 def test_a_misfit_names_the_innermost_module_and_its_shapes() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(5, 2)))
     with pytest.raises(MisfitError) as caught, naming_the_module(model):

@@ -41,6 +41,8 @@ class ArraysSource(Source):
         return self.in_memory("arrays", self.train, self.test, described, self.features, model)
 
     def _read(self) -> dict[str, Array]:
+        if self.path.is_dir():
+            raise ConfigError(f"{self.where}: {self.path} is a folder, not an .npz archive")
         if not self.path.is_file():
             raise ConfigError(f"{self.where}: there is no file {self.path}")
         if self.path.stat().st_size == 0:

@@ -111,5 +111,5 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ConfigError(f"the model's loss must be a scalar tensor, the mean over the rows; found {found}")
+        raise ConfigError(f"the loss must be a scalar tensor, the mean over the rows; found {found}")
     return loss

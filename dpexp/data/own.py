@@ -15,6 +15,7 @@ from dpexp.data.base import Source
 from dpexp.data.dataset import Batch, Dataset, cast
 from dpexp.data.objective import Objective
 from dpexp.features import Features
+from dpexp.mistakes import reported
 
 DIGESTED = 10_000
 """Samples that enter the digest at most: evenly spaced, when there are more."""
@@ -51,9 +52,12 @@ class OwnSource(Source):
                 f"{self.where}: {self.name} returned a {type(made).__name__}; it must return a map-style "
                 "dataset, with __len__ and __getitem__, or a tuple of two: to train and to test"
             )
-        if len(made) == 0:
+        with reported(f"{self.where}: len of {self.name}"):
+            samples = len(made)
+        if samples == 0:
             raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
-        first = made[0]
+        with reported(f"{self.where}: sample 0 of {self.name}"):
+            first = made[0]
         if not isinstance(first, list | tuple) or len(first) != 2:
             raise ConfigError(
                 f"{self.where}: sample 0 of {self.name} is a {type(first).__name__}; "
@@ -96,7 +100,7 @@ class OwnDataset(Dataset):
 
     def take(self, rows: Tensor | slice) -> Batch:
         indices = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        inputs, targets = default_collate([self.held[index] for index in indices])
+        inputs, targets = self._joined(indices)
         inputs = inputs if isinstance(inputs, list | tuple) else [inputs]
         if self.dtype is not None:
             inputs, targets = [cast(item, self.dtype) for item in inputs], cast(targets, self.dtype)
@@ -106,7 +110,16 @@ class OwnDataset(Dataset):
         step = max(1, -(-self.samples // DIGESTED))
         yield torch.tensor([self.samples, step])
         for index in range(0, self.samples, step):
-            yield from _tensors(default_collate([self.held[index]]))
+            yield from _tensors(self._joined([index]))
+
+    def _joined(self, indices: Sequence[int]) -> Any:
+        """The samples as a batch. Raises ConfigError where one cannot be had or not be joined to others."""
+        samples = []
+        for index in indices:
+            with reported(f"--data {self.name}: sample {index}"):
+                samples.append(self.held[index])
+        with reported(f"--data {self.name}: joining {len(samples)} samples, which must have equal shapes,"):
+            return default_collate(samples)
 
     def to(self, dtype: torch.dtype) -> OwnDataset:
         test = self.test.to(dtype) if self.test is not None else None

@@ -10,6 +10,7 @@ from dpexp.config import ConfigError
 from dpexp.data.base import Source
 from dpexp.data.chance import generator
 from dpexp.data.dataset import TensorDataset
+from dpexp.mistakes import reported
 
 
 class RandomSource(Source):
@@ -29,7 +30,8 @@ class RandomSource(Source):
                 "example(samples, generator) that returns (inputs, targets), or choose other data, "
                 "as --data digits or --data package.module:factory"
             )
-        made = example(self.samples, generator(seed, "random samples"))
+        with reported(f"{self.where}: {name}.example"):
+            made = example(self.samples, generator(seed, "random samples"))
         inputs, targets = self._checked(made, name)
         description = f"{self.samples} random samples for {name}, seed {seed}"
         return TensorDataset("random", inputs, targets, description, None, self.objective(model, None))

@@ -51,7 +51,8 @@ def scatter(inputs: Any, devices: Sequence[Target], dim: int = 0) -> Any:
 
     A tensor ``(batch, …)`` gives a tuple of tensors ``(rows, …)``, each in memory of its own on its
     device; a container gives a list of containers. What is neither (None, numbers, strings, empty
-    containers, dataclasses) goes to every device by reference.
+    containers, dataclasses) goes to every device by reference. A tensor of one row beside others of
+    many, which broadcasts over the batch as positions and masks do, goes to every device whole.
 
     Raises ValueError where tensors have different batch sizes, no dimension ``dim`` or none at all.
     """
@@ -113,7 +114,7 @@ def _count(sizes: dict[str, int], devices: Sequence[torch.device]) -> int:
     """How many pieces there are: the same for every argument, or ValueError."""
     if not sizes:
         return len(devices)
-    (first, size), *others = sizes.items()
+    (first, size), *others = ({path: n for path, n in sizes.items() if n != 1} or sizes).items()
     for path, other in others:
         if other != size:
             raise ValueError(
@@ -127,6 +128,8 @@ def _count(sizes: dict[str, int], devices: Sequence[torch.device]) -> int:
 def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) -> list[Any]:
     """The value's shares, one for each of ``count`` pieces."""
     if isinstance(value, torch.Tensor):
+        if count > 1 and value.size(dim) == 1:  # the batch has more rows: this one broadcasts over them
+            return [value.to(physical(device), non_blocking=True, copy=True) for device in devices[:count]]
         chunks = zip(value.chunk(len(devices), dim), devices, strict=False)
         return [chunk.to(physical(device), non_blocking=True, copy=True) for chunk, device in chunks]
     if not value or not isinstance(value, dict | list | tuple):

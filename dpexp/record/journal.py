@@ -87,8 +87,8 @@ class Journal:
 
     def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
         """Append to lists of the Record."""
-        for key, items in values.items():
-            self._extend.setdefault(key, []).extend(items)
+        added = {key: [*self._extend.get(key, ()), *items] for key, items in values.items()}
+        self._extend = self._extend | added  # at once: Ctrl-C comes before or after, not between two lists
 
     def cut(self, lengths: Mapping[str, int]) -> None:
         """Take back what stands in lists behind so many items: the run goes on from there.

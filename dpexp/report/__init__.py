@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpexp.report.ranking import Comparison
     from dpexp.report.rules import Finding
 
-__all__ = ["compare", "findings", "html", "note", "preview", "render", "summary"]
+__all__ = ["compare", "findings", "html", "inventory", "models", "note", "preview", "render", "summary"]
 
 
 def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
@@ -72,3 +72,17 @@ def preview(planned: Row) -> str:
     from dpexp.report import dry_run
 
     return dry_run.text(planned)
+
+
+def models(registry: Sequence[Row]) -> str:
+    """The models that have names, with their options; ``registry`` is of ``dpexp.inventory``."""
+    from dpexp.report import modules
+
+    return modules.listing(registry)
+
+
+def inventory(found: Row) -> str:
+    """What a model is made of, in words; ``found`` is a ``dpexp.inventory.Inventory`` as a dict."""
+    from dpexp.report import modules
+
+    return modules.text(found)

@@ -34,9 +34,9 @@ def idle_devices(evidence: Evidence) -> Finding | None:
     short = [group for group in evidence.batches if 0 < len(group.split) < count]
     if not short:
         return None
-    group = min(short, key=lambda one: len(one.split))
-    idle = count - len(group.split)
     every = len(short) == len(evidence.batches)
+    group = short[0] if every else min(short, key=lambda one: len(one.split))
+    idle = count - len(group.split)
     which = "Every batch" if every else "The last batch of an epoch"
     return Finding(
         "idle_devices",

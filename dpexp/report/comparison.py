@@ -8,6 +8,7 @@ from dpexp.report import layout, units
 from dpexp.report.ranking import Cell, Comparison, Group
 from dpexp.report.stats import Interval
 from dpexp.report.story import Section, Table
+from dpexp.report.trust import NOISY
 
 SHOWN = 40
 """So many cells of a group at most are shown (the fastest, and the baseline)."""
@@ -73,6 +74,7 @@ def _group(group: Group, number: int) -> Section:
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
         f"{batch}",
         *_judged(cells, called),
+        *_noisy(cells, called),
     ]
     if len(group.cells) > 1 and all(len(cell.runs) == 1 for cell in group.cells):
         lines.append(
@@ -96,6 +98,16 @@ def _judged(cells: list[Cell], called: dict[int, str]) -> list[str]:
     return [f"{first} is the fastest: {_interval(lead)} over {second}, the next"]
 
 
+def _noisy(cells: list[Cell], called: dict[int, str]) -> list[str]:
+    noisy = [
+        f"{called[id(cell)]} (IQR {units.percent(cell.step_ms['iqr'] / cell.step_ms['median'])} of its "
+        "median)"
+        for cell in cells
+        if cell.step_ms["iqr"] > NOISY * cell.step_ms["median"]
+    ]
+    return [f"too noisy to compare closely: {', '.join(noisy)}"] if noisy else []
+
+
 def _figures(cell: Cell, baseline: Cell) -> tuple[str, ...]:
     step = cell.step_ms
     gained = None if cell is baseline else cell.speed_up(baseline)
@@ -108,7 +120,7 @@ def _figures(cell: Cell, baseline: Cell) -> tuple[str, ...]:
         units.number(cell.samples_per_s),
         "baseline" if gained is None else f"{_interval(gained)} {verdict(gained)}",
         _memory(cell),
-        "not checked" if error is None else f"{error:.1e}",
+        "not checked" if error is None else f"{error:.1e}" if error else "0",
     )
 
 

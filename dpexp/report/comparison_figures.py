@@ -9,6 +9,7 @@ from dpexp.report import palette, style, units
 from dpexp.report.comparison import names, shown
 from dpexp.report.phases import Phase, phases
 from dpexp.report.ranking import Cell, Comparison, Group
+from dpexp.report.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def _scaling(axes: Axes, group: Group) -> None:
     shades = list(palette.PHASES.values())
     for number, (strategy, line) in enumerate(sorted(lines.items())):
         line.sort(key=lambda cell: cell.devices)
-        gained = [cell.speed_up(baseline) for cell in line]
+        gained = [Interval(1, 1, 1) if cell is baseline else cell.speed_up(baseline) for cell in line]
         axes.errorbar(
             [cell.devices for cell in line],
             [one.value for one in gained],

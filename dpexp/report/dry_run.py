@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from dpexp.record import Row
+from dpexp.report.columns import columns
 from dpexp.report.units import repeated, shapes, size, span
 
 
@@ -17,7 +17,7 @@ def text(planned: Row) -> str:
         f"results on {devices['output']}",
         "",
         "Device map",
-        *_table(
+        *columns(
             [
                 ("module", "parameter", "shape", "bytes", "device", "replicas"),
                 *map(_placed, planned["device_map"]),
@@ -25,10 +25,10 @@ def text(planned: Row) -> str:
         ),
         "",
         "Batch split",
-        *(_table(map(_split, planned["splits"])) if planned["splits"] else ["  none: no batch is split"]),
+        *(columns(map(_split, planned["splits"])) if planned["splits"] else ["  none: no batch is split"]),
         "",
         f"Shapes{': ' * bool(planned['note'])}{planned['note']}",
-        *_table(map(_called, planned["shapes"])),
+        *columns(map(_called, planned["shapes"])),
         "",
         "Dry run: nothing was run or written.",
     ]
@@ -51,12 +51,3 @@ def _called(row: Row) -> tuple[Any, ...]:
     name = row["module"] or "(model)"
     who = name if row["replica"] is None else f"{name} replica {row['replica']}"
     return (who, shapes(row["inputs"]), "->", shapes(row["outputs"]), f"on {row['device']}")
-
-
-def _table(rows: Iterable[tuple[Any, ...]]) -> list[str]:
-    cells = [tuple(str(cell) for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from dpexp.config import ConfigError, RunConfig
 from dpexp.experiment import (
     CONFIG,
+    HOLDS,
     README,
     RECORDS,
     SUMS,
@@ -75,7 +76,7 @@ class Page:
         if not self.first:
             return "**Not answered:** nothing was measured yet."
         told = fill(self.experiment.answer, self.first)
-        weak = [each for each in self.verdicts if not each.is_as_stated]
+        weak = [each for each in self.verdicts if each.outcome != HOLDS]
         if not weak:
             return f"**{told}**"
         why = "; ".join(f"“{each.claim.text}” is {each.outcome}: {each.figures}" for each in weak)
@@ -219,16 +220,17 @@ def _verdict_table(verdicts: list[Verdict]) -> Table:
 def _setup(kind: str, cells: dict[str, list[Measured]]) -> list[str]:
     records = metrics.records(cells)
     first = records[0]
-    env, git = first.environment, first.environment.get("git") or {}
-    lock = env.get("lock") or {}
-    differs = lock.get("differs") or {}
+    env = first.environment
+    locks = [each.environment.get("lock") or {} for each in records]
+    differs = {name for lock in locks for name in lock.get("differs") or ()}
     dirty = " with uncommitted changes" if any(_is_dirty(each) for each in records) else ""
     return [
         f"- machine: {machine(first)} ({kind}); threads of torch: {_all(records, 'threads')}",
         f"- software: Python {env.get('python')}, torch {_all(records, 'torch')}, {env.get('os')}",
-        f"- lock: `requirements.lock` of SHA-256 `{str(lock.get('sha256'))[:16]}…`"
+        "- lock: `requirements.lock` of SHA-256 "
+        + ", ".join(sorted({f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks}))
         + (f", but for {', '.join(sorted(differs))}" if differs else ", nothing differs from it"),
-        f"- code: commit `{str(git.get('commit'))[:12]}`{dirty}",
+        "- code: commit " + ", ".join(sorted({_commit(each) for each in records})) + dirty,
         f"- date: {min(each.started for each in records)[:10]}; {len(records)} runs",
     ]
 
@@ -244,6 +246,10 @@ def machine(record: Record) -> str:
 
 def _all(records: list[Record], key: str) -> str:
     return ", ".join(sorted({str(each.environment.get(key)) for each in records}))
+
+
+def _commit(record: Record) -> str:
+    return f"`{str((record.environment.get('git') or {}).get('commit'))[:12]}`"
 
 
 def _is_dirty(record: Record) -> bool:

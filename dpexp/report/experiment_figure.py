@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpexp.experiment import Bars, Lines, Measured, Splits
+from dpexp.experiment import Bars, Dots, Lines, Measured, Splits
 from dpexp.experiment import Figure as Spec
 from dpexp.record import Row
 from dpexp.report import palette, style, units
@@ -77,6 +77,13 @@ def gather(spec: Spec, cells: Cells) -> list[Row]:
         return [
             _bar(spec.metric, label, cells[cell]) for cell, label in spec.cells.items() if cells.get(cell)
         ]
+    if isinstance(spec, Dots):
+        return [
+            {"row": row, "label": label, "value": max(spec.floor, value(spec.metric, cells[cell]))}
+            for row, series in spec.rows.items()
+            for label, cell in series.items()
+            if cells.get(cell)
+        ]
     if isinstance(spec, Lines):
         return [_line(spec, label, points, cells) for label, points in spec.series.items()]
     if isinstance(spec, Splits):
@@ -101,7 +108,7 @@ def _line(spec: Lines, label: str, points: Mapping[float, str], cells: Cells) ->
     kind, _ = metric(spec.metric)
     row: Row = {"label": label, "x": [], "y": [], "low": [], "high": []}
     for x, cell in points.items():
-        other = spec.against.get(x)
+        other = spec.against.get(label, {}).get(x)
         if not cells.get(cell) or (other and not cells.get(other)):
             continue
         if kind.is_timed:
@@ -136,6 +143,8 @@ def draw(spec: Spec, data: list[Row]) -> Figure:
         return _bars(spec, data)
     if isinstance(spec, Splits):
         return _splits(spec, data)
+    if isinstance(spec, Dots):
+        return _dots(spec, data)
     figure = style.figure(8.0, 4.6)
     axes = figure.add_subplot()
     style.plain(axes)
@@ -169,9 +178,7 @@ def _bars(spec: Bars, data: list[Row]) -> Figure:
         axes.text(
             end + 0.012 * longest, place, kind.show(row["value"]), va="center", fontsize=9, color=style.INK
         )
-    for told, limit in spec.limits.items():
-        axes.axvline(limit, color=palette.PHASES["replicate"], linewidth=1.2, linestyle="--")
-        axes.text(limit, -0.62, f" {told}", fontsize=8, color=palette.PHASES["replicate"], va="bottom")
+    _mark(axes, spec.limits)
     axes.set_yticks(range(len(data)), [style.escape(row["label"]) for row in data])
     axes.set_ylim(len(data) - 0.4, -0.7)
     axes.set_xlim(0, longest * 1.14)
@@ -179,6 +186,41 @@ def _bars(spec: Bars, data: list[Row]) -> Figure:
     dots = "; a dot is one run" if any(row["dots"] for row in data) else ""
     style.title(axes, spec.title, f"{title(spec.metric)}, median of all runs{dots}" if dots else "")
     return figure
+
+
+def _dots(spec: Dots, data: list[Row]) -> Figure:
+    rows = list(dict.fromkeys(row["row"] for row in data))
+    figure = style.figure(9.0, 1.6 + 0.36 * len(rows))
+    axes = figure.add_subplot()
+    style.plain(axes)
+    labels = list(dict.fromkeys(row["label"] for row in data))
+    for number, label in enumerate(labels):
+        mine = [row for row in data if row["label"] == label]
+        places = [rows.index(row["row"]) + 0.14 * (number - (len(labels) - 1) / 2) for row in mine]
+        axes.plot(
+            [row["value"] for row in mine],
+            places,
+            MARKERS[number % len(MARKERS)],
+            color=SERIES[number % len(SERIES)],
+            label=style.escape(label),
+            markersize=6,
+        )
+    _mark(axes, spec.limits)
+    axes.set_xscale("log")
+    axes.set_xlim(spec.floor / 2, 10 * max([row["value"] for row in data] + list(spec.limits.values())))
+    axes.set_yticks(range(len(rows)), [style.escape(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.9)
+    axes.set_xlabel(title(spec.metric), fontsize=9, color=style.SOFT)
+    axes.legend(frameon=False, fontsize=9, labelcolor=style.INK, loc="center", bbox_to_anchor=(0.66, 0.5))
+    style.title(axes, spec.title)
+    return figure
+
+
+def _mark(axes: Axes, limits: Mapping[str, float]) -> None:
+    """A dashed line for each limit, its name beside it at the top."""
+    for told, limit in limits.items():
+        axes.axvline(limit, color=palette.PHASES["replicate"], linewidth=1.2, linestyle="--")
+        axes.text(limit, -0.62, f" {told}", fontsize=8, color=palette.PHASES["replicate"], va="bottom")
 
 
 def _splits(spec: Splits, data: list[Row]) -> Figure:

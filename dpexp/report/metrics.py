@@ -45,6 +45,9 @@ def _phase_ms(run: Measured, phase: str) -> list[float]:
 
 
 def _wall_s(run: Measured, _: str) -> list[float]:
+    """What the sweep measured; a program that makes its Record afterwards says itself when it was done."""
+    if "process_s" in run.record.metrics:
+        return run.record.metrics["process_s"]
     return [] if run.wall_s is None else [run.wall_s]
 
 
@@ -94,6 +97,11 @@ def _metric(run: Measured, name: str) -> float:
     return float(run.record.metrics[name][-1])
 
 
+def _samples(run: Measured, name: str) -> list[float]:
+    """A program's own samples of a ratio, taken in turn."""
+    return run.record.metrics.get(name, [])
+
+
 def _us(value: float) -> str:
     return units.ms(value / 1000)
 
@@ -116,6 +124,7 @@ METRICS: Mapping[str, Metric] = {
     "phase_ms": Metric("{}", _phase_ms, units.ms, True),
     "wall_s": Metric("whole process", _wall_s, _seconds, True),
     "peak_bytes": Metric("peak memory of the process", _peak, units.size, True),
+    "samples": Metric("{}, in turn", _samples, units.ratio, True),
     "moved_bytes": Metric("moved a step", _moved, units.size),
     "parameter_bytes": Metric("parameters", lambda run, _: layout.parameter_bytes(run.record), units.size),
     "replicated_bytes": Metric(

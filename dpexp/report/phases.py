@@ -86,6 +86,9 @@ def step_ms(record: Record) -> float:
 
 def rows_of(record: Record, step: int) -> int | None:
     """Rows of the batch of a phase-timed step: these steps begin an epoch, as the measured ones do."""
+    samples, size = record.data.get("samples"), record.config.get("batch_size")
+    if samples and size:
+        return int(min(size, samples - size * (step % -(-samples // size))))
     sizes = record.steps["samples"]
     return sizes[step] if step < len(sizes) else None
 

@@ -25,16 +25,18 @@ from dpexp.report.story import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
 PLAIN = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
-NARROWEST, WIDEST, PIPED = 40, 160, 100
+NARROWEST, WIDEST, PIPED, WIDE = 40, 160, 100, 180
 
 
-def text(sections: Sequence[Section], *, width: int | None = None, color: bool | None = None) -> str:
+def text(
+    sections: Sequence[Section], *, width: int | None = None, color: bool | None = None, piped: int = PIPED
+) -> str:
     """The sections as text, ``width`` columns wide, with ANSI colours where asked for or at a terminal."""
     colored = color if color is not None else _takes_color(sys.stdout)
     colored = colored and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
-        width=max(NARROWEST, width or columns(sys.stdout)),
+        width=max(NARROWEST, width or columns(sys.stdout, piped)),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
@@ -60,10 +62,10 @@ def _takes_color(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def columns(stream: TextIO) -> int:
-    """The width to write for: the terminal's within reason, COLUMNS where it is set, 100 for a pipe."""
+def columns(stream: TextIO, piped: int = PIPED) -> int:
+    """The width to write for: the terminal's within reason, COLUMNS where it is set, ``piped`` for a pipe."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
-        return PIPED
+        return piped
     return min(WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
 
 

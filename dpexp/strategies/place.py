@@ -131,5 +131,9 @@ class Following(TorchFunctionMode):
 
 
 def elsewhere(value: Any, device: torch.device, default: torch.device) -> bool:
-    """Whether a tensor of the nested value lies on another device; ``default`` is where unmarked ones lie."""
+    """Whether a tensor of the nested value lies on another device.
+
+    ``default`` is where tensors without a mark lie, if it is virtual; real tensors say it themselves.
+    """
+    default = default if is_virtual(default) else HOST
     return any(whereabouts(tensor, default) != device for tensor in tensors(value))

@@ -138,6 +138,7 @@ def submodule(model: nn.Module, name: str, option: str) -> tuple[nn.Module, str,
 def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[str, ...]:
     """The submodules that the names and patterns mean, in order: ``layers.*`` means each child of layers.
 
+    A list or dict of modules is not called itself: its name means each of the modules in it.
     Raises ConfigError for a pattern that matches nothing, and for modules that are named twice or lie
     inside one another.
     """
@@ -151,7 +152,16 @@ def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[st
     for name in names:
         submodule(model, name, option)
     check_no_overlap(names, option)
-    return tuple(names)
+    return tuple(part for name in names for part in _called(model.get_submodule(name), name))
+
+
+def _called(module: nn.Module, name: str) -> Iterator[str]:
+    """The name, or the names of what a list or dict of modules holds."""
+    if not is_uncalled(module):
+        yield name
+        return
+    for key, child in module.named_children():
+        yield from _called(child, f"{name}.{key}")
 
 
 def _is_glob(pattern: str) -> bool:
@@ -191,13 +201,15 @@ def rewire(
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         holds = any(each.startswith(f"{name}.") for each in named)
-        if name not in named and (holds or isinstance(child, _UNCALLED)):
+        if name not in named and (holds or is_uncalled(child)):
             rewire(child, named, change, own, f"{name}.")
         else:
             replace(module, key, change(name, child))
 
 
-_UNCALLED = (nn.ModuleList, nn.ModuleDict)
+def is_uncalled(module: nn.Module) -> bool:
+    """Whether it is a list or dict of modules, which only holds others and has no forward."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward
 
 
 def place_own(module: nn.Module, device: torch.device) -> None:

@@ -47,14 +47,24 @@ class Point:
 def points(entry: Row) -> Iterator[Point]:
     """The points of one journal line, in the order of their steps."""
     at = int(entry.get("at", 0))
-    for source, values in entry.get("extend", {}).items():
+    for source, first, values in _lists(entry):
         key = series(source)
-        if key is None or not isinstance(values, list):
-            continue
-        first = int(entry.get("from", {}).get(source, 0))
-        for step, value in enumerate(values, start=first):
-            if isinstance(value, int | float):
-                yield Point(key, float(value), at, step)
+        if key is not None:
+            for step, value in enumerate(values, start=first):
+                if isinstance(value, int | float):
+                    yield Point(key, float(value), at, step)
+
+
+def _lists(entry: Row) -> Iterator[tuple[str, int, list[Any]]]:
+    """(dotted key, index of the first item, items) of every list that a line extends, or sets as a whole."""
+    for source, values in entry.get("extend", {}).items():
+        if isinstance(values, list):
+            yield source, int(entry.get("from", {}).get(source, 0)), values
+    for kind, values in entry.get("set", {}).items():
+        named = values.items() if isinstance(values, dict) else [("", values)]
+        for name, items in named:
+            if isinstance(items, list):
+                yield f"{kind}.{name}" if name else kind, 0, items
 
 
 def series(source: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,11 +75,15 @@ def delivering(folder: Path, wait_s: float) -> Iterator[None]:
         lock.release()
 
 
-def delivered(home: Path, run_id: str) -> str:
-    """``yes``, ``in part``, ``elsewhere`` (to another store) or ``no``: for this environment's store."""
+def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
+    """``yes``, ``in part``, ``elsewhere`` (in another store) or ``no``: of this environment's store, by run."""
     from dpexp.tracking.store import Store
 
-    folder, store = home / "runs" / run_id, Store.of(home).name
+    store, runs = Store.of(home).name, home / "runs"
+    return {run_id: _state(runs / run_id, store) for run_id in run_ids}
+
+
+def _state(folder: Path, store: str) -> str:
     accounts = read(folder)
     if store in accounts:
         return "yes" if is_complete(folder, store) else "in part"

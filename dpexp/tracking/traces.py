@@ -3,7 +3,7 @@
 ::
 
     step 17                      {rows: 30} -> {ms: 0.88}
-      scatter                    {shapes: [[30, 5]], device: cpu} -> {shapes: [[4, 5], …], bytes: 520}
+      scatter                    {shapes: (30, 5), device: cpu} -> {shapes: 7 × (4, 5) + (2, 5), bytes: 520}
       parallel_apply
         replica 0 on cpu:0
         replica 1 on cpu:1
@@ -13,10 +13,12 @@ One to three steps: the typical one, and the last batch of an epoch where it was
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dpexp.record import Record
+from dpexp.report import units
 from dpexp.report.timeline import Bar, Step, steps, typical
 
 if TYPE_CHECKING:
@@ -98,14 +100,19 @@ def _around(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
 
 
 def _inputs(bar: Bar) -> dict[str, Any]:
-    """``replica`` is left out for a phase; shapes are empty where the Record does not tell."""
-    told: dict[str, Any] = {"device": bar.device, "shapes": list(bar.inputs)}
+    """``replica`` is left out for a phase."""
+    told: dict[str, Any] = {"device": bar.device, "shapes": _shapes(bar.inputs)}
     return told if bar.replica is None else {"replica": bar.replica} | told
 
 
 def _outputs(bar: Bar) -> dict[str, Any]:
-    told: dict[str, Any] = {"device": bar.device, "shapes": list(bar.outputs), "ms": round(bar.ms, 6)}
+    told: dict[str, Any] = {"device": bar.device, "shapes": _shapes(bar.outputs), "ms": round(bar.ms, 6)}
     return told if bar.bytes is None else told | {"bytes": bar.bytes}
+
+
+def _shapes(several: Iterable[Sequence[int]]) -> str:
+    """``(30, 5)``, ``7 × (4, 5) + (2, 5)``: one line, where MLflow would spread a list."""
+    return units.repeated(map(units.shape, several))
 
 
 def _wall_ns(record: Record) -> int:

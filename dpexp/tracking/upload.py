@@ -223,11 +223,8 @@ class Upload:
         self._files(run_id, record)
         problems = self._extras(WORDS, experiment, run_id, record)
         self.store.client.set_terminated(run_id, content.status(record), content.millis(record.ended))
-        if self._found() not in (
-            None,
-            (experiment, run_id),
-        ):  # another machine delivers it too, and was first
-            self._begin()
+        if self._found() not in (None, (experiment, run_id)):
+            self._begin()  # another machine delivers it too, and was first
             return self.facts()
         where = self.store.where(experiment, run_id)
         return Delivery(True, "; ".join([where, *problems]), experiment, run_id)
@@ -266,11 +263,15 @@ class Upload:
         self.store.client.log_artifact(run_id, str(self.folder / RECORD))
 
     def _extras(self, extras: Mapping[str, Extra], experiment: str, run_id: str, record: Record) -> list[str]:
-        """Add what makes a run pleasant to read. Returns what went wrong."""
+        """Add what makes a run pleasant to read. Returns what could not be drawn."""
+        from mlflow.exceptions import MlflowException
+
         problems = []
         for name, add in extras.items():
             try:
                 add(self.store, experiment, run_id, record)
+            except (MlflowException, OSError):  # the store's: it is tried again
+                raise
             except Exception as error:  # whatever a figure trips over, the run itself is delivered
                 problems.append(f"without its {name} ({type(error).__name__}: {describe(error)})")
         return problems

@@ -22,7 +22,13 @@ CLAIMS = [
     Claim("Three get 4, 4 and 2 of ten rows.", "split", "whole-3", "==", "10 + 10 + 10; 4 + 4 + 2"),
     Claim("Of ten rows, only five of eight devices get any.", "split", "whole-8", "==", "7 × 4 + 2; 5 × 2"),
     Claim("Every layout computes what one device computes.", "verified", "*", "==", True),
-    Claim("One device in DataParallel trains the same bits as none.", "weights", "whole-1", "==", against="single"),
+    Claim(
+        "One device in DataParallel trains the same bits as none.",
+        "weights",
+        "whole-1",
+        "==",
+        against="single",
+    ),
 ]
 
 ANSWER = (

@@ -1,0 +1,75 @@
+"""Is one process with a thread for each device faster than one process for each device?"""
+
+from dpexp.config import RunConfig
+from dpexp.experiment import Bars, Claim, Program
+
+QUESTION = "Is one process with a thread for each device faster than one process for each device?"
+STEPS = 60
+
+
+def run(devices: int) -> RunConfig:
+    """The small CNN on digits, batches of 256 rows, one thread for each device's work."""
+    return RunConfig(
+        "whole" if devices else "single",
+        model="cnn",
+        data="digits",
+        batch_size=256,
+        steps=STEPS,
+        warmup=12,
+        phase_steps=0,
+        threads=1,
+        track=False,
+        **({"virtual": devices} if devices else {"devices": "cpu"}),
+    )
+
+
+RUNS = {
+    "single": run(0),
+    "threads-2": run(2),
+    "processes-1": Program("processes.py", ("1", str(STEPS))),
+    "processes-2": Program("processes.py", ("2", str(STEPS))),
+}
+REPEATS = 4
+
+CLAIMS = [
+    Claim("Two processes take less time a step than one.", "step_ms", "processes-2", "<", 1.0, "processes-1"),
+    Claim(
+        "Two processes take less time a step than two threads of one process.",
+        "step_ms",
+        "processes-2",
+        "<",
+        1.0,
+        "threads-2",
+    ),
+    Claim(
+        "One process under DistributedDataParallel costs at most a quarter over none.",
+        "step_ms",
+        "processes-1",
+        "<=",
+        1.25,
+        "single",
+    ),
+    Claim(
+        "Two processes compute what a single device computes, on an uneven batch too.",
+        "verified",
+        "*",
+        "==",
+        True,
+    ),
+]
+
+ANSWER = (
+    "On two cores a step of two processes takes {ratio step_ms processes-2 single} the time of a single device, and one of "
+    "two threads in one process {ratio step_ms threads-2 single}."
+)
+COLUMNS = ("step_ms", "sample_us", "wall_s", "verified")
+FIGURE = Bars(
+    "Threads in one process against processes: a step of a small CNN, batch 256",
+    "step_ms",
+    {
+        "single": "single device",
+        "threads-2": "2 threads (DataParallel)",
+        "processes-1": "1 process (DDP)",
+        "processes-2": "2 processes (DDP)",
+    },
+)

@@ -1,0 +1,97 @@
+"""How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"""
+
+from dpexp.config import RunConfig
+from dpexp.experiment import Claim, Lines
+
+QUESTION = "How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"
+ROWS = (1_000, 30_000, 1_000_000)
+
+
+def run(strategy: str, rows: int, sparse: bool = False) -> RunConfig:
+    """512 ids a batch, 32 numbers a row: the table of a million rows is 128 MB."""
+    return RunConfig(
+        strategy,
+        model=f"embedding:rows={rows},dim=32",
+        data="random:samples=512",
+        batch_size=512,
+        steps=100 if rows < 100_000 else 30,
+        warmup=5,
+        phase_steps=4,
+        threads=1,
+        track=False,
+        options={"sparse": sparse} if strategy == "hybrid" else {},
+        **({"virtual": 1} if strategy == "hybrid" else {"devices": "cpu"}),
+    )
+
+
+RUNS = {
+    "single-1000": run("single", 1000),
+    **{f"dense-{rows}": run("hybrid", rows) for rows in ROWS},
+    **{f"sparse-{rows}": run("hybrid", rows, sparse=True) for rows in ROWS},
+}
+
+CLAIMS = [
+    Claim(
+        "Dense, a million rows take at least 20 times the time of a thousand.",
+        "step_ms",
+        "dense-1000000",
+        ">=",
+        20.0,
+        "dense-1000",
+    ),
+    Claim(
+        "Sparse, a million rows take at most twice the time of a thousand.",
+        "step_ms",
+        "sparse-1000000",
+        "<=",
+        2.0,
+        "sparse-1000",
+    ),
+    Claim(
+        "At a million rows, sparse takes less than a tenth of dense.",
+        "step_ms",
+        "sparse-1000000",
+        "<",
+        0.1,
+        "dense-1000000",
+    ),
+    Claim(
+        "At a thousand rows, sparse takes longer than dense.",
+        "step_ms",
+        "sparse-1000",
+        ">",
+        1.0,
+        "dense-1000",
+    ),
+    Claim(
+        "What moves to the accelerator does not grow with the table.",
+        "moved_bytes",
+        "dense-1000000",
+        "==",
+        against="dense-1000",
+    ),
+    Claim("Sparse and dense compute the same gradients.", "verified", "*", "==", True),
+]
+
+ANSWER = (
+    "With dense gradients a table of a million rows takes {ratio step_ms dense-1000000 dense-1000} the time of one of a "
+    "thousand, with sparse ones {ratio step_ms sparse-1000000 sparse-1000}; what moves to the accelerator is "
+    "{value moved_bytes sparse-1000000} a step, whatever the table's size."
+)
+COLUMNS = (
+    "step_ms",
+    "phase_ms:embedding",
+    "phase_ms:backward",
+    "phase_ms:optimizer",
+    "moved_bytes",
+    "parameter_bytes",
+)
+FIGURE = Lines(
+    "A dense gradient is as large as the table; a sparse one as the batch",
+    "step_ms",
+    "rows of the table",
+    {
+        "dense gradients": {rows: f"dense-{rows}" for rows in ROWS},
+        "sparse gradients": {rows: f"sparse-{rows}" for rows in ROWS},
+    },
+)

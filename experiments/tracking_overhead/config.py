@@ -1,0 +1,58 @@
+"""What does it cost to record every step, against a bare loop and against other ways of recording?"""
+
+from dpexp.config import RunConfig
+from dpexp.experiment import Bars, Claim, Program
+
+QUESTION = "What does it cost to record every step, against a bare loop and against other ways of recording?"
+STEPS = 300
+
+RUNS = {
+    "single": RunConfig("single", devices="cpu", steps=STEPS, warmup=10, threads=1, track=True),
+    **{
+        way: Program("ways.py", (way, str(STEPS if way in ("bare", "recorded") else STEPS // 3)))
+        for way in ("bare", "recorded", "mlflow", "mlflow-async", "accelerate", "lightning")
+    },
+}
+REPEATS = 3
+
+CLAIMS = [
+    Claim(
+        "The recorded loop takes at most 1.1 times the bare loop, in turn with it.",
+        "samples:ratio",
+        "recorded",
+        "<=",
+        1.10,
+    ),
+    Claim(
+        "A whole recorded run takes at most 1.5 times a bare script.", "wall_s", "single", "<=", 1.5, "bare"
+    ),
+    *(
+        Claim(
+            f"A step of {way} takes at least 3 times one of the recorded loop.",
+            "step_ms",
+            way,
+            ">=",
+            3.0,
+            "recorded",
+        )
+        for way in ("mlflow", "mlflow-async", "accelerate", "lightning")
+    ),
+]
+
+ANSWER = (
+    "A step that dpexp records takes {value samples:ratio recorded} the time of a bare one, and a whole run "
+    "{ratio wall_s single bare}; a metric logged to MLflow each step makes it {ratio step_ms mlflow bare}."
+)
+COLUMNS = ("step_ms", "samples:ratio", "wall_s")
+FIGURE = Bars(
+    "A step of Linear(5, 2) with its loss recorded, by who records it",
+    "step_ms",
+    {
+        "bare": "nothing recorded",
+        "recorded": "dpexp",
+        "mlflow": "mlflow.log_metric",
+        "mlflow-async": "the same, asynchronous",
+        "accelerate": "Accelerate",
+        "lightning": "Lightning",
+    },
+)

@@ -1,0 +1,239 @@
+"""Measure what recording and delivering cost, from one step's line to a run of a million steps.
+
+``python experiments/tracking_throughput/measure.py [--steps 1000000]`` writes ``figures.json`` and README's table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import psutil
+import typer
+
+from dpexp.record import Journal, finish, now
+
+HERE = Path(__file__).resolve().parent
+POINTS = 20_000
+RUNS = 10_000
+
+
+def repeated(measure: Callable[[], float], times: int = 5) -> dict[str, float]:
+    """Median and spread of a figure measured several times."""
+    values = sorted(measure() for _ in range(times))
+    return {"median": statistics.median(values), "least": values[0], "most": values[-1], "n": times}
+
+
+def begin(home: Path, run_id: str) -> Journal:
+    """A journal whose run has begun."""
+    (home / "runs").mkdir(parents=True, exist_ok=True)
+    journal = Journal(home / "runs", run_id)
+    journal.set(name=run_id, experiment="dpexp", strategy="single", status="running", started=now())
+    journal.flush()
+    return journal
+
+
+def record_steps(journal: Journal, steps: int, every: int) -> None:
+    """So many steps, as the loop records them, flushed now and then."""
+    for number in range(steps):
+        journal.extend({"steps.time_ms": [0.25 + number * 1e-9], "steps.loss": [1.0], "steps.samples": [30]})
+        if (number + 1) % every == 0:
+            journal.flush()
+
+
+def end(journal: Journal) -> Path:
+    """Close the run and write its Record."""
+    journal.set(status="finished", ended=now())
+    journal.close()
+    finish(journal.path)
+    return journal.path
+
+
+def numbered() -> Iterator[str]:
+    """Run ids."""
+    yield from (f"run{number}" for number in range(10**9))
+
+
+IDS = numbered()
+
+
+def step_us(home: Path) -> float:
+    """Microseconds that one step costs in the journal, flushes of 2000 steps included."""
+    journal = begin(home, next(IDS))
+    began = time.perf_counter()
+    record_steps(journal, 20_000, 2000)
+    taken = time.perf_counter() - began
+    journal.close()
+    return 1e6 * taken / 20_000
+
+
+def lines_per_s(home: Path) -> float:
+    """Lines a second when every step is flushed, each waited for until the disk has it."""
+    journal = begin(home, next(IDS))
+    began = time.perf_counter()
+    record_steps(journal, 500, 1)
+    taken = time.perf_counter() - began
+    journal.close()
+    return 500 / taken
+
+
+def points_per_s(home: Path) -> float:
+    """Points a second from a journal into the store of this environment."""
+    from dpexp.tracking.store import Store
+    from dpexp.tracking.upload import Upload
+
+    store = Store.of(home)
+    store.open()
+    journal = begin(home, next(IDS))
+    record_steps(journal, POINTS // 2, 1000)
+    end(journal)
+    upload = Upload(store, journal.path)
+    upload.attach()
+    began = time.perf_counter()
+    upload.advance()
+    return POINTS / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def server(home: Path) -> Iterator[None]:
+    """An MLflow server on a store of its own, named in the environment meanwhile."""
+    from servers import mlflow_server
+
+    with mlflow_server(f"sqlite:///{home / 'served.db'}", home / "artifacts") as port:
+        os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
+        try:
+            yield
+        finally:
+            del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def many_runs(home: Path) -> dict[str, float]:
+    """Seconds that ``runs.py list`` takes over ten thousand runs."""
+    whole = end(begin(home, "template"))
+    files = {
+        name: (whole.parent / name).read_text() for name in ("journal.jsonl", "record.json", "head.json")
+    }
+    for number in range(RUNS):
+        folder = home / "runs" / f"{number:012x}"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        (folder / "delivery.json").write_text("{}")
+
+    def listing() -> float:
+        began = time.perf_counter()
+        command = [sys.executable, str(ROOT / "scripts" / "runs.py"), "list"]
+        done = subprocess.run(
+            command, env=os.environ | {"DPEXP_HOME": str(home)}, capture_output=True, check=True
+        )
+        assert done.stdout.count(b"\n") > RUNS
+        return time.perf_counter() - began
+
+    return repeated(listing)
+
+
+MAIN = """
+import json, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+import psutil
+from measure import begin, end
+from dpexp.tracking import Uploader
+home, steps = Path(sys.argv[3]), int(sys.argv[4])
+main = psutil.Process()
+uploader = Uploader.start(home)
+worker = psutil.Process(uploader.pid)
+journal = begin(home, "million")
+uploader.open(journal.path)
+memory, began = [], time.perf_counter()
+for number in range(steps):
+    journal.extend({"steps.time_ms": [0.25], "steps.loss": [1.0], "steps.samples": [30]})
+    if (number + 1) % 2000 == 0:
+        journal.flush(); uploader.read_on()
+    if (number + 1) % (steps // 10) == 0:
+        memory.append([number + 1, main.memory_info().rss / 1e6, worker.memory_info().rss / 1e6])
+recorded = time.perf_counter() - began
+path = end(journal)
+closed = time.perf_counter() - began
+import threading
+peak = [0.0]
+def watch():
+    while True:
+        try: peak[0] = max(peak[0], worker.memory_info().rss / 1e6)
+        except psutil.Error: return
+        time.sleep(0.1)
+threading.Thread(target=watch, daemon=True).start()
+delivery = uploader.finish(3600)
+import resource
+print(json.dumps({"memory": memory, "recorded_s": recorded, "closed_s": closed,
+    "delivered_s": time.perf_counter() - began, "complete": delivery.complete, "journal_mb": path.stat().st_size / 1e6,
+    "main_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "uploader_peak_mb": peak[0]}))
+"""
+
+
+def million(home: Path, steps: int) -> dict[str, Any]:
+    """A run of so many steps, recorded and delivered by real processes, with their memory on the way."""
+    command = [sys.executable, "-c", MAIN, str(ROOT), str(HERE), str(home), str(steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_000) -> None:
+    """Measure it all, in one run, and write it down."""
+    with tempfile.TemporaryDirectory(prefix="dpexp-throughput-") as folder:
+        home = Path(folder)
+        for name in ("small", "served", "many", "long"):
+            (home / name).mkdir()
+        figures: dict[str, Any] = {
+            "load average at the start": os.getloadavg()[0],
+            "cores": psutil.cpu_count(),
+            "one step in the journal, us": repeated(lambda: step_us(home / "small")),
+            "journal lines a second, each synced": repeated(lambda: lines_per_s(home / "small")),
+            "points a second into SQLite": repeated(lambda: points_per_s(home / "small")),
+        }
+        with server(home / "served"):
+            figures["points a second over HTTP"] = repeated(lambda: points_per_s(home / "served"))
+        figures["runs.py list over 10 000 runs, s"] = many_runs(home / "many")
+        figures["long run"] = {"steps": steps, **million(home / "long", steps)}
+    (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(figures)
+
+
+def write_figures(figures: dict[str, Any]) -> None:
+    """Put the tables between README's marks."""
+    rows = ["| | median | least | most | n |", "|---|---|---|---|---|"]
+    for name, figure in figures.items():
+        if isinstance(figure, dict) and "median" in figure:
+            shown = " | ".join(f"{figure[key]:.3g}" for key in ("median", "least", "most"))
+            rows.append(f"| {name} | {shown} | {figure['n']} |")
+    long = figures["long run"]
+    rows += ["", f"A run of {long['steps']:,} steps, once:", "", "| | |", "|---|---|"]
+    rows += [f"| {key} | {value:.4g} |" for key, value in long.items() if isinstance(value, float)]
+    rows += ["", "| after steps | main, MB | uploader, MB |", "|---|---|---|"]
+    rows += [f"| {at:,} | {main:.0f} | {worker:.0f} |" for at, main, worker in long["memory"]]
+    rows += [
+        "",
+        f"{figures['cores']} cores, load average {figures['load average at the start']:.1f} before it began.",
+    ]
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text().partition("<!-- begin: figures -->")
+    _, _, after = rest.partition("<!-- end: figures -->")
+    text = "\n".join(rows)
+    readme.write_text(f"{before}<!-- begin: figures -->\n{text}\n<!-- end: figures -->{after}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

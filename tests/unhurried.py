@@ -1,0 +1,30 @@
+"""A model for the browser test: each replica takes its time outside of Python's lock, so that they overlap."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+
+class Unhurried(nn.Module):
+    """Linear (batch, 5) -> (batch, 2) that first waits for 20 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        outputs: torch.Tensor = self.fc(inputs)
+        return outputs
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``--data random`` feeds it: inputs (samples, 5), targets (samples, 2)."""
+        return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
+
+
+def factory() -> nn.Module:
+    """What ``--model unhurried:factory`` builds."""
+    return Unhurried()
