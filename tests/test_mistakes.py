@@ -74,7 +74,7 @@ OPTIONS = [
     bad("whole --warmup -1", "--warmup -1: it must be at least 0"),
     bad("whole --lr -1", "--lr -1", "at least 0"),
     bad("whole --lr fast", "Invalid value for '--lr': 'fast' is no number"),
-    bad("whole --lr nan", "--lr nan: it must be a number"),
+    bad("whole --lr nan", "--lr nan: it must be a finite number"),
     bad("whole --threads 0", "--threads 0: it must be at least 1"),
     bad("whole --seed -1", "--seed -1: it must be at least 0"),
     bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),
@@ -242,6 +242,8 @@ FORWARDS = [
     failed("whole --virtual 2 --model $own:Scalar",
            "does not compute what a single device computes", "outputs (2,) instead of ()"),
     failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+           "the loss became inf in step 3", "the first to make it was module 'burst'"),
+    failed("whole --virtual 2 --model $own:Bursting --lr 1 --warmup 10 --steps 20",
            "the loss became inf in step 3", "the first to make it was module 'burst'"),
     failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -217,3 +218,29 @@ def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_what_is_safe(
     record = json.loads(done.stdout)
     assert record["status"] == "failed"
     assert len(record["steps"]["loss"]) > 100
+
+
+def test_an_interrupt_while_the_delivery_is_waited_for_leaves_a_finished_run_to_sync(
+    dpexp_home: Path,
+) -> None:
+    words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", "120", "--quiet"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes requests and answers none
+        store = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [*RUN, *words], stderr=subprocess.PIPE, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": store}
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while not list(dpexp_home.glob("runs/*/head.json")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.5)  # from the Record to the wait
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    record = only_run(dpexp_home)
+    assert (process.returncode, record.status) == (3, "finished")
+    assert stderr.strip() == (
+        "not waited for; the uploader goes on alone; to make sure: "
+        f"python scripts/runs.py sync {record.run_id}"
+    )

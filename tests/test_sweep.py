@@ -139,7 +139,7 @@ def test_in_mlflow_the_runs_are_nested_under_their_sweep(asked: Experiment, dpex
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "holds" in done.stdout
+    assert "HOLDS: It is quick." in done.stdout
 
     from mlflow.tracking import MlflowClient
 

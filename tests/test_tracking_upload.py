@@ -163,6 +163,14 @@ def test_markup_in_a_name_stays_text_in_every_page(home: Path, uri: str) -> None
     assert name not in there["tags"]["mlflow.note.content"]
 
 
+def test_lists_that_are_set_as_a_whole_are_series_too() -> None:
+    entry = {"at": 7, "set": {"phases": {"forward": [1.0, 2.0]}, "config": {"block": ["a"]}, "shapes": [{}]}}
+    assert list(content.points(entry)) == [
+        content.Point("time_ms/forward", 1.0, 7, 0),
+        content.Point("time_ms/forward", 2.0, 7, 1),
+    ]
+
+
 # --- once ----------------------------------------------------------------------------------------
 
 

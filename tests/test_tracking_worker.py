@@ -236,14 +236,27 @@ def test_a_mistyped_store_directory_is_not_made(dpexp_home: Path, tmp_path: Path
     assert len(load(dpexp_home / "runs" / driven.run_id).steps["loss"]) == 20
 
 
-def test_a_read_only_store_directory_is_named(dpexp_home: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "fixed"
+def mounted(folder: Path, options: str) -> tuple[str, ...]:
+    """A command prefix under which the folder is a file system of its own."""
     folder.mkdir()
-    mount = f'mount -t tmpfs -o ro none "{folder}" && exec "$@"'
-    before = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    mount = f'mount -t tmpfs -o {options} none "{folder}" && exec "$@"'
+    return ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [("ro", "is read-only for this user"), ("size=400k", "disk is full")]
+)
+def test_a_read_only_or_full_store_is_named(
+    dpexp_home: Path, tmp_path: Path, options: str, message: str
+) -> None:
+    folder = tmp_path / "fixed"
+    before = mounted(folder, options)
     driven = drive("finish", steps=20, before=before, MLFLOW_TRACKING_URI=f"sqlite:///{folder}/mlflow.db")
-    assert f"directory {folder} is read-only" in driven.delivery()["message"]
+    delivery = driven.delivery()
+    assert str(folder) in delivery["message"]
+    assert message in delivery["message"]
     assert driven.over() == 3
+    assert len(load(dpexp_home / "runs" / driven.run_id).steps["loss"]) == 20
 
 
 def wait_for_steps(home: Path, driven: Driven, count: int) -> None:

@@ -77,6 +77,7 @@ class Embedded:
         """MLflow's own schema and default experiment, in ``mlflow.db.building``, renamed when it is whole."""
         from mlflow.exceptions import MlflowException
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        from sqlalchemy.exc import SQLAlchemyError
 
         building = self.path.with_name(self.path.name + ".building")
         remove(building)
@@ -85,7 +86,7 @@ class Embedded:
             store = make(f"sqlite:///{building}", self.artifacts.as_uri())
             store.engine.dispose()
             self._use_wal(building)
-        except (MlflowException, sqlite3.Error) as error:
+        except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
             remove(building)
             raise StoreError(f"cannot make a store at {self.path}: {first_line(error)}") from error
         os.replace(building, self.path)

@@ -180,6 +180,8 @@ def _probe_http(uri: str) -> None:
 
 def describe(error: BaseException) -> str:
     """One line on an error of the store, free of credentials."""
+    if isinstance(error, StoreError):
+        return redact(str(error))
     text = first_line(error)
     for said, means in _PLAIN.items():
         if said in text:

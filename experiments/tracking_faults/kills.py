@@ -38,7 +38,7 @@ RUN = (
     "--no-check",
     "--quiet",
     "--track-timeout",
-    "5",
+    "60",
 )
 WAYS = {
     "SIGKILL to the run": (("run", signal.SIGKILL),),

@@ -176,10 +176,11 @@ def watch():
         time.sleep(0.1)
 threading.Thread(target=watch, daemon=True).start()
 delivery = uploader.finish(3600)
-import resource
+def high(pid):
+    return int(next(l for l in open(f"/proc/{pid}/status") if l.startswith("VmHWM")).split()[1]) / 1e3
 print(json.dumps({"memory": memory, "recorded_s": recorded, "closed_s": closed,
     "delivered_s": time.perf_counter() - began, "complete": delivery.complete, "journal_mb": path.stat().st_size / 1e6,
-    "main_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "uploader_peak_mb": peak[0]}))
+    "main_peak_mb": high("self"), "uploader_peak_mb": peak[0]}))
 """
 
 
@@ -191,11 +192,28 @@ def million(home: Path, steps: int) -> dict[str, Any]:
     return found
 
 
+def at_once(home: Path, count: int) -> dict[str, Any]:
+    """So many first runs at once into a store that is not there yet: how many arrive, how long the last waits."""
+    from tracking_processes import drive
+
+    began = time.perf_counter()
+    several = [drive("finish", steps=50, wait_s=600, DPEXP_HOME=str(home)) for _ in range(count)]
+    deliveries = [driven.delivery() for driven in several]
+    waited = sorted(delivery["waited_s"] for delivery in deliveries)
+    return {
+        "runs": count,
+        "delivered": sum(delivery["complete"] for delivery in deliveries),
+        "waited, median s": statistics.median(waited),
+        "waited, most s": waited[-1],
+        "all together, s": time.perf_counter() - began,
+    }
+
+
 def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_000) -> None:
     """Measure it all, in one run, and write it down."""
     with tempfile.TemporaryDirectory(prefix="dpexp-throughput-") as folder:
         home = Path(folder)
-        for name in ("small", "served", "many", "long"):
+        for name in ("small", "served", "many", "long", "sixteen"):
             (home / name).mkdir()
         figures: dict[str, Any] = {
             "load average at the start": os.getloadavg()[0],
@@ -207,6 +225,7 @@ def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_00
         with server(home / "served"):
             figures["points a second over HTTP"] = repeated(lambda: points_per_s(home / "served"))
         figures["runs.py list over 10 000 runs, s"] = many_runs(home / "many")
+        figures["at once"] = at_once(home / "sixteen", 16)
         figures["long run"] = {"steps": steps, **million(home / "long", steps)}
     (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_figures(figures)
@@ -219,6 +238,8 @@ def write_figures(figures: dict[str, Any]) -> None:
         if isinstance(figure, dict) and "median" in figure:
             shown = " | ".join(f"{figure[key]:.3g}" for key in ("median", "least", "most"))
             rows.append(f"| {name} | {shown} | {figure['n']} |")
+    rows += ["", "First runs at once into a store that is not there yet:", "", "| | |", "|---|---|"]
+    rows += [f"| {key} | {value:.3g} |" for key, value in figures["at once"].items()]
     long = figures["long run"]
     rows += ["", f"A run of {long['steps']:,} steps, once:", "", "| | |", "|---|---|"]
     rows += [f"| {key} | {value:.4g} |" for key, value in long.items() if isinstance(value, float)]
