@@ -96,14 +96,14 @@ def explained() -> Iterator[None]:
     """What nobody foresaw becomes one message and exit code 1, and Ctrl-C one and 130."""
     try:
         yield
-    except (ConfigError, JournalError, typer.Exit):
+    except (ConfigError, JournalError, typer.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
         _tell(error, "interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model's code may call sys.exit
         hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
-        _tell(error, f"{told(error)}{hint}")
+        _tell(error, f"{told(error).rstrip('.')}{hint}")
         raise typer.Exit(Exit.FAILED) from error
 
 

@@ -14,6 +14,7 @@ import difflib
 import functools
 import hashlib
 import json
+import math
 import os
 import types
 import typing
@@ -377,8 +378,8 @@ def _validate(holder: object, field: dataclasses.Field[Any]) -> None:
         raise ConfigError(
             f"{name} '{value}': it is one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
         )
-    if isinstance(value, float) and value != value:
-        raise ConfigError(f"{name} nan: it must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} {value}: it must be a finite number")
     if low is not None and value < low:
         raise ConfigError(f"{name} {value}: it must be at least {low:g}")
     if high is not None and value > high:

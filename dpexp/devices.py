@@ -244,11 +244,18 @@ def whereabouts(tensor: torch.Tensor, default: torch.device) -> torch.device:
     return found
 
 
-def move(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+def move(value: Any, device: torch.device) -> Any:
     """The nested value with every tensor on the device; what is there already is not copied."""
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(physical(device), non_blocking=non_blocking)  # type: ignore[arg-type]
-    return nested.map_tensors(lambda tensor: tensor.to(physical(device), non_blocking=non_blocking), value)
+        return value.to(physical(device), non_blocking=may_not_wait(device))  # type: ignore[arg-type]
+    return nested.map_tensors(
+        lambda tensor: tensor.to(physical(device), non_blocking=may_not_wait(device)), value
+    )
+
+
+def may_not_wait(device: torch.device) -> bool:
+    """Whether a copy to the device may be queued: the host would read it before it has arrived."""
+    return device.type != "cpu"
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:

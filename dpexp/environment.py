@@ -89,7 +89,7 @@ def git(root: Path) -> Row:
         return {"commit": None, "branch": None, "dirty": None, "diff_sha256": None}
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or b""
     diff = _git(root, "diff", "--no-ext-diff", "--binary", "HEAD") or b""
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""
+    untracked = _untracked(root)
     dirty = bool(diff or untracked)
     return {
         "commit": commit.decode().strip(),
@@ -99,9 +99,16 @@ def git(root: Path) -> Row:
     }
 
 
-def _git(root: Path, *words: str) -> bytes | None:
+def _untracked(root: Path) -> bytes:
+    """Names and content hashes of the files that git does not track and does not ignore."""
+    names = _git(root, "ls-files", "--others", "--exclude-standard") or b""
+    return names + (_git(root, "hash-object", "--stdin-paths", given=names) or b"" if names else b"")
+
+
+def _git(root: Path, *words: str, given: bytes = b"") -> bytes | None:
+    command = ["git", "-C", str(root), *words]
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=10, check=False)
+        done = subprocess.run(command, input=given, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -52,14 +52,16 @@ def inventory(model: str, data: str) -> Inventory:
     from dpexp import loop  # imports torch: the registry needs none
     from dpexp.observe import device_map, observe
     from dpexp.timing import Timer
+    from dpexp.verify import naming_the_module
 
     # Forward only and unverified: a model that cannot be trained or copied can be looked at as well.
     config = RunConfig("single", model=model, data=data, devices="cpu", eval=True, check=False)
-    prepared = loop.prepare(config)
+    prepared = loop.prepare(config, try_one_batch=False)  # which would ask for a loss as well
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
-    held = device_map(placed)
-    calls = observe(placed, [batch.inputs])
+    with naming_the_module(prepared.model):
+        calls = observe(placed, [batch.inputs])
+    held = device_map(placed)  # after the first batch, which lazy parameters wait for
     names = [(name, type(part).__name__) for name, part in prepared.model.named_modules()]
     modules = [
         {"module": name, "type": kind, **_size(name, held), **_calls(name, calls)} for name, kind in names

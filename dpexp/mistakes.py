@@ -20,7 +20,7 @@ def reported(what: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} raised {told(error)}") from error
 
 

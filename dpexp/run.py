@@ -175,7 +175,7 @@ def _recorded(
             with stop.held():
                 error = prepared.ranks.blamed(raised)
                 status = "killed" if error is raised else "failed"
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:  # a model's code may call sys.exit
             with stop.held():
                 error, status = prepared.ranks.explained(raised), "failed"
     journal.set(status=status, ended=now(), error=_described(error))

@@ -231,14 +231,14 @@ def _module(name: str, where: str) -> ModuleType:
     _searched(Path.cwd())
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: cannot import {name}: {told(error)}") from error
 
 
 def _file(text: str, where: str) -> ModuleType:
-    """The module of a Python file; imported once, so that a model and its data may share a file."""
+    """The module of a Python file; imported once a version, so that a model and its data may share a file."""
     path = Path(text).expanduser().resolve()
-    name = f"dpexp_own_{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    name = f"dpexp_own_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     _searched(path.parent)
@@ -249,7 +249,7 @@ def _file(text: str, where: str) -> ModuleType:
     sys.modules[name] = module
     try:
         found.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{where}: cannot import {text}: {told(error)}") from error
     return module

@@ -119,7 +119,7 @@ def _failed(error: BaseException, debug: bool) -> int:
 
 @app.command()
 def models(
-    name: Annotated[str, typer.Argument(metavar="[NAME[:KEY=VALUE,...]]", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", show_default=False)] = "",
     data: Annotated[str, typer.Option("--data", help="Data, as of a strategy.", metavar="SOURCE")] = "random",
     as_json: Json = False,
     debug: Debug = False,

@@ -6,9 +6,10 @@ set) any other skip is a failure: what CI is meant to cover must have run.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,21 @@ def accelerators_needed(item: pytest.Item) -> int:
     )
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Skip what needs more accelerators than there are; torch is asked only where a test needs one."""
+def lacks_extra(item: pytest.Item) -> bool:
+    """Whether a test is marked for a package of an optional extra that is not installed."""
+    mark = item.get_closest_marker("extra")
+    return mark is not None and importlib.util.find_spec(mark.args[0]) is None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs an extra that is not installed; skip what needs more accelerators than there are.
+
+    Torch is asked only where a test needs accelerators.
+    """
+    without = [item for item in items if lacks_extra(item)]
+    if without:
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
     needy = [item for item in items if accelerators_needed(item)]
     if not needy:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,10 @@ def right(width: int = 3) -> nn.Module:
 
 def needs(width: int) -> nn.Module:
     return right(width)
+
+
+def leaving() -> nn.Module:
+    sys.exit("no GPU here")
 
 
 def raising() -> nn.Module:
@@ -122,6 +127,23 @@ class RaisingInReplicas(Model):
         if len(x) not in (10, 30):
             raise LookupError("where are the others?")
         return super().forward(x)
+
+
+class Leaving(Model):
+    """Ends the program, once it is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and len(x) == 30 and x.dtype == torch.float32:
+            sys.exit(7)
+        return super().forward(x)
+
+
+class Lazy(Model):
+    """Learns its input width from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(4)
 
 
 class Spectrum(Model):

@@ -79,7 +79,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "scripts/run.py", *arguments, "--run-name", name, "--quiet"],
+            [
+                sys.executable,
+                "scripts/run.py",
+                *arguments,
+                "--run-name",
+                name,
+                "--quiet",
+                "--track-timeout",
+                "120",
+            ],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
@@ -89,7 +98,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, arguments in RUNS.items()
     ]
     for process in started:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     wait_for_pictures(env)
     return folder
@@ -98,7 +107,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wait_for_pictures(env: dict[str, str]) -> None:
     """They are delivered after the runs are over, in the background: until ``runs.py list`` says so."""
     command = [sys.executable, "scripts/runs.py", "list", "--json"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
         states = {run["name"]: run["delivered"] for run in json.loads(listed.stdout)}

@@ -113,7 +113,7 @@ def test_a_claim_that_the_records_contradict_is_found(copied: Path) -> None:
     found = problems(copied)
     assert "contradicted on cpu, not holds: 15 + 15; 5 + 5" in found
     Page(load(copied)).write()
-    assert "**Not answered in full.**" in (copied / "README.md").read_text()
+    assert "**Not answered:**" in (copied / "README.md").read_text()
 
 
 def test_a_config_that_is_not_that_of_the_records_is_found(copied: Path) -> None:

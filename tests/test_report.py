@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib
 import inspect
 import os
 import pkgutil
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
-from record_factory import hybrid, whole
+from in_terminal import in_terminal
+from record_factory import hybrid, parameter_row, shape_row, whole
 
 from dpexp import report
 from dpexp.record import Record
@@ -43,6 +39,11 @@ def test_note_has_the_summarys_sections() -> None:
     record = whole(2)
     headings = [line[4:] for line in report.note(record).splitlines() if line.startswith("### ")]
     assert headings == titles(report.summary(record, width=100))
+
+
+def test_a_note_fits_into_a_tag_of_mlflow() -> None:
+    for record in (whole(1000, batches=(2000, 20)), whole(2, modules=100), hybrid()):
+        assert len(report.note(record)) < 8000
 
 
 def test_the_kind_of_execution_comes_first() -> None:
@@ -91,27 +92,9 @@ def test_a_terminal_without_unicode_gets_plain_bars() -> None:
 def test_a_terminal_gets_colour_and_its_own_width() -> None:
     """In a real pseudo-terminal of 60 columns."""
     code = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
-    shown = in_terminal(code, columns=60)
+    shown = in_terminal(code, columns=60).replace("\r", "")
     assert "\x1b[" in shown
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
-
-
-def in_terminal(code: str, columns: int) -> str:
-    """What Python prints when its stdout is a terminal of so many columns."""
-    main, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
-    for name in ("COLUMNS", "NO_COLOR", "LINES"):
-        env.pop(name, None)
-    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=child, stdin=child) as process:
-        os.close(child)
-        shown = b""
-        with contextlib.suppress(OSError):  # the terminal is gone when the process is
-            while chunk := os.read(main, 4096):
-                shown += chunk
-    os.close(main)
-    assert process.returncode == 0
-    return shown.decode().replace("\r", "")
 
 
 def test_a_run_that_recorded_nothing_still_has_a_summary_and_a_note() -> None:
@@ -136,6 +119,17 @@ def test_public_functions_stay_functions_after_every_module_was_imported() -> No
     for module in pkgutil.iter_modules(report.__path__):
         importlib.import_module(f"dpexp.report.{module.name}")
     assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
+
+
+def test_ids_are_counted_with_eight_bytes_and_what_is_computed_with_the_runs_dtype() -> None:
+    record = whole(2)
+    record.device_map = [parameter_row("embedding", "weight", [1000, 10], "cpu:0", ["cpu:1"])]
+    record.shapes = [shape_row(0, "", [[30]], [[30, 10]], "cpu:0")]
+    for module in ("", "embedding"):
+        record.shapes += [shape_row(0, module, [[15]], [[15, 10]], f"cpu:{i}", i) for i in range(2)]
+    assert "a step moves 120 B by scatter, 600 B by gather, 40 kB by replicate" in report.summary(
+        record, width=100
+    )
 
 
 def test_run_again_repeats_the_options_that_differ_from_the_defaults() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.observe import device_map, observe
 from dpexp.record import Row
 from dpexp.strategies import STRATEGIES, Placed
-from dpexp.strategies.wrapping import matching, named_parameters, parts, submodule
+from dpexp.strategies.wrapping import Wrapper, matching, named_parameters, parts, submodule
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]
@@ -221,6 +222,42 @@ def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
         matching(model, ["nothing.*"], "--block")
 
 
+class Tied(nn.Module):
+    """A language model's usual tie: the head's weight is the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 4)
+        self.head = nn.Linear(4, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_a_parameter_tied_across_host_and_device_is_refused() -> None:
+    strategy = STRATEGIES["hybrid"](RunConfig("hybrid"))
+    with pytest.raises(ConfigError, match=r"--host: 'embedding\.weight' and 'head\.weight' are one tied"):
+        strategy.prepare(Tied(), devices.virtual(1))
+    both = STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": ["embedding", "head"]}))
+    both.prepare(Tied(), devices.virtual(1))
+    STRATEGIES["whole"](RunConfig("whole")).prepare(Tied(), devices.virtual(2))
+
+
+def test_a_module_of_two_names_is_replicated_under_both() -> None:
+    model = Nested()
+    config = RunConfig("hybrid", virtual=2, options={"host": ["tables.words"]})
+    used = devices.virtual(2)
+    placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
+    assert model.again is model.layers[0]
+    calls = [row for row in observe(placed, [(torch.arange(12),)]) if row["module"] == "layers.0"]
+    assert [row["replica"] for row in calls] == [None, None, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+def test_replicas_compute_in_autocasts_own_type(strategy: str) -> None:
+    placed = lay(strategy, virtual=2, autocast="bfloat16")
+    with devices.autocast(devices.HOST, "bfloat16"):
+        assert placed.module(torch.randn(30, 5)).dtype == torch.bfloat16
+
+
 def test_names_are_those_of_the_model_as_written() -> None:
     placed = lay("block", virtual=2)
     plain = models.build("blocks")
@@ -289,11 +326,23 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
         for row in rows
         if row["batch"] == 3 and row["scope"] == "replica" and row["module"] == module
     ] == [(0, "cuda:0"), (1, "cuda:0")]
-    owner = "torch.nn.parallel" if backend == "torch" else "dpexp.parallel"
-    assert (
-        any(owner in base.__module__ for part in parts(placed.module) for base in type(part.module).__mro__)
-        or strategy == "functional"
-    )
+    library = "torch.nn.parallel" if backend == "torch" else "dpexp.parallel"
+    wrappers = [part.module for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    used = [getattr(each, "library", None) for each in wrappers] + [
+        sys.modules[base.__module__] for each in wrappers for base in type(each).__mro__
+    ]
+    assert any(each is not None and each.__name__.startswith(library) for each in used)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+@pytest.mark.parametrize("backend", ["torch", "portable"])
+def test_replicas_on_a_gpu_compute_in_autocasts_own_type(strategy: str, backend: str) -> None:
+    config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend, autocast="bfloat16")
+    prepared = loop.prepare(config)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
+    with devices.autocast(placed.output_device, "bfloat16"):
+        assert placed.module(torch.randn(30, 5, device="cuda:0")).dtype == torch.bfloat16
 
 
 @pytest.mark.gpu

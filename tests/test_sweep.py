@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections import Counter
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dpexp.config import ConfigError
+from dpexp.environment import lock
 from dpexp.experiment import Experiment, load, measured
-from dpexp.record import Record
+from dpexp.record import Journal, JournalError, Record, entries, finish
 from dpexp.record import load as load_run
 from dpexp.sweep import Done, Sweep, new, plan
 
@@ -171,3 +173,29 @@ def test_a_record_is_what_the_run_wrote(asked: Experiment) -> None:
     assert isinstance(done.record, Record)
     own = sweep.folder.parent / done.record.run_id / "record.json"
     assert (sweep.records / "single.r1.json").read_bytes() == own.read_bytes()
+
+
+def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
+    with Journal(dpexp_home / "runs", "abc") as journal:
+        journal.extend({"steps.loss": [1.0, 2.0]})
+        with pytest.raises(JournalError, match="its writer is at work"):
+            Journal.reopen(journal.folder)
+    with open(journal.path, "ab") as file:
+        file.write(b'{"seq":1,"at":1,"set":{"sta')
+    with Journal.reopen(journal.folder) as again:
+        again.extend({"steps.loss": [3.0]})
+        again.set(status="finished")
+    record = finish(journal.path)
+    assert (record.status, record.steps["loss"], record.damage) == ("finished", [1.0, 2.0, 3.0], [])
+    assert [entry.get("from") for entry in entries(journal.path)] == [{"steps.loss": 0}, {"steps.loss": 2}]
+    with pytest.raises(JournalError, match="cannot go on with"):
+        Journal.reopen(tmp_path)
+
+
+def test_a_run_names_the_lock_that_its_environment_was_made_from(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.lock"
+    path.write_text("# made by hand\nTorch_Extra==1.2.0\nnumpy==2.0.0 ; python_version > '3'\nmissing==1.0\n")
+    found = lock(path, {"torch-extra": "1.2.0+cpu", "numpy": "2.1.0"})
+    assert found["differs"] == {"numpy": "2.1.0", "missing": None}
+    assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert lock(tmp_path / "none.lock", {}) == {"sha256": None, "differs": None}

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dpexp.devices import physical
+from dpexp.devices import may_not_wait, physical
 from dpexp.parallel.targets import Target, target
 
 M = TypeVar("M", bound=nn.Module)
@@ -93,7 +93,7 @@ class Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         ctx.source = tensor.device
-        return tensor.to(device, non_blocking=True)
+        return tensor.to(device, non_blocking=may_not_wait(device))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from dpexp.devices import label, physical
+from dpexp.devices import label, may_not_wait, physical
 from dpexp.parallel.targets import Target, listed, target, targets
 
 
@@ -125,13 +125,19 @@ def _count(sizes: dict[str, int], devices: Sequence[torch.device]) -> int:
     return len(pieces(size, devices))
 
 
+def _sent(chunk: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return chunk.to(physical(device), non_blocking=may_not_wait(device), copy=True)
+
+
 def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) -> list[Any]:
     """The value's shares, one for each of ``count`` pieces."""
     if isinstance(value, torch.Tensor):
         if count > 1 and value.size(dim) == 1:  # the batch has more rows: this one broadcasts over them
-            return [value.to(physical(device), non_blocking=True, copy=True) for device in devices[:count]]
-        chunks = zip(value.chunk(len(devices), dim), devices, strict=False)
-        return [chunk.to(physical(device), non_blocking=True, copy=True) for chunk, device in chunks]
+            return [_sent(value, device) for device in devices[:count]]
+        return [
+            _sent(chunk, device)
+            for chunk, device in zip(value.chunk(len(devices), dim), devices, strict=False)
+        ]
     if not value or not isinstance(value, dict | list | tuple):
         return [value] * count
     if isinstance(value, dict):
@@ -212,7 +218,7 @@ def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, pa
             stacklevel=2,
         )
         outputs, dim = [output.unsqueeze(0) for output in outputs], 0
-    here = [output.to(physical(device), non_blocking=device.type != "cpu") for output in outputs]
+    here = [output.to(physical(device), non_blocking=may_not_wait(device)) for output in outputs]
     try:
         return torch.cat(here, dim)
     except (RuntimeError, IndexError) as error:

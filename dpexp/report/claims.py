@@ -29,7 +29,7 @@ from dpexp.experiment import (
 from dpexp.report import units
 from dpexp.report.metrics import Metric, metric, samples, value
 from dpexp.report.stats import Interval, bootstrap_runs, ratio
-from dpexp.report.story import Section, Table
+from dpexp.report.story import Section
 
 WORST = (CONTRADICTED, NOT_MEASURED, NOT_SHOWN, HOLDS)
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
@@ -128,11 +128,11 @@ def tell(experiment: Experiment, folder: Path) -> list[Section]:
     if not cells:
         return [Section("No finished run", (f"nothing to judge in {folder}",), "bad")]
     verdicts = judge(experiment, cells)
-    rows = tuple((each.outcome, each.claim.stated, each.claim.text, each.figures) for each in verdicts)
+    lines = [f"{_said(each)}: {each.claim.text} {each.figures}" for each in verdicts]
     mood = "good" if all(each.is_as_stated for each in verdicts) else "warn"
-    lines = (experiment.question,)
-    return [
-        Section(
-            f"Claims of {experiment.name}", lines, mood, Table(("here", "stated", "claim", "figures"), rows)
-        )
-    ]
+    return [Section(f"Claims of {experiment.name}, here", (experiment.question, *lines), mood)]
+
+
+def _said(verdict: Verdict) -> str:
+    stated = "" if verdict.is_as_stated else f" ({verdict.claim.stated} in the committed answer)"
+    return verdict.outcome.upper() + stated

@@ -72,15 +72,22 @@ class Page:
         return makers[name]()
 
     def answer(self) -> str:
-        """The answer in one sentence; ``not answered`` and why where a claim is not carried."""
+        """The answer in one sentence, with what of the claims does not hold; ``not answered`` and why.
+
+        Not answered is a question of times of which nothing can be shown, and one whose Records no longer
+        say what the claims state.
+        """
         if not self.first:
             return "**Not answered:** nothing was measured yet."
         told = fill(self.experiment.answer, self.first)
         weak = [each for each in self.verdicts if each.outcome != HOLDS]
-        if not weak:
-            return f"**{told}**"
+        timed = [each for each in self.verdicts if each.is_timed]
         why = "; ".join(f"“{each.claim.text}” is {each.outcome}: {each.figures}" for each in weak)
-        return f"**Not answered in full.** {told} But {escape(why)}."
+        if not all(each.is_as_stated for each in self.verdicts) or (
+            timed and all(each in weak for each in timed)
+        ):
+            return f"**Not answered:** {escape(why)}. Measured: {told}"
+        return f"**{told}**" + (f" But {escape(why)}." if weak else "")
 
     def results(self) -> str:
         """The figure, a table of the cells for each kind of machine, and the claims with their verdicts."""

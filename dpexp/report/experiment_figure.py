@@ -174,14 +174,11 @@ def _bars(spec: Bars, data: list[Row]) -> Figure:
             linewidth=0.5,
         )
         axes.plot(row["dots"], [place] * len(row["dots"]), "o", color=style.INK, markersize=3.5, alpha=0.75)
-        end = max([row["value"], *row["dots"]])
-        axes.text(
-            end + 0.012 * longest, place, kind.show(row["value"]), va="center", fontsize=9, color=style.INK
-        )
     _mark(axes, spec.limits)
-    axes.set_yticks(range(len(data)), [style.escape(row["label"]) for row in data])
+    labels = [f"{row['label']}    {kind.show(row['value']):>8}" for row in data]
+    axes.set_yticks(range(len(data)), [style.escape(label) for label in labels])
     axes.set_ylim(len(data) - 0.4, -0.7)
-    axes.set_xlim(0, longest * 1.14)
+    axes.set_xlim(0, longest * 1.05)
     axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
     dots = "; a dot is one run" if any(row["dots"] for row in data) else ""
     style.title(axes, spec.title, f"{title(spec.metric)}, median of all runs{dots}" if dots else "")
@@ -272,8 +269,12 @@ def _lines(spec: Lines, data: list[Row], axes: Axes) -> None:
 
 
 def _curves(data: list[Row], axes: Axes) -> None:
-    for row, color in zip(data, itertools.cycle(SERIES), strict=False):
-        axes.plot(row["x"], row["y"], color=color, label=style.escape(row["label"]), linewidth=1.6)
-    axes.set_yscale("log")
+    """The first line is wide, so that one that lies on it can be seen."""
+    for number, row in enumerate(data):
+        width, alpha = (1.6, 1.0) if number else (6.0, 0.45)
+        color = SERIES[number % len(SERIES)]
+        label = style.escape(row["label"])
+        axes.plot(row["x"], row["y"], color=color, alpha=alpha, linewidth=width, label=label)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("samples seen", fontsize=9, color=style.SOFT)
     axes.set_ylabel("loss", fontsize=9, color=style.SOFT)

@@ -12,6 +12,10 @@ TRANSFER = "embedding.transfer"
 """The module name under which hybrid records its transfer to the accelerator."""
 
 
+Ids = frozenset[tuple[int, ...]]
+"""Shapes of tensors that hold ids."""
+
+
 @dataclass
 class Place:
     """One device: bytes of parameters and buffers by module, its own and its further copies'."""
@@ -100,6 +104,7 @@ def moves(record: Record) -> list[Move]:
     group = max(groups, key=lambda one: one.rows)
     output = record.devices.get("output") or "cpu"
     found: list[Move] = []
+    ids = id_shapes(record, group)
     for call in group.calls:
         if call.module == TRANSFER or call.module.endswith(".transfer"):
             count = sum(tensor_bytes(record, dims) for dims in call.outputs[0])
@@ -108,7 +113,7 @@ def moves(record: Record) -> list[Move]:
         call = next(one for one in group.calls if one.module == module and one.scope == "replica")
         first = call.devices[0]
         for device, inputs, outputs in zip(call.devices, call.inputs, call.outputs, strict=True):
-            received = sum(tensor_bytes(record, dims) for dims in inputs)
+            received = sum(tensor_bytes(record, dims, ids) for dims in inputs)
             returned = sum(tensor_bytes(record, dims) for dims in outputs)
             found.append(Move("scatter", first, device, received))
             found.append(Move("gather", device, output, returned))
@@ -125,9 +130,21 @@ def _all_reduced(record: Record) -> list[Move]:
     return [Move("all-reduce", source, target, sent) for source, target in pairs if sent]
 
 
-def tensor_bytes(record: Record, dims: list[int]) -> int:
-    """Bytes of a tensor of this shape in the run's dtype."""
-    return units.elements(dims) * units.word_bytes(record.config.get("dtype", "float32"))
+def tensor_bytes(record: Record, dims: list[int], ids: Ids = frozenset()) -> int:
+    """Bytes of a tensor of this shape: in the run's dtype, or of 8-byte ids where it is one of those."""
+    word = "int64" if tuple(dims) in ids else record.config.get("dtype", "float32")
+    return units.elements(dims) * units.word_bytes(word)
+
+
+def id_shapes(record: Record, group: Batches) -> Ids:
+    """The shapes of what embeddings look up: they give one dimension more, the table's width."""
+    widths = {row["module"]: row["shape"][1] for row in record.device_map if len(row["shape"]) == 2}
+    return frozenset(
+        tuple(inputs[0])
+        for call in group.calls
+        for inputs, outputs in zip(call.inputs, call.outputs, strict=True)
+        if inputs and outputs and outputs[0] == [*inputs[0], widths.get(call.module)]
+    )
 
 
 def _replicas(device_map: list[Row]) -> list[Move]:

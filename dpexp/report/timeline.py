@@ -225,7 +225,8 @@ class Sent:
         if row["phase"] == "replicate":
             return self._copies(len(group.split))
         if row["phase"] in ("scatter", "gather", "transfer"):
-            return sum(layout.tensor_bytes(self._record, dims) for dims in outputs)
+            ids = layout.id_shapes(self._record, group) if row["phase"] == "scatter" else frozenset()
+            return sum(layout.tensor_bytes(self._record, dims, ids) for dims in outputs)
         return None
 
     def _copies(self, replicas: int) -> int:

@@ -37,7 +37,9 @@ def number(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """A factor: ``1.07x``, ``12x``."""
+    """A factor: ``0.0043x``, ``1.07x``, ``12x``."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}x"
     return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config import ConfigError, RunConfig
-from dpexp.devices import HOST, is_virtual, on
+from dpexp.devices import HOST, accelerators, autocast, is_virtual, on
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.wrapping import Wrapper
 from dpexp.timing import Timer
@@ -32,23 +32,32 @@ class Replicating(Strategy):
 
 
 class Replica:
-    """One replica's call, labelled with its number and device, and timed."""
+    """One replica's call, labelled with its number and device, timed, and under the run's autocast.
 
-    def __init__(self, module: nn.Module, replica: int, device: torch.device, timer: Timer) -> None:
+    ``torch.nn.parallel`` takes into its threads that autocast is on, but not its type.
+    """
+
+    def __init__(
+        self, module: nn.Module, replica: int, device: torch.device, timer: Timer, autocast_type: str
+    ) -> None:
         self.module = module
         self.replica = replica
         self.device = device
         self.timer = timer
+        self.autocast_type = autocast_type
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        with on(self.device, self.replica), self.timer.replica("parallel_apply", self.replica, self.device):
+        timed = self.timer.replica("parallel_apply", self.replica, self.device)
+        with on(self.device, self.replica), timed, autocast(self.device, self.autocast_type):
             return self.module(*inputs, **kwargs)
 
 
-def labelled(replicas: Sequence[nn.Module], places: Sequence[torch.device], timer: Timer) -> list[Any]:
+def labelled(
+    replicas: Sequence[nn.Module], places: Sequence[torch.device], timer: Timer, autocast_type: str
+) -> list[Any]:
     """The replicas as callables that say who and where they are."""
     return [
-        Replica(each, i, device, timer)
+        Replica(each, i, device, timer, autocast_type)
         for i, (each, device) in enumerate(zip(replicas, places, strict=False))
     ]
 
@@ -57,6 +66,7 @@ class _Timed(Wrapper):
     """The four steps as phases. Comes before a DataParallel class among the bases."""
 
     timer: Timer
+    autocast_type: str
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if len(self.places) > 1:
@@ -75,7 +85,8 @@ class _Timed(Wrapper):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("parallel_apply"):
-            return super().parallel_apply(labelled(replicas, self.places, self.timer), *args, **kwargs)  # type: ignore[misc]
+            named = labelled(replicas, self.places, self.timer, self.autocast_type)
+            return super().parallel_apply(named, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("gather", self.places[0]):
@@ -103,6 +114,7 @@ def data_parallel_module(
     else:
         wrapper = PortableDataParallel(module, device_ids=list(places))
     wrapper.timer = timer
+    wrapper.autocast_type = config.autocast
     wrapper.places = tuple(places)
     return wrapper
 
@@ -120,5 +132,5 @@ def uses_torch(config: RunConfig, places: Sequence[torch.device]) -> bool:
         )
     if not places:
         # Given no device, nn.DataParallel takes every accelerator there is.
-        return config.backend != "portable" and not torch.cuda.is_available()
+        return config.backend != "portable" and not accelerators()
     return config.backend != "portable" and not foreign

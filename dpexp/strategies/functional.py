@@ -29,7 +29,7 @@ class Functional(Replicating):
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         library = nn.parallel if uses_torch(self.config, devices) else parallel
-        module = DataParallelCall(place(model, first), devices, library, timer)
+        module = DataParallelCall(place(model, first), devices, library, timer, self.config.autocast)
         return Placed(module, first, first, tuple(devices) or (HOST,))
 
 
@@ -37,16 +37,22 @@ class DataParallelCall(Wrapper):
     """A module whose forward is ``data_parallel(module, inputs, devices)``."""
 
     def __init__(
-        self, module: nn.Module, places: Sequence[torch.device], library: ModuleType, timer: Timer
+        self,
+        module: nn.Module,
+        places: Sequence[torch.device],
+        library: ModuleType,
+        timer: Timer,
+        autocast_type: str,
     ) -> None:
         super().__init__()
         self.module = module
         self.places = tuple(places)
         self.library = library
         self.timer = timer
+        self.autocast_type = autocast_type
 
     def forward(self, *inputs: Any) -> Any:
-        return data_parallel(self.module, inputs, self.places, self.library, self.timer)
+        return data_parallel(self.module, inputs, self.places, self.library, self.timer, self.autocast_type)
 
 
 def data_parallel(
@@ -55,6 +61,7 @@ def data_parallel(
     places: Sequence[torch.device],
     library: ModuleType,
     timer: Timer,
+    autocast_type: str = "",
 ) -> Any:
     """Compute ``module(*inputs)`` with the rows of the inputs split over the devices.
 
@@ -70,6 +77,8 @@ def data_parallel(
         pieces = library.scatter(inputs, places)
     used = places[: len(pieces)]
     with timer.phase("parallel_apply"):
-        outputs = library.parallel_apply(labelled(replicas[: len(used)], used, timer), pieces, devices=used)
+        outputs = library.parallel_apply(
+            labelled(replicas[: len(used)], used, timer, autocast_type), pieces, devices=used
+        )
     with timer.phase("gather", places[0]):
         return library.gather(outputs, places[0])

@@ -35,6 +35,7 @@ from dpexp.strategies.tables import HostTables, ShardedEmbedding, check_shardabl
 from dpexp.strategies.wrapping import (
     Transfer,
     Wrapper,
+    check_not_tied,
     matching,
     named_parameters,
     parts,
@@ -75,6 +76,8 @@ class Hybrid(Replicating):
             raise ConfigError(
                 "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
             )
+        if devices:
+            check_not_tied(model, self.hosts(model), "--host")
         for name in self.hosts(model):
             module = model.get_submodule(name)
             if self.options.shard_embedding:

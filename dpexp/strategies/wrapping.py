@@ -76,7 +76,7 @@ class Transfer(nn.Module):
 
     def forward(self, *values: Any) -> Any:
         with self.timer.phase("transfer", self.device):
-            moved = move(values, self.device, non_blocking=True)
+            moved = move(values, self.device)
         return moved[0] if len(moved) == 1 else moved
 
     def extra_repr(self) -> str:
@@ -191,25 +191,46 @@ def rewire(
     change: Callable[[str, nn.Module], nn.Module],
     own: Callable[[nn.Module], None],
     prefix: str = "",
+    _changed: dict[int, tuple[nn.Module, nn.Module]] | None = None,
 ) -> None:
     """Put ``change(name, child)`` in the place of every named submodule and of the largest others.
 
     A module that holds a named one, and a list or dict of modules, which are not called themselves, keep
-    their place; ``own`` gets these, for what they own beside their children.
+    their place; ``own`` gets these, for what they own beside their children. A module of several names is
+    changed once.
     """
+    _changed = {} if _changed is None else _changed
     own(module)
-    for key, child in module.named_children():
+    for key, child in list(module._modules.items()):
+        if child is None:
+            continue
         name = f"{prefix}{key}"
         holds = any(each.startswith(f"{name}.") for each in named)
         if name not in named and (holds or is_uncalled(child)):
-            rewire(child, named, change, own, f"{name}.")
-        else:
-            replace(module, key, change(name, child))
+            rewire(child, named, change, own, f"{name}.", _changed)
+            continue
+        if id(child) not in _changed:
+            _changed[id(child)] = (child, change(name, child))
+        replace(module, key, _changed[id(child)][1])
 
 
 def is_uncalled(module: nn.Module) -> bool:
     """Whether it is a list or dict of modules, which only holds others and has no forward."""
     return isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward
+
+
+def check_not_tied(model: nn.Module, names: Collection[str], option: str) -> None:
+    """ConfigError where a named module shares a parameter with one that is not named."""
+    owners: dict[int, tuple[bool, str]] = {}
+    for name, part in model.named_modules():
+        inside = any(name == each or name.startswith(f"{each}.") for each in names)
+        for key, parameter in part.named_parameters(recurse=False):
+            first_inside, first = owners.setdefault(id(parameter), (inside, f"{name}.{key}".lstrip(".")))
+            if first_inside != inside:
+                raise ConfigError(
+                    f"{option}: '{first}' and '{name}.{key}' are one tied parameter, and a parameter has one "
+                    "device: name the modules of both, or of none"
+                )
 
 
 def place_own(module: nn.Module, device: torch.device) -> None:

@@ -76,7 +76,7 @@ def delivering(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
-    """``yes``, ``in part``, ``elsewhere`` (in another store) or ``no``: of this environment's store, by run."""
+    """``yes``, ``in part``, ``elsewhere`` (in another store) or ``no``, for this environment's store."""
     from dpexp.tracking.store import Store
 
     store, runs = Store.of(home).name, home / "runs"

@@ -74,7 +74,7 @@ ANSWER = (
 )
 COLUMNS = ("rows", "steps", "step_ms", "sample_us", "loss:1437", "metric:accuracy")
 FIGURE = Curves(
-    "Fewer, larger steps learn less from the same samples, unless the learning rate grows too",
+    "A larger batch learns less per sample, unless the learning rate grows too",
     {
         "single-32": "one device, batch 32",
         "whole-32": "4 devices, batch 32",

@@ -48,7 +48,7 @@ CLAIMS = [
         against="whole",
     ),
     Claim(
-        "Three wrapped blocks move more than the whole model.", "moved_bytes", "all-three", ">", 1.3, "whole"
+        "Three wrapped blocks move more than the whole model.", "moved_bytes", "all-three", ">", 1.1, "whole"
     ),
     Claim(
         "A step of one wrapped block takes less time than one of the whole model wrapped.",
@@ -57,6 +57,7 @@ CLAIMS = [
         "<",
         1.0,
         "whole",
+        stated="not shown",
     ),
     Claim(
         "A step of three separately wrapped blocks takes longer than one of the whole model wrapped.",
@@ -73,6 +74,7 @@ CLAIMS = [
         ">",
         1.0,
         "single",
+        stated="not shown",
     ),
     Claim("All compute what one device computes.", "verified", "*", "==", True),
 ]

@@ -1,0 +1,32 @@
+"""Run Python in a real pseudo-terminal, for tests of what only a terminal is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+
+def in_terminal(code: str, columns: int) -> str:
+    """What Python prints when stdout and stderr are a terminal of so many columns."""
+    main, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "NO_COLOR", "LINES"):
+        env.pop(name, None)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=child, stderr=child, stdin=child
+    ) as process:
+        os.close(child)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is gone when the process is
+            while chunk := os.read(main, 4096):
+                shown += chunk
+    os.close(main)
+    assert process.returncode == 0
+    return shown.decode()

@@ -1,0 +1,145 @@
+"""``scripts/runs.py``: what it lists, shows and refuses, and what it costs to ask for help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import journals
+import pytest
+from tracking_processes import ROOT, script
+
+from dpexp.record import JOURNAL, Record, finish, fold
+
+
+@pytest.fixture
+def runs(dpexp_home: Path) -> Path:
+    return dpexp_home / "runs"
+
+
+def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
+    finish(journals.whole(runs, "older", started="2026-01-01T00:00:00+00:00"))
+    finish(journals.whole(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))
+    lines = script("runs.py", "list").stdout.splitlines()
+    header = [
+        "run",
+        "name",
+        "strategy",
+        "execution",
+        "devices",
+        "verified",
+        "step",
+        "ms",
+        "status",
+        "delivered",
+    ]
+    assert lines[0].split() == [*header, "started"]
+    assert [line.split()[:6] for line in lines[1:]] == [
+        ["newer", "mine", "whole", "virtual", "cpu:0-1", "yes"],
+        ["older", "whole-linear-cpu:0-1", "whole", "virtual", "cpu:0-1", "yes"],
+    ]
+    assert all(line.split()[-4:-2] == ["finished", "no"] for line in lines[1:])
+    (newest,) = script("runs.py", "list", "-n", 1).stdout.splitlines()[1:]
+    assert newest.split() == lines[1].split()
+
+
+def test_list_and_show_speak_json(runs: Path) -> None:
+    record = finish(journals.whole(runs, "one"))
+    (listed,) = json.loads(script("runs.py", "list", "--json").stdout)
+    assert listed["run_id"] == "one"
+    assert listed["delivered"] == "no"
+    assert listed["step_ms"] == record.summary["step_ms"]
+    assert Record.from_dict(json.loads(script("runs.py", "show", "last", "--json").stdout)) == record
+
+
+def test_show_tells_a_run_in_words(runs: Path) -> None:
+    finish(journals.whole(runs, "abcd", name="by name"))
+    shown = script("runs.py", "show", "by name")
+    assert shown.returncode == 0, shown.stderr
+    assert "delivered to MLflow: no" in shown.stdout
+
+
+def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
+    listed = script("runs.py", "list")
+    assert (listed.returncode, listed.stdout) == (0, "")
+    assert f"no run yet in {dpexp_home / 'runs'}" in listed.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "sync"])
+@pytest.mark.parametrize("word", ["../secret", "/etc", "..", "nothing", "%2e%2e"])
+def test_no_word_leads_out_of_the_runs(runs: Path, tmp_path: Path, command: str, word: str) -> None:
+    finish(journals.whole(runs, "inside"))
+    (tmp_path / "home" / "secret").mkdir()
+    refused = script("runs.py", command, word)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: no ")
+    assert "Traceback" not in refused.stderr
+    assert [path.name for path in runs.iterdir()] == ["inside"]
+
+
+def test_a_journal_that_leads_out_of_the_runs_is_not_taken_in(runs: Path, tmp_path: Path) -> None:
+    journal = journals.begin(tmp_path / "runs", "tame")
+    journal.set(run_id="../../out")
+    journal.close()
+    refused = script("runs.py", "sync", journal.path)
+    assert refused.returncode == 2
+    assert "can be no folder's name" in refused.stderr
+    assert not runs.exists()
+
+
+def test_a_newer_journal_is_refused_with_what_to_install(runs: Path) -> None:
+    journal = journals.begin(runs, "future", schema=9)
+    journal.close()
+    shown = script("runs.py", "show", "future")
+    assert shown.returncode == 2
+    assert "Install dpexp 9.0 or newer" in shown.stderr
+
+
+def test_sync_says_when_nothing_is_left_and_leaves_untracked_runs_alone(runs: Path) -> None:
+    config = {"strategy": "whole", "track": False}
+    finish(journals.whole(runs, "private", config=config))
+    assert script("runs.py", "sync").stdout == "everything is delivered\n"
+    assert not (runs.parent / "mlflow.db").exists()
+
+
+def test_a_run_that_goes_on_is_left_to_its_own_uploader(runs: Path) -> None:
+    journal = journals.begin(runs, "going")
+    synced = script("runs.py", "sync", "going")
+    journal.close()
+    assert synced.returncode == 0
+    assert synced.stdout == "going  running: its own uploader delivers it\n"
+
+
+def test_reap_closes_what_died_without_a_word(runs: Path) -> None:
+    journal = journals.begin(runs, "dead")
+    journals.step(journal, 0, 30)
+    journal.close()
+    reaped = script("runs.py", "reap", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert "dead  closed: killed, 30 steps recorded" in reaped.stdout
+    assert reaped.returncode == 3
+    assert "connection refused; the journals stay" in reaped.stderr
+    assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
+    assert fold(runs / "dead" / JOURNAL).status == "killed"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("runs.py", ["--help"]), ("runs.py", ["sync", "--help"]), ("runs.py", ["list"]), ("ui.py", ["--help"])],
+)
+def test_help_and_lists_import_nothing_heavy(name: str, words: list[str]) -> None:
+    code = (
+        "import runpy, sys\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: print({'torch', 'mlflow', 'pandas', 'numpy'} & set(sys.modules), file=sys.stderr)"
+    )
+    path = str(ROOT / "scripts" / name)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.argv = {[path, *words]!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("set()\n")

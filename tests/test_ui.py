@@ -1,0 +1,88 @@
+"""``scripts/ui.py``: a light server on loopback, links that land on runs, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import journals
+import psutil
+import pytest
+from servers import free_port
+from tracking_processes import ROOT, script, wait_until_gone
+
+from dpexp.record import finish
+
+
+@pytest.fixture
+def served(dpexp_home: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """The UI on one delivered run: its process, its port, and its first line."""
+    finish(journals.whole(dpexp_home / "runs", "shown"))
+    assert script("runs.py", "sync").returncode == 0
+    port = free_port()
+    command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, port, process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_the_ui_serves_its_link_on_loopback_and_ends_whole(
+    served: tuple[subprocess.Popen[str], int, str],
+) -> None:
+    process, port, line = served
+    assert line == f"dpexp: http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning\n"
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+        assert page.status == 200
+    children = family(process.pid)
+    listening = [
+        c.laddr for child in children for c in child.net_connections() if c.status == psutil.CONN_LISTEN
+    ]
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    assert len(children) <= 2
+    busy = script("ui.py", "--port", port)
+    assert busy.returncode == 1
+    assert f"error: port {port} of 127.0.0.1 cannot be used (Address already in use)" in busy.stderr
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == "Ctrl-C ends it.\n"
+    for child in children:
+        wait_until_gone(child.pid)
+
+
+def test_a_busy_port_is_told_before_anything_starts(dpexp_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        busy = script("ui.py", "--port", port)
+    assert busy.returncode == 1
+    assert busy.stderr.startswith(f"error: port {port} of 127.0.0.1 cannot be used")
+    assert list(dpexp_home.iterdir()) == []
+
+
+def test_a_store_that_cannot_be_used_is_told_in_one_line(dpexp_home: Path) -> None:
+    (dpexp_home / "mlflow.db").write_bytes(os.urandom(4096))
+    refused = script("ui.py", "--port", free_port())
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "file is not a database" in refused.stderr
+
+
+def test_a_server_elsewhere_that_is_away_is_told_without_its_login(dpexp_home: Path) -> None:
+    away = script("ui.py", MLFLOW_TRACKING_URI="http://me:hunter22@127.0.0.1:9")
+    assert away.returncode == 1
+    assert away.stderr == "error: the server http://***@127.0.0.1:9 does not answer: connection refused\n"
+    assert list(dpexp_home.iterdir()) == []
