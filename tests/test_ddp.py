@@ -124,7 +124,7 @@ def own(folder: Path, source: str) -> str:
         (UNUSED, 2, ["does not depend on 0.weight, 0.bias", "--find-unused"]),
         (FROZEN, 2, ["2 parameters, all of them frozen", "--eval"]),
         (DIFFERENT, 2, ["the ranks differ in their model: rank 1 on host"]),
-        (RAISING, 1, ["error: failed: rank 1 on host", "ValueError: row 7 is odd"]),
+        (RAISING, 1, ["error: rank 1 on host", "ValueError: row 7 is odd"]),
         (ABORTING, 1, ["rank 1 on host"]),
     ],
     ids=["unused", "frozen", "different", "raising", "aborting"],

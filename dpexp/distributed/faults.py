@@ -40,7 +40,7 @@ class LostContact(PeerError):  # noqa: N818 - it reads as what happened
     kind = "LostContact"
 
 
-def told(who: Any, error: Exception) -> str:
+def told(who: Any, error: BaseException) -> str:
     """The error as one line of JSON, for the peers."""
     return json.dumps(
         {

@@ -72,7 +72,7 @@ class Alone:
         if error is not None:
             raise error
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, error: BaseException) -> BaseException:
         """What ended this rank: its own error, or the peer that took it down."""
         return error
 
@@ -134,11 +134,11 @@ class Ranks(Alone):
 
     # --- the end ---
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, error: BaseException) -> BaseException:
         """A peer's own error, or the names of those that are gone; an error of this rank is told to all."""
         if isinstance(error, PeerError):
             return error
-        found: list[Exception] = []
+        found: list[BaseException] = []
         # In a thread: over a link that was cut, a call to the store may not return.
         asking = threading.Thread(target=self._ask, args=(error, found), daemon=True)
         asking.start()
@@ -147,7 +147,7 @@ class Ranks(Alone):
             return found[0]
         return LostContact(f"lost contact with {self.members[0]}, through whom the ranks find each other")
 
-    def _ask(self, error: Exception, found: list[Exception]) -> None:
+    def _ask(self, error: BaseException, found: list[BaseException]) -> None:
         try:
             if is_communication(error):
                 found.append(self._called(error))
@@ -158,7 +158,7 @@ class Ranks(Alone):
             if not is_communication(error):
                 found.append(error)
 
-    def _called(self, error: Exception) -> Exception:
+    def _called(self, error: BaseException) -> PeerError:
         """Roll-call: who answers within a few seconds, who has failed, and who is missing."""
         self._store.set(f"present/{self.rank}", "")
         deadline = time.monotonic() + min(5.0, self._timeout_s)

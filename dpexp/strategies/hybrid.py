@@ -70,14 +70,14 @@ class Hybrid(Replicating):
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
-        if devices:
-            check_not_tied(model, self.hosts(model), "--host")
         if self.options.shard_embedding and not self.ranks.members:
             raise ConfigError("--shard-embedding: the rows are split over ranks: start them with torchrun")
         if self.options.shard_embedding and self.options.pipeline:
             raise ConfigError(
                 "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
             )
+        if devices:
+            check_not_tied(model, self.hosts(model), "--host")
         for name in self.hosts(model):
             module = model.get_submodule(name)
             if self.options.shard_embedding:
