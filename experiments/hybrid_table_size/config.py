@@ -61,9 +61,7 @@ CLAIMS = [
         "sparse-1000",
         ">",
         1.0,
-        "dense-1000",
-        stated="not shown",
-    ),
+        "dense-1000", stated="not shown"),
     Claim(
         "What moves to the accelerator does not grow with the table.",
         "moved_bytes",

@@ -1,4 +1,4 @@
-"""How do the rows of a batch fall on the devices?"""
+"""How do the rows of a batch fall on the devices of DataParallel?"""
 
 from dpexp.config import RunConfig
 from dpexp.experiment import Claim, Splits

@@ -55,14 +55,15 @@ CLAIMS = [
         "<",
         1.0,
         "single-large-2048",
+        stated="not shown",
     ),
     Claim("All compute what one device computes.", "verified", "*", "==", True),
 ]
 
 ANSWER = (
     "A step of two devices takes {ratio step_ms whole-small-8 single-small-8} the time of one for 8 rows of the small "
-    "model, and {ratio step_ms whole-large-2048 single-large-2048} for 2048 rows of the large one: what two devices pay is "
-    "fixed by the model, what they save grows with the rows."
+    "model, {ratio step_ms whole-small-2048 single-small-2048} for 2048 rows of it, and "
+    "{ratio step_ms whole-large-2048 single-large-2048} for 2048 rows of the large one."
 )
 COLUMNS = ("rows", "step_ms", "sample_us", "replicated_bytes")
 LABELS = {"small": "small model (64 wide)", "large": "large model (512 wide)"}
