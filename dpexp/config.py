@@ -21,7 +21,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class ConfigError(ValueError):
@@ -63,7 +63,67 @@ def option(
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """Options of a strategy that has none of its own; base of those that have."""
+    """Options of a strategy that has none of its own; base of those that have.
+
+    ``launcher`` names what starts the strategy's processes where nothing has started them yet; without
+    one the run is one process. ``in_ranks`` is True where a run may be one of several processes (ranks).
+    """
+
+    launcher: ClassVar[str | None] = None
+    in_ranks: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class RankOptions(StrategyOptions):
+    """Options of a strategy that may run as one of several ranks, started by torchrun."""
+
+    in_ranks: ClassVar[bool] = True
+
+    comm: str = option(
+        "auto",
+        "What the ranks talk through; auto is nccl on CUDA and gloo on the CPU.",
+        choices=("auto", "gloo", "nccl"),
+    )
+    comm_timeout: float = option(60.0, "Seconds after which a silent rank is given up.", min=1.0)
+    snapshot_every: int | None = option(
+        None, "Steps between snapshots, from which lost ranks, or --resume, go on.", min=1
+    )
+    resume: str = option("", "Go on with this run from its newest snapshot.", metavar="RUN")
+
+
+@dataclass(frozen=True)
+class LaunchOptions(RankOptions):
+    """Options of a strategy that starts torchrun's launcher on this host where none has started it."""
+
+    launcher: ClassVar[str | None] = "torchrun"
+
+    nnodes: str = option("1", "Hosts, as 2, or fewest:most as 1:2.", metavar="N[:M]")
+    rdzv_endpoint: str = option(
+        "", "Where the hosts meet; the same on each. Default: this host alone.", metavar="HOST:PORT"
+    )
+    join_timeout: float = option(600.0, "Seconds to wait for the other hosts.", min=1.0)
+    max_restarts: int = option(3, "Times that lost ranks are started anew.", min=0)
+
+
+@dataclass(frozen=True)
+class DdpOptions(LaunchOptions):
+    """Options of ``ddp``."""
+
+    bucket_mb: float = option(25.0, "Megabytes of gradients that are all-reduced together.", min=0.001)
+    find_unused: bool = option(
+        False,
+        "Look in every step for parameters that get no gradient, instead of refusing them.",
+        flag="--find-unused/--all-used",
+    )
+
+
+@dataclass(frozen=True)
+class FsdpOptions(LaunchOptions):
+    """Options of ``fsdp``."""
+
+    block: tuple[str, ...] = option(
+        ("*",), "Submodule to shard as a unit; repeat for several. * is every direct child.", metavar="NAME"
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +136,7 @@ class BlockOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class HybridOptions(StrategyOptions):
+class HybridOptions(RankOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
@@ -93,6 +153,11 @@ class HybridOptions(StrategyOptions):
         False,
         "Split the batch so that the host embeds one part while the accelerator works on the other.",
         flag="--pipeline/--serial",
+    )
+    shard_embedding: bool = option(
+        False,
+        "Under torchrun: each rank holds some rows of the embeddings, instead of all of them.",
+        flag="--shard-embedding/--whole-embedding",
     )
 
 
@@ -114,6 +179,8 @@ STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "functional": StrategyOptions,
     "hybrid": HybridOptions,
     "place": PlaceOptions,
+    "ddp": DdpOptions,
+    "fsdp": FsdpOptions,
 }
 
 STRATEGY_HELP: dict[str, str] = {
@@ -123,9 +190,11 @@ STRATEGY_HELP: dict[str, str] = {
     "functional": "data_parallel(module, inputs, devices), composed of the four primitives.",
     "hybrid": "Named submodules stay on the host, the rest goes to the accelerators.",
     "place": "Each submodule on the device that a device map names.",
+    "ddp": "DistributedDataParallel: one process a device, under torchrun.",
+    "fsdp": "FSDP2 fully_shard: one process a device, each with a part of every parameter.",
 }
 
-DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks"}
+DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks", "fsdp": "blocks"}
 """The default model by strategy; ``linear`` where a strategy is not named."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

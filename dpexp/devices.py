@@ -265,6 +265,20 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
+def random_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
+    """The states of the host's generator and of the CUDA devices', in order."""
+    cuda = [torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"]
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_random_states(devices: Iterable[torch.device], states: Sequence[torch.Tensor]) -> None:
+    """The inverse; devices for which there is no state keep theirs."""
+    torch.set_rng_state(states[0])
+    cuda = [device for device in devices if device.type == "cuda"]
+    for device, state in zip(cuda, states[1:], strict=False):
+        torch.cuda.set_rng_state(state, device)
+
+
 # --- clocks and memory ---------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from dpexp import devices, nested
 from dpexp.record import Row
 from dpexp.strategies.base import Placed
-from dpexp.strategies.wrapping import Forward, Part, Wrapper, parts
+from dpexp.strategies.wrapping import Part, Wrapper, parts
 
 EPOCH_LIMIT = 16
 """An epoch of more batches is observed by its first two and its last: the others repeat the first."""
@@ -41,7 +41,7 @@ class ShapeLog:
         handles = []
         seen: set[int] = set()
         for order, part in enumerate(parts(self._placed.module)):
-            if isinstance(part.module, Forward) or id(part.module) in seen:
+            if (isinstance(part.module, Wrapper) and part.module.transparent) or id(part.module) in seen:
                 continue
             seen.add(id(part.module))
             handles.append(part.module.register_forward_hook(self._hook(order, part), with_kwargs=True))
@@ -54,7 +54,7 @@ class ShapeLog:
     def _hook(self, order: int, part: Part) -> Callable[..., None]:
         wraps = isinstance(part.module, Wrapper)
         wrapped = bool(part.wrappers) and part.wrappers[-1].module is part.module
-        spoken_for = wrapped and not isinstance(part.wrappers[-1], Forward)
+        spoken_for = wrapped and not part.wrappers[-1].transparent
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
             device, replica = devices.here()
@@ -151,7 +151,7 @@ def device_map(placed: Placed) -> list[Row]:
 
 def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
     device = tensor.device if tensor.device.type != "cpu" else devices.home(part.module)
-    return {
+    row = {
         "module": part.name,
         "parameter": name,
         "kind": kind,
@@ -160,4 +160,23 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device),
         "replicas": [devices.label(each) for each in part.places[1:]],
+    }
+    return row | _sharded(part, tensor)
+
+
+def _sharded(part: Part, tensor: torch.Tensor) -> Row:
+    """What a row has of a parameter whose rows lie on several ranks: its ``bytes`` are this rank's."""
+    holder: Any = tensor if hasattr(tensor, "placements") else part.module
+    if hasattr(tensor, "placements"):
+        local, shape = holder.to_local(), list(tensor.shape)
+        placement = ", ".join(map(str, holder.placements))
+    elif hasattr(part.module, "placement"):
+        local, shape, placement = tensor, list(holder.whole_shape), holder.placement
+    else:
+        return {}
+    return {
+        "shape": shape,
+        "bytes": local.numel() * local.element_size(),
+        "local_shape": list(local.shape),
+        "placement": placement,
     }

@@ -78,6 +78,28 @@ class Timer:
         for name, ms in self._of_step.items():
             self.phases.setdefault(name, []).append(ms)
 
+    @property
+    def recording(self) -> bool:
+        """Whether a step is being recorded."""
+        return self._recording
+
+    def at_end(self, measure: Callable[[], None]) -> None:
+        """Call this when the step being recorded has ended, to ``add`` what was measured elsewhere."""
+        self._waiting.append(measure)
+
+    def start_ns(self, name: str) -> int | None:
+        """When the phase last began, on ``time.perf_counter_ns``; None where this step had none."""
+        for row in reversed(self.timeline):
+            if row["step"] == self._step and row["phase"] == name:
+                return self._zero_ns + int(row["start_us"] * 1e3)
+        return None
+
+    def add(self, name: str, device: torch.device, start_ns: int, end_ns: int) -> None:
+        """A part of the step just recorded that was measured elsewhere, on ``time.perf_counter_ns``."""
+        ms = (end_ns - start_ns) / 1e6
+        self._of_step[name] = self._of_step.get(name, 0.0) + ms
+        self._row(name, None, device, (start_ns - self._zero_ns) / 1e3, (end_ns - self._zero_ns) / 1e3)
+
     @contextmanager
     def _phase(self, name: str, device: torch.device) -> Iterator[None]:
         devices.synchronize(self._used)

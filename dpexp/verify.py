@@ -118,7 +118,10 @@ class Case:
         """What the layout computes."""
         candidate = copy.deepcopy(self.model).to(dtype)
         settle(candidate, self.still)
-        return self._compute(strategy.place(candidate, used, Timer()), dtype, strategy.config)
+        ranks = strategy.ranks
+        part = replace(self, batch=self.batch.part(ranks.rows))
+        found = part._compute(strategy.place(candidate, used, Timer()), dtype, strategy.config)
+        return Result(joined(ranks.gather(found.outputs)), found.gradients)
 
     def note(self) -> str:
         """What is compared in eval mode, and so not as it trains."""
@@ -134,13 +137,22 @@ class Case:
             if not config.eval:
                 loss = self.data.loss(outputs, devices.move(targets, placed.output_device))
                 if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    placed.turn.backward(loss, self.batch)
         gradients = {
-            name: _exact(parameter.grad.to_dense())
+            name: _exact(placed.turn.whole(name, parameter.grad).to_dense())
             for name, parameter in named_parameters(placed.module).items()
             if parameter.grad is not None
         }
-        return Result([_exact(each) for each in nested.tensors(outputs)], gradients)
+        own = nested.tensors(outputs) if self.batch.rows else ()  # a stand-in's outputs are nobody's
+        return Result([_exact(each) for each in own], gradients)
+
+
+def joined(by_rank: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The ranks' outputs, which hold some rows each, as those of the global batch."""
+    there = [outputs for outputs in by_rank if outputs]
+    if len(there) < 2:
+        return there[0] if there else []
+    return [torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*there, strict=True)]
 
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:

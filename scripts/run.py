@@ -81,15 +81,27 @@ def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
     from dpexp.run import execute
 
     outcome = execute(config, quiet=quiet)
+    record = outcome.record
+    if record is None:
+        return _ended_without_record(outcome.error)
     if as_json:
-        typer.echo(json.dumps(outcome.record.to_dict()))
+        typer.echo(json.dumps(record.to_dict()))
     elif not quiet:
-        typer.echo(report.summary(outcome.record))
+        typer.echo(report.summary(record))
     if outcome.delivery is not None and outcome.delivery.message:
         typer.echo(outcome.delivery.message, err=as_json or not outcome.delivery.complete)
     if outcome.error is not None:
         return _failed(outcome.error, debug)
     return cli.Exit.NOT_DELIVERED if outcome.delivery and not outcome.delivery.complete else cli.Exit.DONE
+
+
+def _ended_without_record(error: BaseException | None) -> int:
+    """A rank that does not record is silent, the first one speaks; ranks that never met have no Record."""
+    from dpexp.distributed import World
+
+    if error is not None and World.of() is None:
+        typer.echo(f"error: {error}", err=True)
+    return cli.Exit.FAILED if error is not None else cli.Exit.DONE
 
 
 def _failed(error: BaseException, debug: bool) -> int:

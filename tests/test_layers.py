@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-sweep  reproduce
+rank  sweep  reproduce
 run  preview  inventory  cli
 loop  plan                                  |  tracking
 observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |
-devices  distributed  environment  progress |
+distributed                                 |
+devices  environment  progress              |
 features  spec  nested  experiment
 mistakes
 config  record

@@ -53,7 +53,7 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
 
 
 def without_packed(rows: list[Row]) -> list[Row]:
-    """Without what the LSTM inside ``rnn`` gets: how long a packed batch is depends on its lengths' values."""
+    """Without what the LSTM inside ``rnn`` gets: a packed batch is as long as its lengths say."""
     return [row for row in rows if not row["module"].endswith("cells")]
 
 

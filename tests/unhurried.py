@@ -1,4 +1,4 @@
-"""A model for the browser test: each replica takes its time outside of Python's lock, so that they overlap."""
+"""A model for the browser test: replicas take their time outside of Python's lock, so that they overlap."""
 
 from __future__ import annotations
 

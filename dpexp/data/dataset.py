@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,18 +11,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp import nested
 from dpexp.data.chance import Order
 from dpexp.data.objective import Objective
 from dpexp.features import Features
 
+Share = Callable[[int], slice]
+"""Which rows of a global batch of so many rows a process computes."""
+
+STAND_IN = 2
+"""A rank without rows takes part with the first rows of the batch, weighted 0: the others wait for it.
+Two of them, because BatchNorm refuses a batch of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``inputs`` are the model's positional arguments; every tensor has ``rows`` rows in dimension 0."""
+    """``inputs`` are the model's positional arguments; every tensor has ``rows`` rows in dimension 0.
+
+    A rank's part of a global batch has ``rows`` of its ``of`` rows. Where that is none, the tensors hold
+    a stand-in (see ``STAND_IN``) that must count for nothing.
+    """
 
     inputs: tuple[Any, ...]
     targets: Any
     rows: int
+    of: int = -1
+
+    def __post_init__(self) -> None:
+        if self.of < 0:
+            object.__setattr__(self, "of", self.rows)
+
+    @property
+    def weight(self) -> float:
+        """The part of the global batch that these rows are."""
+        return self.rows / self.of if self.of else 1.0
+
+    def part(self, share: Share) -> Batch:
+        """The rows of this global batch that ``share`` gives."""
+        rows = share(self.rows)
+        taken = rows if rows.stop > rows.start else slice(0, STAND_IN)
+        inputs, targets = nested.map_tensors(lambda tensor: tensor[taken], (self.inputs, self.targets))
+        return Batch(inputs, targets, rows.stop - rows.start, self.rows)
 
 
 class Dataset:
@@ -60,13 +89,31 @@ class Dataset:
         raise NotImplementedError
 
     def batches(
-        self, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
+        self,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = True,
+        first: int = 0,
+        share: Share | None = None,
     ) -> Iterator[Batch]:
-        """One epoch; the last batch has what is left. The order depends on seed and epoch only."""
+        """One epoch; the last batch has what is left. The order depends on seed and epoch only.
+
+        ``first`` is the batch to begin with. With a ``share`` only those rows of each batch are fetched.
+        """
         order = Order(self.samples, seed, epoch) if shuffle else None
-        for start in range(0, self.samples, batch_size):
+        for start in range(first * batch_size, self.samples, batch_size):
             rows = slice(start, min(start + batch_size, self.samples))
-            yield self.take(rows if order is None else order[rows])
+            yield self._fetched(rows, order, share)
+
+    def _fetched(self, rows: slice, order: Order | None, share: Share | None) -> Batch:
+        count = rows.stop - rows.start
+        own = share(count) if share is not None else slice(0, count)
+        taken = own if own.stop > own.start else slice(0, min(count, STAND_IN))
+        there = slice(rows.start + taken.start, rows.start + taken.stop)
+        batch = self.take(there if order is None else order[there])
+        return Batch(batch.inputs, batch.targets, own.stop - own.start, count)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar: the mean over the rows."""

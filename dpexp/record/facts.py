@@ -78,6 +78,10 @@ class Record:
         out, for keys that fit no Record.
         """
         misfits = []
+        for key, length in entry.get("cut", {}).items():
+            holder, last = self._place(key)
+            if holder is not None and isinstance(holder.get(last), list):
+                del holder[last][length:]
         for key, value in entry.get("set", {}).items():
             if key == "schema":
                 check_schema(value, "journal")
@@ -170,14 +174,17 @@ def _rate(samples: Sequence[int], time_ms: Sequence[float]) -> float | None:
 
 
 def _coverage(timeline: Iterable[Row]) -> float | None:
-    """The part of the phase-timed steps that lies inside a phase: phases may nest and overlap."""
+    """The part of the phase-timed steps that lies inside a phase: phases may nest and overlap.
+
+    Replicas are left out: they lie inside a phase, or on another rank.
+    """
     whole = 0.0
     inside = 0.0
     spans: dict[int, list[tuple[float, float]]] = {}
     for row in timeline:
         if row["phase"] == "step":
             whole += row["end_us"] - row["start_us"]
-        else:
+        elif row.get("replica") is None:
             spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
     for of_step in spans.values():
         reached = float("-inf")

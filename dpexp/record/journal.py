@@ -6,9 +6,10 @@ a checksum of all that stands before it::
     {"seq":4,"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]},"from":{"steps.time_ms":100},
      "crc":"8d3f01aa"}
 
-``set`` gives keys their value, ``extend`` appends to lists, of which ``from`` tells the length before; a
-dotted key names a key of a dict. So a journal cut at any byte still holds everything before the cut, a
-damaged line takes nothing with it but itself, and a step keeps its number.
+``set`` gives keys their value, ``extend`` appends to lists, of which ``from`` tells the length before, and
+``cut`` shortens lists, where a run goes on from a snapshot before its last step; a dotted key names a key of
+a dict. So a journal cut at any byte still holds everything before the cut, a damaged line takes nothing with
+it but itself, and a step keeps its number.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Journal:
         journal._set, journal._extend, journal._length = {}, {}, {}
         tail = Tail(journal.path)
         for entry in tail:
+            journal._length |= entry.get("cut", {})
             for key, items in entry.get("extend", {}).items():
                 journal._length[key] = journal._length.get(key, 0) + len(items)
         journal._seq, journal._size = tail.lines, tail.offset
@@ -87,6 +89,19 @@ class Journal:
         """Append to lists of the Record."""
         added = {key: [*self._extend.get(key, ()), *items] for key, items in values.items()}
         self._extend = self._extend | added  # at once: Ctrl-C comes before or after, not between two lists
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Take back what stands in lists behind so many items: the run goes on from there.
+
+        Written at once. Raises JournalError.
+        """
+        self.flush()
+        shorter = {key: min(count, self._length.get(key, 0)) for key, count in lengths.items()}
+        try:
+            self._append({}, {}, shorter)
+        except OSError as error:
+            raise JournalError(f"{self.path}: {error.strerror}; {self._seq} lines are safe") from error
+        self._length |= shorter
 
     def flush(self) -> None:
         """Write what is buffered as one line, and wait until the disk has it. Raises JournalError."""
@@ -129,9 +144,13 @@ class Journal:
                 0
             ]
 
-    def _append(self, changes: Row, additions: dict[str, list[Any]]) -> None:
+    def _append(
+        self, changes: Row, additions: dict[str, list[Any]], shorter: Mapping[str, int] | None = None
+    ) -> None:
         """Write one line, or leave the file as it was and raise OSError."""
         entry: Row = {"seq": self._seq, "at": time.time_ns() // 1_000_000}
+        if shorter:
+            entry["cut"] = dict(shorter)
         if changes:
             entry["set"] = changes
         if additions:

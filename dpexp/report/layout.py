@@ -92,7 +92,12 @@ def split_module(group: Batches) -> list[str]:
 
 
 def moves(record: Record) -> list[Move]:
-    """What the largest batch moves: scatter and gather by replica, replicas' parameters, transfers."""
+    """What the largest batch moves: scatter and gather by replica, replicas' parameters, transfers.
+
+    Ranks fetch their own rows and keep their own copies: between them only gradients move.
+    """
+    if record.devices.get("ranks"):
+        return _all_reduced(record)
     groups = batches(record)
     if not groups:
         return []
@@ -114,6 +119,15 @@ def moves(record: Record) -> list[Move]:
             found.append(Move("gather", device, output, returned))
     found += _replicas(record.device_map)
     return [move for move in found if move.source != move.target and move.bytes]
+
+
+def _all_reduced(record: Record) -> list[Move]:
+    """A ring's all-reduce: a rank sends 2 (n - 1) / n of the gradients that all hold to the next."""
+    ring = [rank["device"] for rank in record.devices["ranks"]]
+    held = sum(row["bytes"] for row in record.device_map if row["kind"] == "parameter" and row["replicas"])
+    sent = 2 * (len(ring) - 1) * held // len(ring)
+    pairs = zip(ring, ring[1:] + ring[:1], strict=True)
+    return [Move("all-reduce", source, target, sent) for source, target in pairs if sent]
 
 
 def tensor_bytes(record: Record, dims: list[int], ids: Ids = frozenset()) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpexp.record import Record
-from dpexp.report import balance, costs, trust
+from dpexp.report import balance, costs, ranks, trust
 from dpexp.report.evidence import Evidence, Finding
 
 __all__ = ["RULES", "Finding", "find"]
@@ -21,6 +21,8 @@ RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
     costs.dense_gradient,
     costs.transfer,
     balance.idle_devices,
+    ranks.straggler,
+    ranks.exposed_allreduce,
     balance.output_memory,
     trust.unsteady_start,
     trust.noise,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.base import Needs, Placed, Strategy, Turn
 from dpexp.strategies.block import Block
+from dpexp.strategies.ddp import Ddp
+from dpexp.strategies.fsdp import Fsdp
 from dpexp.strategies.functional import Functional
 from dpexp.strategies.hybrid import Hybrid
 from dpexp.strategies.place import Place
@@ -11,7 +13,7 @@ from dpexp.strategies.single import Single
 from dpexp.strategies.whole import Whole
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place)
+    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp, Fsdp)
 }
 
-__all__ = ["STRATEGIES", "Needs", "Placed", "Strategy"]
+__all__ = ["STRATEGIES", "Needs", "Placed", "Strategy", "Turn"]

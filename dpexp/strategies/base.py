@@ -5,14 +5,36 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import nn
 
 from dpexp.config import RunConfig
+from dpexp.data import Batch
+from dpexp.distributed.group import Alone
 from dpexp.timing import Timer
+
+
+class Turn:
+    """How this process brings its part of a global batch to gradients; alone, all of it.
+
+    ``whole`` gives all of a tensor of which this process may hold a part only, and ``put`` writes all of
+    a tensor into the part; every rank must call them in the same order.
+    """
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """Gradients of the global batch's mean loss, on every parameter that this process holds."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` is the parameter of this name (as the model's author named it), or its gradient."""
+        return tensor.detach()
+
+    def put(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """The inverse of ``whole``."""
+        tensor.detach().copy_(value)
 
 
 @dataclass(frozen=True)
@@ -26,6 +48,7 @@ class Placed:
     input_device: torch.device
     output_device: torch.device
     devices: tuple[torch.device, ...]
+    turn: Turn = field(default_factory=Turn)
 
 
 @dataclass(frozen=True)
@@ -35,11 +58,13 @@ class Needs:
     ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
     ``prediction``: True if the user's layout may mix devices, which must be found out before a run opens.
     ``compile``: False if its modules are made anew at every step, so that compiling them never ends.
+    ``gradients``: True if every parameter that requires a gradient must get one in every step.
     """
 
     devices: bool
     prediction: bool = False
     compile: bool = True
+    gradients: bool = False
 
 
 class Strategy(ABC):
@@ -48,8 +73,9 @@ class Strategy(ABC):
     name: ClassVar[str]
     needs: ClassVar[Needs]
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, ranks: Alone | None = None) -> None:
         self.config = config
+        self.ranks = ranks or Alone()
 
     def configured(self, config: RunConfig) -> Strategy:
         """The same strategy with another config."""
@@ -72,6 +98,9 @@ class Strategy(ABC):
 
         Raises ConfigError.
         """
+
+    def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - most strategies do not mind
+        """Judge the parameters that get no gradient, where ``needs.gradients``. Raises ConfigError."""
 
     @abstractmethod
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:

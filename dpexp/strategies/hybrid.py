@@ -10,6 +10,10 @@ in the dense part:
 
     host     |embed 0|embed 1|
     device           |dense 0|dense 1|
+
+Under torchrun each rank has one accelerator. The dense part is then in DistributedDataParallel; the host
+modules are on every rank's host, their gradients all-reduced, or ``--shard-embedding`` gives each rank
+some of the rows (see ``tables``).
 """
 
 from __future__ import annotations
@@ -26,7 +30,18 @@ from dpexp.config import ConfigError, HybridOptions
 from dpexp.devices import HOST, move, on, physical, place
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
-from dpexp.strategies.wrapping import Transfer, Wrapper, check_not_tied, matching, place_own, rewire
+from dpexp.strategies.ddp import synchronized
+from dpexp.strategies.tables import HostTables, ShardedEmbedding, check_shardable, shard
+from dpexp.strategies.wrapping import (
+    Transfer,
+    Wrapper,
+    check_not_tied,
+    matching,
+    named_parameters,
+    parts,
+    place_own,
+    rewire,
+)
 from dpexp.timing import Timer
 
 MICRO_BATCHES = 2
@@ -55,10 +70,18 @@ class Hybrid(Replicating):
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
+        if self.options.shard_embedding and not self.ranks.members:
+            raise ConfigError("--shard-embedding: the rows are split over ranks: start them with torchrun")
+        if self.options.shard_embedding and self.options.pipeline:
+            raise ConfigError(
+                "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
+            )
         if devices:
             check_not_tied(model, self.hosts(model), "--host")
         for name in self.hosts(model):
             module = model.get_submodule(name)
+            if self.options.shard_embedding:
+                check_shardable(module, f"host module '{name}'")
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if self.options.sparse and not tables:
                 raise ConfigError(
@@ -74,13 +97,26 @@ class Hybrid(Replicating):
 
         def stage(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                return OnHost(place(child, HOST), stages)
+                tables = shard(child, self.ranks, name) if self.options.shard_embedding else child
+                return OnHost(place(tables, HOST), stages)
             return Dense(self._dense(child, stages), stages)
 
         rewire(model, hosts, stage, lambda module: place_own(module, stages.device))
         module = Pipelined(model, stages.device) if self.options.pipeline else model
         used = (HOST, *(each for each in devices if each != HOST))
-        return Placed(module, HOST, stages.device, used)
+        if not self.ranks.members:
+            return Placed(module, HOST, stages.device, used)
+        tables = {
+            name: each
+            for name, each in named_parameters(module).items()
+            if any(name.startswith(f"{host}.") for host in hosts)
+        }
+        shards = [
+            f"{part.name}.weight" for part in parts(module) if isinstance(part.module, ShardedEmbedding)
+        ]
+        turn = HostTables(self.ranks, tables, shards, timer)
+        module = synchronized(module, stages.device, timer, apart=tables.values())
+        return Placed(module, HOST, stages.device, used, turn)
 
     def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
         place(child, stages.device)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -36,6 +36,8 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     places: tuple[torch.device, ...] = ()
+    transparent: ClassVar[bool] = False
+    """True where inputs and outputs are the wrapped module's own, so that they are observed once."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,6 +51,8 @@ class Wrapper(nn.Module):
 
 class Forward(Wrapper):
     """Times the module's call as one phase, ``forward`` unless it is named."""
+
+    transparent = True
 
     def __init__(self, module: nn.Module, timer: Timer, phase: str = "forward") -> None:
         super().__init__()

@@ -175,6 +175,10 @@ class Upload:
         with ledger.delivering(journal.parent, wait_s=30):
             return Upload(self.store, journal).attach()[1]
 
+    def go_on(self) -> None:
+        """A run that had ended goes on: it is running again."""
+        self.store.client.update_run(self.attach()[1], status="RUNNING")
+
     # --- when the run is over --------------------------------------------------------------------
 
     def complete(self) -> Delivery:

@@ -93,10 +93,10 @@ class Uploader:
         """The process id of the worker."""
         return self._process.pid
 
-    def open(self, journal: Path) -> None:
-        """The run has begun: deliver from this journal. Never blocks."""
+    def open(self, journal: Path, *, again: bool = False) -> None:
+        """The run has begun, or begun ``again``: deliver from this journal. Never blocks."""
         self._run_id = journal.parent.name
-        self._tell({"do": "open", "journal": str(journal.resolve())})
+        self._tell({"do": "open", "journal": str(journal.resolve()), "again": again})
 
     def read_on(self) -> None:
         """There is more in the journal. Never blocks, and costs one small write."""

@@ -42,6 +42,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.journal: Path | None = None
+        self.begun_again = False
         self.sampler: system.Sampler | None = None
         self.is_over = False
         self._parent = os.getppid()
@@ -52,6 +53,7 @@ class Pipe:
         for line in sys.stdin.buffer:
             command: Row = json.loads(line)
             if command["do"] == "open":
+                self.begun_again = command["again"]
                 self._opened(Path(command["journal"]))
             elif command["do"] in ("finish", "abandon"):
                 break
@@ -64,12 +66,17 @@ class Pipe:
         self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
         self.journal = journal
 
+    @property
+    def has_parent(self) -> bool:
+        """Whether the main process lives."""
+        return os.getppid() == self._parent
+
     def wait(self) -> None:
         """Until there is news, or it is time to look by oneself."""
         self._news.wait(WAKE_S)
         self._news.clear()
         # A child of the main process may hold the pipe open after its death.
-        self.is_over |= os.getppid() != self._parent
+        self.is_over |= not self.has_parent
 
 
 class Worker:
@@ -93,7 +100,8 @@ class Worker:
             return
         sys.stderr = Log(journal.with_name(LOG))
         try:
-            with ledger.delivering(journal.parent, wait_s=0):
+            # The uploader of the process before, which died, may still be at its last delivery.
+            with ledger.delivering(journal.parent, wait_s=PATIENCE_S if self._pipe.begun_again else 0):
                 while not self._pipe.is_over:
                     self._advance(journal)
                     self._pipe.wait()
@@ -124,7 +132,7 @@ class Worker:
             self._pause_s = min(30.0, 2 * self._pause_s)
 
     def _finish(self, journal: Path) -> Delivery:
-        _wait_until_closed(journal)
+        _wait_until_closed(journal, self._pipe)
         try:
             return self._opened(journal).facts()
         except Exception as error:  # as above; the traceback is in the log
@@ -147,14 +155,19 @@ class Worker:
     def _opened(self, journal: Path) -> Upload:
         self._store.open()
         if self._upload is None:
-            self._upload = Upload(self._store, journal, fresh=True)
+            self._upload = Upload(self._store, journal, fresh=not self._pipe.begun_again)
+            if self._pipe.begun_again:
+                self._upload.go_on()
         return self._upload
 
 
-def _wait_until_closed(journal: Path) -> None:
-    """The main process's last moments: its pipe may close before its lock is gone."""
+def _wait_until_closed(journal: Path, pipe: Pipe) -> None:
+    """The main process's last moments: its pipe may close before its lock is gone.
+
+    Where it has gone and the journal is open, the run goes on in another process, and so in other hands.
+    """
     deadline = time.monotonic() + PATIENCE_S
-    while is_open(journal) and time.monotonic() < deadline:
+    while is_open(journal) and pipe.has_parent and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
