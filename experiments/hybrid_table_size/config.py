@@ -61,7 +61,9 @@ CLAIMS = [
         "sparse-1000",
         ">",
         1.0,
-        "dense-1000", stated="not shown"),
+        "dense-1000",
+        stated="not shown",
+    ),
     Claim(
         "What moves to the accelerator does not grow with the table.",
         "moved_bytes",
