@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -52,13 +53,19 @@ def shapes(value: Any) -> list[list[int]]:
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in the dtype (complex ones in its complex kind); ids and labels stay."""
+    return map_tensors(lambda tensor: _cast(tensor, dtype), value)
 
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_complex():
-            return tensor.to(dtype.to_complex())
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return map_tensors(change, value)
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module, its parameters and buffers cast in place as ``cast`` does: complex ones stay complex."""
+    module._apply(lambda tensor: _cast(tensor, dtype))  # type: ignore[no-untyped-call]
+    return module
 
 
 def _is_dataclass(value: Any) -> bool:

@@ -89,6 +89,7 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     with stop.listening():
         error = _recorded(prepared, journal, uploader, quiet or not records, stop)
         with stop.held():  # what is left is to say how it ended
+            prepared.release()
             return _ended(prepared, journal, uploader, error)
 
 

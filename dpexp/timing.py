@@ -36,7 +36,7 @@ class Timer:
         self.phases: dict[str, list[float]] = {}
         self.timeline: list[Row] = []
         self._used = tuple(used)
-        self._recording = False
+        self.is_recording = False
         self._step = -1
         self._zero_ns = 0
         self._of_step: dict[str, float] = {}
@@ -46,11 +46,11 @@ class Timer:
 
     def phase(self, name: str, device: torch.device = devices.HOST) -> AbstractContextManager[None]:
         """``with timer.phase("scatter"):`` a part of the step; may nest, and occur several times."""
-        return self._phase(name, device) if self._recording else _NOTHING
+        return self._phase(name, device) if self.is_recording else _NOTHING
 
     def replica(self, name: str, replica: int, device: torch.device) -> AbstractContextManager[None]:
         """The part of phase ``name`` that one replica spends on its device; called in its thread."""
-        if not self._recording:
+        if not self.is_recording:
             return _NOTHING
         return (
             self._by_events(name, replica, device)
@@ -62,7 +62,7 @@ class Timer:
     def step(self) -> Iterator[None]:
         """Record one step, from idle devices to idle devices."""
         devices.synchronize(self._used)
-        self._recording, self._step, self._of_step = True, self._step + 1, {}
+        self.is_recording, self._step, self._of_step = True, self._step + 1, {}
         self._zero_ns = self._zero_ns or time.perf_counter_ns()
         start = self._now_us()
         self._anchors = {device: self._anchor(device) for device in set(self._used) if device.type == "cuda"}
@@ -71,7 +71,7 @@ class Timer:
             devices.synchronize(self._used)
             self._row("step", None, devices.HOST, start, self._now_us())
         finally:
-            self._recording = False
+            self.is_recording = False
         for resolve in self._waiting:
             resolve()
         self._waiting = []
@@ -81,7 +81,7 @@ class Timer:
     @property
     def recording(self) -> bool:
         """Whether a step is being recorded."""
-        return self._recording
+        return self.is_recording
 
     def at_end(self, measure: Callable[[], None]) -> None:
         """Call this when the step being recorded has ended, to ``add`` what was measured elsewhere."""

@@ -109,14 +109,14 @@ class Case:
 
     def on_single_device(self, dtype: torch.dtype, config: RunConfig) -> Result:
         """What the host alone computes."""
-        reference = copy.deepcopy(self.model).to(dtype)
+        reference = nested.cast_module(copy.deepcopy(self.model), dtype)
         settle(reference, self.still)
         single = Placed(reference, devices.HOST, devices.HOST, (devices.HOST,))
         return self._compute(single, dtype, config)
 
     def laid_out(self, strategy: Strategy, used: Sequence[torch.device], dtype: torch.dtype) -> Result:
         """What the layout computes."""
-        candidate = copy.deepcopy(self.model).to(dtype)
+        candidate = nested.cast_module(copy.deepcopy(self.model), dtype)
         settle(candidate, self.still)
         ranks = strategy.ranks
         part = replace(self, batch=self.batch.part(ranks.rows))

@@ -85,14 +85,15 @@ def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
     if record is None:
         return _ended_without_record(outcome.error)
     if as_json:
-        typer.echo(json.dumps(record.to_dict()))
+        typer.echo(record.to_json())
     elif not quiet:
         typer.echo(report.summary(record))
-    if outcome.delivery is not None and outcome.delivery.message:
-        typer.echo(outcome.delivery.message, err=as_json or not outcome.delivery.complete)
+    delivery = outcome.delivery
+    if delivery is not None and delivery.message and not (quiet and delivery.complete):
+        typer.echo(delivery.message, err=as_json or not delivery.complete)
     if outcome.error is not None:
         return _failed(outcome.error, debug)
-    return cli.Exit.NOT_DELIVERED if outcome.delivery and not outcome.delivery.complete else cli.Exit.DONE
+    return cli.Exit.NOT_DELIVERED if delivery is not None and not delivery.complete else cli.Exit.DONE
 
 
 def _ended_without_record(error: BaseException | None) -> int:

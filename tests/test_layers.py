@@ -22,6 +22,9 @@ dpexp
 rank  sweep  reproduce
 run  preview  inventory  cli
 loop  plan                                  |  tracking
+trial                                       |
+seen                                        |
+prepare                                     |
 observe  verify  diagnosis                  |  report
 strategies                                  |
 parallel  models  data  timing              |

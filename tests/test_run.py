@@ -183,6 +183,58 @@ def test_a_run_that_never_starts_leaves_no_trace(dpexp_home: Path) -> None:
     assert not list(dpexp_home.iterdir())
 
 
+def test_a_run_leaves_torchs_threads_as_it_found_them(dpexp_home: Path) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    config = RunConfig("single", steps=2, threads=before + 1, devices="cpu", track=False)
+    assert dpexp.run(config, quiet=True).environment["threads"] == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_model_that_raises_late_leaves_every_step_before(dpexp_home: Path, tmp_path: Path) -> None:
+    source = tmp_path / "late.py"
+    source.write_text(
+        "import torch\n"
+        "class Late(torch.nn.Linear):\n"
+        "    calls = 0\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "    def forward(self, x):\n"
+        "        Late.calls += 1\n"
+        "        if Late.calls == 60:\n"
+        "            raise ValueError('the 60th call')\n"
+        "        return super().forward(x)\n"
+        "def build():\n"
+        "    return Late(5, 2)\n"
+    )
+    with pytest.raises(ValueError, match="the 60th call"):
+        dpexp.run(RunConfig("single", model=f"{source}:build", devices="cpu", track=False), quiet=True)
+    record = only_run(dpexp_home)
+    assert record.status == "failed"
+    assert len(record.steps["time_ms"]) == len(record.steps["loss"]) >= 30
+
+
+def test_complex_parameters_stay_complex(dpexp_home: Path, tmp_path: Path) -> None:
+    source = tmp_path / "waves.py"
+    source.write_text(
+        "import torch\n"
+        "class Waves(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.phase = torch.nn.Parameter(torch.randn(5, 2, dtype=torch.complex64))\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "    def forward(self, x):\n"
+        "        return (x.to(self.phase.dtype) @ self.phase).abs()\n"
+        "def build():\n"
+        "    return Waves()\n"
+    )
+    record = dpexp.run(RunConfig("whole", model=f"{source}:build", virtual=2, track=False), quiet=True)
+    assert record.device_map[0]["dtype"] == "complex64"
+    assert record.verification["passed"] is True
+
+
 def test_run_returns_a_record_that_a_notebook_can_show(dpexp_home: Path) -> None:
     record: Any = dpexp.run(RunConfig("whole", virtual=2, steps=3, track=False), quiet=True)
     assert isinstance(record, dpexp.Record)
