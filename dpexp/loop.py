@@ -21,6 +21,7 @@ __all__ = [
     "Prepared",
     "Progress",
     "RunError",
+    "Seen",
     "Silent",
     "Trial",
     "describe",

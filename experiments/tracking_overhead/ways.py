@@ -104,6 +104,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     """
     from dpexp import loop
     from dpexp.config import RunConfig
+    from dpexp.distributed import Stop
     from dpexp.progress import Bar
     from dpexp.record import Journal
     from dpexp.timing import Timer
@@ -119,9 +120,10 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     ):
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
-        trial = loop.Trial(prepared, placed, Timer(()), journal, bar, lambda: None)
-        trial.warm_up()
+        seen = loop.Seen(prepared, placed)
         for _ in range(TURNS):
+            trial = loop.Trial(prepared, placed, Timer(()), journal, bar, lambda: None, seen, Stop())
+            trial.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):
                 bare_step(x, y)
