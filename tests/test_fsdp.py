@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
-from launching import record, run, torchrun
+from launching import record, run, start, torchrun, wait
 
 from dpexp.config import ConfigError, RunConfig
 from dpexp.loop import prepare
+from dpexp.models import MODELS
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
@@ -78,3 +82,15 @@ def test_tables_are_sharded_by_rows_over_ranks() -> None:
 def test_sharding_without_ranks_is_refused(options: dict[str, bool], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(RunConfig("hybrid", virtual=1, options=options))
+
+
+def test_every_model_computes_the_same_in_ranks() -> None:
+    """One start of two ranks for all models: 4 rows and 3."""
+    agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = wait(start(*agent, str(Path(__file__).with_name("every_model_in_ranks.py"))))
+    assert done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert set(found) == {f"{strategy} {model}" for strategy in ("ddp", "fsdp") for model in MODELS}
+    for name, (passed, output_error, gradient_error) in found.items():
+        assert passed is True, name
+        assert max(output_error, gradient_error) < 1e-12, name
