@@ -30,7 +30,7 @@ from dpexp.strategies.wrapping import Forward, named_parameters, parts
 from dpexp.timing import Timer
 from dpexp.verify import digest
 
-FLUSH_SECONDS = 0.8
+FLUSH_SECONDS = 0.5
 """Longest time that measured steps wait in memory: what a SIGKILL can lose. Several ranks write, and look
 whether one was asked to stop, after as many steps as the last ones say that this time holds."""
 

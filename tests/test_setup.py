@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -139,9 +140,9 @@ def test_tests_import_only_declared_dependencies() -> None:
 
 def installed(python: Path) -> dict[str, str]:
     """{name: version} of an environment, without the local part of a version (torch's ``+cpu``)."""
-    freeze = subprocess.run(
-        [python, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
-    )
+    speaking = os.environ | {"PIP_QUIET": "0"}  # whatever quiet the caller asked of pip
+    command = [python, "-m", "pip", "list", "--format", "json"]
+    freeze = subprocess.run(command, capture_output=True, text=True, check=True, env=speaking)
     return {
         canonicalize_name(row["name"]): row["version"].partition("+")[0] for row in json.loads(freeze.stdout)
     }

@@ -25,6 +25,8 @@ from dpexp.tracking.uploader import Delivery
 BATCH = 1000
 """Points a call: MLflow's limit."""
 SYSTEM = "system.jsonl"
+TRIES = 3
+"""How often the facts are begun anew where another machine delivers the same run at the same moment."""
 
 
 class Upload:
@@ -190,12 +192,14 @@ class Upload:
         """Deliver everything that the Record says, and end the MLflow run."""
         from mlflow.exceptions import MlflowException
 
-        try:
-            return self._facts()
-        except MlflowException:
-            if not self._is_gone():
-                raise
-            return self._facts()
+        for _ in range(TRIES - 1):
+            try:
+                return self._facts()
+            except MlflowException as error:
+                if not _collided(error) and not self._is_gone():
+                    raise
+                self._in_doubt = True
+        return self._facts()
 
     def pictures(self) -> Delivery:
         """Deliver what is drawn from the Record: slow, and of no account to whoever waits for the facts."""
@@ -275,3 +279,8 @@ class Upload:
             except Exception as error:  # whatever a figure trips over, the run itself is delivered
                 problems.append(f"without its {name} ({type(error).__name__}: {describe(error)})")
         return problems
+
+
+def _collided(error: Exception) -> bool:
+    """Whether another process wrote the same tag or param between this one's question and its write."""
+    return "UniqueViolation" in str(error) or "UNIQUE constraint" in str(error)
