@@ -96,14 +96,14 @@ def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
     process = start(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
-    until_step(dpexp_home, 20, process)
+    until_step(dpexp_home, 1, process)
     process.send_signal(signal.SIGTERM)
     stopped = wait(process)
     assert stopped.returncode == 143, stopped.stderr[-3000:]
     half = json.loads(stopped.stdout)
     assert half["status"] == "killed"
     done = len(half["steps"]["loss"])
-    assert 20 <= done < STEPS
+    assert 1 <= done < STEPS
     again = start(
         SCRIPT, *words(tmp_path, every=1000), "--devices", "2", "--resume", "last", "--track-timeout", "60"
     )
