@@ -79,8 +79,9 @@ class Prepared:
 
     def own(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
         """This rank's part of each of them."""
+        share = self.ranks.rows if self.ranks.size > 1 else None
         return self.data.batches(
-            self.config.batch_size, seed=self.config.seed, epoch=epoch, first=first, share=self.ranks.rows
+            self.config.batch_size, seed=self.config.seed, epoch=epoch, first=first, share=share
         )
 
 

@@ -89,6 +89,7 @@ class Trial:
     def __post_init__(self) -> None:
         config = self.prepared.config
         parameters = [each for each in self.placed.module.parameters() if each.requires_grad]
+        self._parameters = parameters
         self._inputs_on_host = devices.physical(self.placed.input_device) == devices.HOST
         self._outputs_on_host = devices.physical(self.placed.output_device) == devices.HOST
         self._untimed = self.placed.module
@@ -109,8 +110,7 @@ class Trial:
                 return self._loss(self._outputs(batch, self._untimed), batch)
         loss = self._loss(self._outputs(batch, self._untimed), batch)
         self.placed.turn.backward(loss, batch)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._update(self._optimizer)
         return loss if self._outputs_on_host else loss.detach()
 
     def timed_step(self, batch: Batch) -> None:
@@ -125,8 +125,12 @@ class Trial:
         with phase("backward", device):
             self.placed.turn.backward(loss, batch)
         with phase("optimizer", device):
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            self._update(self._optimizer)
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        for each in self._parameters:  # zero_grad does the same, and opens a profiler's span around it
+            each.grad = None
 
     def _outputs(self, batch: Batch, module: nn.Module) -> Any:
         inputs = batch.inputs
@@ -180,13 +184,17 @@ class Trial:
         """Steps that were not written when the run broke off; several ranks can no longer add theirs up."""
         if self.prepared.ranks.size == 1 and self._times_ms:
             done = min(len(self._times_ms), len(self._losses), len(self._rows))
-            self.journal.extend(
-                {
-                    "steps.time_ms": [round(ms, 6) for ms in self._times_ms[:done]],
-                    "steps.loss": [float(loss) for loss in self._losses[:done]],
-                    "steps.samples": [of for _, of in self._rows[:done]],
-                }
-            )
+            self._tell(self._times_ms[:done], [float(loss) for loss in self._losses[:done]])
+
+    def _tell(self, times_ms: list[float], losses: list[float]) -> None:
+        """These steps, the oldest that were not written, are the journal's to write."""
+        self.journal.extend(
+            {
+                "steps.time_ms": [round(ms, 6) for ms in times_ms],
+                "steps.loss": losses,
+                "steps.samples": [of for _, of in self._rows[: len(losses)]],
+            }
+        )
 
     def _time(self, batches: Iterator[Batch]) -> None:
         clock, used = time.perf_counter, self.placed.devices
@@ -225,13 +233,7 @@ class Trial:
             return False
         losses, times_ms, stops = self._together()
         done, last_ms = len(losses), times_ms[-1]
-        self.journal.extend(
-            {
-                "steps.time_ms": [round(ms, 6) for ms in times_ms],
-                "steps.loss": losses,
-                "steps.samples": [of for _, of in self._rows],
-            }
-        )
+        self._tell(times_ms, losses)
         self._losses, self._times_ms, self._rows = [], [], []
         self.journal.flush()
         self._due = time.perf_counter() + FLUSH_SECONDS

@@ -108,8 +108,10 @@ class Dataset:
             yield self._fetched(rows, order, share)
 
     def _fetched(self, rows: slice, order: Order | None, share: Share | None) -> Batch:
+        if share is None:
+            return self.take(rows if order is None else order[rows])
         count = rows.stop - rows.start
-        own = share(count) if share is not None else slice(0, count)
+        own = share(count)
         taken = own if own.stop > own.start else slice(0, min(count, STAND_IN))
         there = slice(rows.start + taken.start, rows.start + taken.stop)
         batch = self.take(there if order is None else order[there])
