@@ -30,14 +30,14 @@ def list_(
     from dpexp.record.listing import table
     from dpexp.tracking.ledger import delivered
 
-    known = heads(home() / "runs")[:limit]
+    known = heads(_runs())[:limit]
     there = delivered(home(), [head.run_id for head in known])
     if as_json:
         typer.echo(json.dumps([{**head.to_dict(), "delivered": there[head.run_id]} for head in known]))
     elif known:
         typer.echo(table(known, there))
     else:
-        typer.echo(f"no run yet in {home() / 'runs'}: python scripts/run.py hybrid makes one", err=True)
+        typer.echo(f"no run yet in {_runs()}: python scripts/run.py hybrid makes one", err=True)
 
 
 @app.command()
@@ -68,8 +68,11 @@ def sync(
     """Deliver to MLflow what is missing there, once; without RUN every run that is not delivered."""
     from dpexp.tracking import sync
 
+    _runs()
     folders = [folder for word in runs for folder in _named(word)] if runs else sync.undelivered(home())
-    _deliver(folders, again, "everything is delivered")
+    kept = 0 if folders else len(sync.untracked(home()))
+    stay = f"; {kept} with --no-track stay here, unless they are named" if kept else ""
+    _deliver(folders, again, f"everything is delivered{stay}")
 
 
 @app.command()
@@ -77,6 +80,7 @@ def reap() -> None:
     """Close the runs whose process died: their Record is written, and MLflow no longer shows them running."""
     from dpexp.tracking import sync
 
+    _runs()
     dead = sync.dead(home())
     for folder in dead:
         typer.echo(_line(sync.close(folder)))
@@ -100,6 +104,13 @@ def reproduce(
     result = again.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
     typer.echo(terminal.text(again.tell(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
+
+
+def _runs() -> Path:
+    """Where the runs lie; ConfigError where DPEXP_HOME is mistyped."""
+    if not home().is_dir():
+        raise ConfigError(f"DPEXP_HOME {home()} is no directory: make it, or correct DPEXP_HOME")
+    return home() / "runs"
 
 
 def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
@@ -130,14 +141,14 @@ def _named(word: str) -> list[Path]:
     found = journals(path)
     if not found:
         raise ConfigError(f"no journal.jsonl in {path}, nor in a folder of it")
-    return [adopt(journal, home() / "runs") for journal in found]
+    return [adopt(journal, _runs()) for journal in found]
 
 
 def _find(word: str) -> Path:
     from dpexp.record import UnknownRunError, find
 
     try:
-        return find(home() / "runs", word)
+        return find(_runs(), word)
     except UnknownRunError as error:
         raise ConfigError(str(error)) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -187,6 +188,15 @@ def test_a_missing_host_is_told_in_time() -> None:
     done = run("ddp", "--devices", "1", *words)
     assert done.returncode == 1
     assert "fewer than 2 hosts met at 127.0.0.1:29517 within 3 s" in done.stderr
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        done = run("ddp", "--devices", "1", "--nnodes", "2", "--rdzv-endpoint", endpoint)
+    assert done.returncode == 1
+    assert f"port of --rdzv-endpoint {endpoint} is in use on this host: choose another" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_torchrun_and_devices_must_agree() -> None:

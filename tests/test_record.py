@@ -53,6 +53,31 @@ def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> s
     )
 
 
+# --- durability ----------------------------------------------------------------------------------
+
+
+def test_every_flush_waits_for_the_disk_and_a_new_journals_name_is_durable(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((path, os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with Journal(runs, "durable") as journal:
+        made = {path for path, _ in synced}
+        assert {str(runs), str(runs / "durable")} <= made
+        for number in range(3):
+            journal.extend({"steps.loss": [number]})
+            journal.flush()
+            assert synced[-1] == (str(journal.path), journal.path.stat().st_size)
+            assert len([path for path, _ in synced if path == str(journal.path)]) == number + 1
+
+
 # --- folding -------------------------------------------------------------------------------------
 
 

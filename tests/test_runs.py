@@ -67,6 +67,13 @@ def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
     assert f"no run yet in {dpexp_home / 'runs'}" in listed.stderr
 
 
+@pytest.mark.parametrize("arguments", [("list",), ("show", "last"), ("sync",), ("reap",)])
+def test_a_mistyped_home_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = script("runs.py", *arguments, DPEXP_HOME=str(tmp_path / "mistyped"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: DPEXP_HOME {tmp_path / 'mistyped'} is no directory")
+
+
 @pytest.mark.parametrize("command", ["show", "sync"])
 @pytest.mark.parametrize("word", ["../secret", "/etc", "..", "nothing", "%2e%2e"])
 def test_no_word_leads_out_of_the_runs(runs: Path, tmp_path: Path, command: str, word: str) -> None:
@@ -100,7 +107,8 @@ def test_a_newer_journal_is_refused_with_what_to_install(runs: Path) -> None:
 def test_sync_says_when_nothing_is_left_and_leaves_untracked_runs_alone(runs: Path) -> None:
     config = {"strategy": "whole", "track": False}
     finish(journals.whole(runs, "private", config=config))
-    assert script("runs.py", "sync").stdout == "everything is delivered\n"
+    told = "everything is delivered; 1 with --no-track stay here, unless they are named\n"
+    assert script("runs.py", "sync").stdout == told
     assert not (runs.parent / "mlflow.db").exists()
 
 

@@ -70,7 +70,8 @@ def test_no_run_leaves_no_trace(dpexp_home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "status"), [("kill", -9, "killed"), ("exit", 7, "killed"), ("raise", 0, "failed")]
+    ("how", "code", "status"),
+    [("kill", -9, "killed"), ("exit", 7, "killed"), ("memory", 1, "killed"), ("raise", 0, "failed")],
 )
 def test_however_a_run_dies_it_ends_in_mlflow(
     dpexp_home: Path, uri: str, how: str, code: int, status: str

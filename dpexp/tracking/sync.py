@@ -32,8 +32,17 @@ class Result:
 
 def undelivered(home: Path) -> list[Path]:
     """The runs that are to be tracked and are not complete in this environment's store."""
+    return [folder for folder in _incomplete(home) if _is_tracked(folder)]
+
+
+def untracked(home: Path) -> list[Path]:
+    """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
+    return [folder for folder in _incomplete(home) if not _is_tracked(folder)]
+
+
+def _incomplete(home: Path) -> list[Path]:
     store = Store.of(home).name
-    return [f for f in folders(home / "runs") if not ledger.is_complete(f, store) and _is_tracked(f)]
+    return [folder for folder in folders(home / "runs") if not ledger.is_complete(folder, store)]
 
 
 def dead(home: Path) -> list[Path]:
