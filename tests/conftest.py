@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,15 @@ def pytest_configure() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     # Models of a few numbers gain nothing from a second thread, and with every core busy they lose much.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    obey_signals()
+
+
+def obey_signals() -> None:
+    """A shell starts what runs in the background with Ctrl-C ignored, nohup with hang-ups, and so would be
+    every process that a test starts: those are to be ended by them."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_unconfigure() -> None:

@@ -19,7 +19,9 @@ SKIPS = {
 }
 
 
-def pytest_on(source: str, folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
+def pytest_on(
+    source: str, folder: Path, ci: str, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a module of tests under this conftest in a process and a folder of its own."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text(
@@ -27,7 +29,7 @@ def pytest_on(source: str, folder: Path, ci: str) -> subprocess.CompletedProcess
     )
     (folder / "test_inner.py").write_text(source)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"],
+        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"],
         cwd=folder,
         env=os.environ | {"CI": ci},
         capture_output=True,
@@ -68,3 +70,17 @@ def test_home_is_this_tests_own_and_nothing_else_is_set(tmp_path: Path, dpexp_ho
     assert not list(dpexp_home.iterdir())
     ours = {name for name in os.environ if name.startswith(("DPEXP_", "MLFLOW_"))}
     assert ours == {"DPEXP_HOME", "MLFLOW_DISABLE_TELEMETRY"}
+
+
+def test_what_a_test_starts_obeys_ctrl_c_though_the_tests_run_in_the_background(tmp_path: Path) -> None:
+    source = (
+        "import signal, subprocess, sys\n"
+        "def test_a():\n"
+        "    code = 'import signal, time; print(signal.getsignal(signal.SIGINT)); time.sleep(60)'\n"
+        "    process = subprocess.Popen([sys.executable, '-u', '-c', code], stdout=subprocess.PIPE)\n"
+        "    assert b'default_int_handler' in process.stdout.readline()\n"
+        "    process.send_signal(signal.SIGINT)\n"
+        "    assert process.wait(30) != 0\n"
+    )
+    run = pytest_on(source, tmp_path, ci="", before=("sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"))
+    assert run.returncode == 0, run.stdout
