@@ -31,11 +31,18 @@ ALONE = [
     "--disable-sync",
 ]
 PATIENCE_MS = 30_000
+RUN = ["whole", "--model", "unhurried:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
+CONFIG = """
+from dpexp.config import RunConfig
+from dpexp.experiment import Bars, Claim
+QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
 RUNS = {
-    "overlap": ["whole", "--model", "unhurried:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"],
-    "one": ["whole", "--virtual", "1", "--experiment", "sweep"],
-    "three": ["whole", "--virtual", "3", "--experiment", "sweep"],
+    "single": RunConfig("single", devices="cpu", steps=6, threads=1),
+    "three": RunConfig("whole", virtual=3, steps=6, threads=1),
 }
+CLAIMS = [Claim("Three cost more.", "step_ms", "three", ">", 1.0, "single")]
+ANSWER, FIGURE = "They take {value step_ms three}.", Bars("", "step_ms", {"single": "", "three": ""})
+"""
 REMEMBERED = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.panelOpen_v1": "false",
@@ -46,7 +53,7 @@ REMEMBERED = {
 
 @dataclass
 class Visit:
-    """A browser page on the MLflow UI of three real runs, with every request that it made."""
+    """A browser page on the MLflow UI of a real run and a real sweep, with every request that it made."""
 
     page: Page
     links: dict[str, str]
@@ -70,32 +77,23 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DPEXP_HOME with three real runs, delivered to its store side by side."""
+    """A DPEXP_HOME with a real run and a real sweep of two, delivered to its store side by side."""
     folder = tmp_path_factory.mktemp("home")
-    env = os.environ | {
-        "DPEXP_HOME": str(folder),
-        "PYTHONPATH": str(ROOT / "tests"),
-        "DPEXP_TRACK_TIMEOUT": "60",
-    }
+    asked = tmp_path_factory.mktemp("experiments") / "replicas"
+    asked.mkdir()
+    (asked / "config.py").write_text(CONFIG)
+    env = os.environ | {"DPEXP_HOME": str(folder), "PYTHONPATH": str(ROOT / "tests")}
+    run = ["scripts/run.py", *RUN, "--run-name", "overlap", "--quiet", "--track-timeout", "120"]
     started = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "scripts/run.py",
-                *arguments,
-                "--run-name",
-                name,
-                "--quiet",
-                "--track-timeout",
-                "120",
-            ],
+            [sys.executable, *command],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for name, arguments in RUNS.items()
+        for command in (run, ["scripts/sweep.py", str(asked)])
     ]
     for process in started:
         _, errors = process.communicate(timeout=240)
@@ -111,7 +109,7 @@ def wait_for_pictures(env: dict[str, str]) -> None:
     while time.monotonic() < deadline:
         listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
         states = {run["name"]: run["delivered"] for run in json.loads(listed.stdout)}
-        if states == dict.fromkeys(RUNS, "yes"):
+        if len(states) == 4 and set(states.values()) == {"yes"}:
             return
         time.sleep(0.5)
     pytest.fail(f"not all was delivered: {states}")
@@ -253,9 +251,9 @@ def bar(name: Locator) -> tuple[float, float]:
     return left, right
 
 
-def test_runs_of_a_sweep_are_compared_side_by_side(visit: Visit) -> None:
-    visit.runs("sweep")
-    for name in ("one", "three"):
+def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
+    visit.runs("replicas")
+    for name in ("single.r1", "three.r1"):
         row = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name=name))
         row.get_by_role("checkbox").first.check()
     visit.page.get_by_role("button", name="Compare").click()

@@ -55,7 +55,7 @@ class Journal:
         self._seq = 0
         self._size = 0
         self._set: Row = {}
-        self._extend: dict[str, list[Any]] = {}
+        self._added: list[dict[str, list[Any]]] = []
         self._length: dict[str, int] = {}
         self.set(schema=SCHEMA, run_id=run_id, started=now())
 
@@ -68,7 +68,7 @@ class Journal:
         journal = cls.__new__(cls)
         journal.folder, journal.path = folder, folder / JOURNAL
         journal._file = _taken(journal.path)
-        journal._set, journal._extend, journal._length = {}, {}, {}
+        journal._set, journal._added, journal._length = {}, [], {}
         tail = Tail(journal.path)
         for entry in tail:
             journal._length |= entry.get("cut", {})
@@ -87,8 +87,8 @@ class Journal:
 
     def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
         """Append to lists of the Record."""
-        added = {key: [*self._extend.get(key, ()), *items] for key, items in values.items()}
-        self._extend = self._extend | added  # at once: Ctrl-C comes before or after, not between two lists
+        added = {key: list(items) for key, items in values.items()}
+        self._added.append(added)  # at once: Ctrl-C comes before or after, not between two lists
 
     def cut(self, lengths: Mapping[str, int]) -> None:
         """Take back what stands in lists behind so many items: the run goes on from there.
@@ -105,15 +105,16 @@ class Journal:
 
     def flush(self) -> None:
         """Write what is buffered as one line, and wait until the disk has it. Raises JournalError."""
-        if not self._set and not self._extend:
+        if not self._set and not self._added:
             return
         try:
-            self._append(self._set, self._extend)
+            self._append(self._set, joined(self._added))
         except OSError as error:
             (self.folder / RESERVE).unlink(missing_ok=True)
             raise JournalError(
                 f"{self.path}: {error.strerror or error}; {self._seq} lines are safe"
             ) from error
+        self._set, self._added = {}, []
 
     def close(self) -> None:
         """Flush and close; where the disk is full, what fits of the last line is kept.
@@ -132,7 +133,7 @@ class Journal:
 
     def _keep_what_fits(self) -> None:
         """The facts first (how the run ended), then the samples, as a whole or not."""
-        pieces: list[tuple[Row, dict[str, list[Any]]]] = [(self._set, {}), ({}, self._extend)]
+        pieces: list[tuple[Row, dict[str, list[Any]]]] = [(self._set, {}), ({}, joined(self._added))]
         errors = []
         for changes, additions in pieces:
             try:
@@ -170,10 +171,6 @@ class Journal:
         self._size += len(line)
         for key, items in additions.items():
             self._length[key] = self._length.get(key, 0) + len(items)
-        if changes is self._set:
-            self._set = {}
-        if additions is self._extend:
-            self._extend = {}
 
     def __enter__(self) -> Journal:
         return self
@@ -228,6 +225,15 @@ def is_open(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def joined(pieces: Iterable[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+    """The lists of all pieces, each of them one after the other."""
+    whole: dict[str, list[Any]] = {}
+    for piece in pieces:
+        for key, items in piece.items():
+            whole.setdefault(key, []).extend(items)
+    return whole
 
 
 # --- lines ---------------------------------------------------------------------------------------
