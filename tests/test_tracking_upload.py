@@ -6,7 +6,9 @@ import json
 import math
 import shutil
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
 
 from dpexp.record import JOURNAL, Journal, Tail, finish, fold
-from dpexp.tracking import content, ledger, sync
+from dpexp.tracking import content, ledger, points, sync
 from dpexp.tracking.store import Store
-from dpexp.tracking.upload import BATCH, Upload
+from dpexp.tracking.upload import Upload
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy, among themselves
 
@@ -163,6 +165,66 @@ def test_markup_in_a_name_stays_text_in_every_page(home: Path, uri: str) -> None
     assert name not in there["tags"]["mlflow.note.content"]
 
 
+ODD = [1.5, math.inf, -math.inf, math.nan, 0.0, 1e-320, 3]
+
+
+def tables(path: Path, run_id: str) -> list[list[Any]]:
+    """The rows of a run in both tables of points, without its id."""
+    columns = "key, value, typeof(value), timestamp, step, is_nan, typeof(is_nan)"
+    with closing(sqlite3.connect(path)) as connection:
+        return [
+            connection.execute(
+                f"SELECT {columns} FROM {table} WHERE run_uuid = ? ORDER BY 1, 4, 5, 2", (run_id,)
+            ).fetchall()
+            for table in ("metrics", "latest_metrics")
+        ]
+
+
+def test_points_are_the_very_rows_that_mlflow_itself_writes(home: Path) -> None:
+    store, known = opened(home), list(ODD)
+    assert store._inserts
+    experiment = store.experiment_id("dpexp")
+    ours, theirs = (store.client.create_run(experiment).info.run_id for _ in range(2))
+    batches = [
+        [
+            content.Point(key, value, 1000 + step // 3, step)
+            for key in "ab"
+            for step, value in enumerate(known)
+        ],
+        [
+            content.Point("a", 7.0, 1000, 3),
+            content.Point("b", 7.0, 2000, 99),
+            content.Point("a", 1.5, 1000, 0),
+        ],
+    ]
+    for batch in batches:
+        store.log(ours, batch)
+        store._inserts = False
+        store.log(theirs, batch)
+        store._inserts = True
+    assert tables(home / "mlflow.db", ours) == tables(home / "mlflow.db", theirs)
+    assert len(tables(home / "mlflow.db", ours)[0]) == 2 * len(known) + 2
+
+
+def test_points_go_through_mlflows_client_where_its_tables_are_others(home: Path, uri: str) -> None:
+    with closing(sqlite3.connect(home / "mlflow.db")) as connection:
+        connection.execute("ALTER TABLE metrics ADD COLUMN of_tomorrow TEXT")
+    store = opened(home)
+    assert (store._inserts, store.batch) == (False, 1000)
+    deliver(home, journals.whole(home / "runs", "tomorrow"))
+    assert steps_of(uri, "tomorrow") == list(range(100))
+
+
+def test_points_of_a_deleted_run_are_refused(home: Path) -> None:
+    store = opened(home)
+    run_id = store.client.create_run(store.experiment_id("dpexp")).info.run_id
+    store.client.delete_run(run_id)
+    for gone, words in ((run_id, "is deleted"), ("nobody", "is not there")):
+        with pytest.raises(LookupError, match=words):
+            store.log(gone, [content.Point("loss", 1.0, 1, 0)])
+    assert tables(home / "mlflow.db", run_id) == [[], []]
+
+
 def test_lists_that_are_set_as_a_whole_are_series_too() -> None:
     entry = {"at": 7, "set": {"phases": {"forward": [1.0, 2.0]}, "config": {"block": ["a"]}, "shapes": [{}]}}
     assert list(content.points(entry)) == [
@@ -188,37 +250,51 @@ class Cut(BaseException):  # nothing catches an end
     """The uploader dies here."""
 
 
-class CutClient:
-    """MLflow's own client, until its n-th call: that one is made or not, and never returns."""
+class Last:
+    """Counts calls to a store: the n-th is made or not, and never returns."""
 
-    def __init__(self, client: MlflowClient, calls: int, arrives: bool) -> None:
-        self._client, self._left, self._arrives = client, calls, arrives
+    def __init__(self, calls: int, arrives: bool) -> None:
+        self._left, self._arrives = calls, arrives
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._left -= 1
             if self._left >= 0:
                 return method(*args, **kwargs)
             if self._arrives:
                 method(*args, **kwargs)
-            raise Cut(name)
+            raise Cut(method)
 
         return call
 
 
+class CutClient:
+    """MLflow's own client, until the last call."""
+
+    def __init__(self, client: MlflowClient, last: Last) -> None:
+        self._client, self._last = client, last
+
+    def __getattr__(self, name: str) -> Any:
+        return self._last.watched(getattr(self._client, name))
+
+
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
-def test_a_delivery_cut_at_any_call_is_completed_once(home: Path, uri: str, arrives: bool) -> None:
+def test_a_delivery_cut_at_any_call_is_completed_once(
+    home: Path, uri: str, arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every call to the store, in turn, is the last of its process; then another process delivers."""
+    monkeypatch.setattr(points, "BATCH", 1500)
     calls, reference = 0, None
     store = opened(home)
     while True:
         run_id = f"cut{calls}"
         journal = long_journal(home / "runs", run_id)
-        store._client, whole = CutClient(store.client, calls, arrives), store.client
+        last = Last(calls, arrives)
+        store._client, whole = CutClient(store.client, last), store.client
         try:
-            Upload(store, journal).complete()
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(points, "insert", last.watched(points.insert))
+                Upload(store, journal).complete()
             cut = False
         except Cut:
             cut = True
@@ -264,7 +340,7 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     blind.attach()
     blind._cursor = {}
     while batch := blind._fill():
-        assert len(batch) <= BATCH
+        assert len(batch) <= store.batch
         blind._send(batch)
         blind._pending = []
     assert everything(uri, "late") == first

@@ -9,17 +9,23 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dpexp.record import redact
+from dpexp.tracking import points
+from dpexp.tracking.content import Point
 from dpexp.tracking.embedded import Embedded, first_line
 from dpexp.tracking.errors import StoreError
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+MLFLOW_BATCH = 1000
+"""Points a call of MLflow's client: its limit."""
 
 PROBE_S = 3.0
 """How long a server may take to answer at all."""
@@ -46,6 +52,7 @@ class Store:
     artifacts: Path
     embedded: Embedded | None
     _client: Any = field(default=None, repr=False)
+    _inserts: bool = False
 
     @classmethod
     def of(cls, home: Path) -> Store:
@@ -101,6 +108,24 @@ class Store:
             self._client = MlflowClient(self.uri)
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {describe(error)}") from error
+        self._inserts = self.embedded is not None and points.fits(self.embedded.path)
+
+    @property
+    def batch(self) -> int:
+        """Points a call."""
+        return points.BATCH if self._inserts else MLFLOW_BATCH
+
+    def log(self, run_id: str, batch: Sequence[Point]) -> None:
+        """Points of one run, at most ``batch`` of them: all or none; one that is there already stays one.
+
+        Raises what the store raises, LookupError where a run in SQLite is gone.
+        """
+        if self._inserts and self.embedded is not None:
+            points.insert(self.embedded.path, run_id, batch)
+            return
+        from mlflow.entities import Metric
+
+        self.client.log_batch(run_id, metrics=[Metric(p.key, p.value, p.at, p.step) for p in batch])
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, made where there is none. Raises StoreError for a deleted one."""

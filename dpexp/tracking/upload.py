@@ -22,8 +22,6 @@ from dpexp.tracking.extras import PICTURES, WORDS, Extra
 from dpexp.tracking.store import Store, describe
 from dpexp.tracking.uploader import Delivery
 
-BATCH = 1000
-"""Points a call: MLflow's limit."""
 SYSTEM = "system.jsonl"
 TRIES = 3
 """How often the facts are begun anew where another machine delivers the same run at the same moment."""
@@ -63,10 +61,10 @@ class Upload:
 
     def _fill(self) -> list[Point]:
         """The next batch; empty when everything written so far was read."""
-        self._pending += islice(self._unread, BATCH - len(self._pending))
-        if len(self._pending) < BATCH:
+        self._pending += islice(self._unread, self.store.batch - len(self._pending))
+        if len(self._pending) < self.store.batch:
             self._unread = self._read()
-            self._pending += islice(self._unread, BATCH - len(self._pending))
+            self._pending += islice(self._unread, self.store.batch - len(self._pending))
         return self._pending
 
     def _read(self) -> Iterator[Point]:
@@ -81,13 +79,11 @@ class Upload:
                 yield from content.points(entry)
 
     def _send(self, batch: list[Point]) -> None:
-        from mlflow.entities import Metric
-
         _, run_id = self.attach()
         new = [point for point in batch if point.step > self._cursor.get(point.key, -1)]
         if new:
             self._in_doubt = True
-            self.store.client.log_batch(run_id, metrics=[Metric(p.key, p.value, p.at, p.step) for p in new])
+            self.store.log(run_id, new)
             self._in_doubt = False
         for point in new:
             self._cursor[point.key] = point.step
@@ -195,7 +191,7 @@ class Upload:
         for _ in range(TRIES - 1):
             try:
                 return self._facts()
-            except MlflowException as error:
+            except (MlflowException, LookupError) as error:
                 if not _collided(error) and not self._is_gone():
                     raise
                 self._in_doubt = True
@@ -252,14 +248,12 @@ class Upload:
             )
 
     def _single_figures(self, run_id: str, record: Record) -> None:
-        from mlflow.entities import Metric
-
         at = content.millis(record.ended) or content.millis(record.started) or 0
         there = self.store.client.get_run(run_id).data.metrics
         figures = content.figures(record).items()
-        new = [Metric(key, value, at, 0) for key, value in figures if content.differs(there.get(key), value)]
-        for start in range(0, len(new), BATCH):
-            self.store.client.log_batch(run_id, metrics=new[start : start + BATCH])
+        new = [Point(key, value, at, 0) for key, value in figures if content.differs(there.get(key), value)]
+        for start in range(0, len(new), self.store.batch):
+            self.store.log(run_id, new[start : start + self.store.batch])
 
     def _files(self, run_id: str, record: Record) -> None:
         for name, text in content.tables(record).items():

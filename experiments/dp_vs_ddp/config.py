@@ -1,33 +1,33 @@
 """Is one process with a thread for each device faster than one process for each device?"""
 
 from dpexp.config import RunConfig
-from dpexp.experiment import Bars, Claim, Program
+from dpexp.experiment import Bars, Claim
 
 QUESTION = "Is one process with a thread for each device faster than one process for each device?"
-STEPS = 60
+ROWS = 255
 
 
-def run(devices: int) -> RunConfig:
-    """The small CNN on digits, batches of 256 rows, one thread for each device's work."""
+def run(strategy: str, **layout: object) -> RunConfig:
+    """The small CNN on digits, batches of 255 rows (128 + 127), one thread for each device's work."""
     return RunConfig(
-        "whole" if devices else "single",
+        strategy,
         model="cnn",
         data="digits",
-        batch_size=256,
-        steps=STEPS,
+        batch_size=ROWS,
+        steps=60,
         warmup=12,
         phase_steps=0,
         threads=1,
         track=False,
-        **({"virtual": devices} if devices else {"devices": "cpu"}),
+        **layout,
     )
 
 
 RUNS = {
-    "single": run(0),
-    "threads-2": run(2),
-    "processes-1": Program("processes.py", ("1", str(STEPS))),
-    "processes-2": Program("processes.py", ("2", str(STEPS))),
+    "single": run("single", devices="cpu"),
+    "threads-2": run("whole", virtual=2),
+    "processes-1": run("ddp", devices="1"),
+    "processes-2": run("ddp", devices="2"),
 }
 REPEATS = 4
 
@@ -74,7 +74,7 @@ ANSWER = (
 )
 COLUMNS = ("step_ms", "sample_us", "wall_s", "verified")
 FIGURE = Bars(
-    "Threads in one process against processes: a step of a small CNN, batch 256",
+    "Threads in one process against processes: a step of a small CNN, batch 255",
     "step_ms",
     {
         "single": "single device",
