@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,30 @@ import typer
 from dpexp.record import Journal, finish, now
 
 HERE = Path(__file__).resolve().parent
-POINTS = 20_000
+POINTS = 200_000
+PAUSE_S = 0.08
+"""After every 2000 steps of the long run: its steps then take 40 us, as the smallest real ones do."""
 RUNS = 10_000
+
+
+def listed(home: Path, run_id: str) -> float:
+    """Seconds until ``runs.py list`` shows the run as delivered; raises AssertionError where it does not."""
+    command = [sys.executable, str(ROOT / "scripts" / "runs.py"), "list", "--json"]
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, env=os.environ | {"DPEXP_HOME": str(home)}, capture_output=True, check=True
+    )
+    taken = time.perf_counter() - began
+    states = {run["run_id"]: run["delivered"] for run in json.loads(done.stdout)}
+    assert states == {run_id: "yes"}, states
+    return taken
+
+
+def in_mlflow(home: Path) -> int:
+    """How many losses the store of a home has, of all runs."""
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM metrics WHERE key = 'loss'").fetchone()
+    return int(count)
 
 
 def repeated(measure: Callable[[], float], times: int = 5) -> dict[str, float]:
@@ -89,7 +112,7 @@ def lines_per_s(home: Path) -> float:
     return 500 / taken
 
 
-def points_per_s(home: Path) -> float:
+def points_per_s(home: Path, points: int = POINTS) -> float:
     """Points a second from a journal into the store of this environment."""
     from dpexp.tracking.store import Store
     from dpexp.tracking.upload import Upload
@@ -97,13 +120,13 @@ def points_per_s(home: Path) -> float:
     store = Store.of(home)
     store.open()
     journal = begin(home, next(IDS))
-    record_steps(journal, POINTS // 2, 1000)
+    record_steps(journal, points // 2, 1000)
     end(journal)
     upload = Upload(store, journal.path)
     upload.attach()
     began = time.perf_counter()
     upload.advance()
-    return POINTS / (time.perf_counter() - began)
+    return points / (time.perf_counter() - began)
 
 
 @contextlib.contextmanager
@@ -161,7 +184,7 @@ memory, began = [], time.perf_counter()
 for number in range(steps):
     journal.extend({"steps.time_ms": [0.25], "steps.loss": [1.0], "steps.samples": [30]})
     if (number + 1) % 2000 == 0:
-        journal.flush(); uploader.read_on()
+        journal.flush(); uploader.read_on(); time.sleep(float(sys.argv[5]))
     if (number + 1) % (steps // 10) == 0:
         memory.append([number + 1, main.memory_info().rss / 1e6, worker.memory_info().rss / 1e6])
 recorded = time.perf_counter() - began
@@ -176,17 +199,19 @@ def watch():
         time.sleep(0.1)
 threading.Thread(target=watch, daemon=True).start()
 delivery = uploader.finish(3600)
+delivered = time.perf_counter() - began
+psutil.wait_procs([worker], timeout=600)
 def high(pid):
     return int(next(l for l in open(f"/proc/{pid}/status") if l.startswith("VmHWM")).split()[1]) / 1e3
 print(json.dumps({"memory": memory, "recorded_s": recorded, "closed_s": closed,
-    "delivered_s": time.perf_counter() - began, "complete": delivery.complete, "journal_mb": path.stat().st_size / 1e6,
+    "delivered_s": delivered, "complete": delivery.complete, "journal_mb": path.stat().st_size / 1e6,
     "main_peak_mb": high("self"), "uploader_peak_mb": peak[0]}))
 """
 
 
 def million(home: Path, steps: int) -> dict[str, Any]:
     """A run of so many steps, recorded and delivered by real processes, with their memory on the way."""
-    command = [sys.executable, "-c", MAIN, str(ROOT), str(HERE), str(home), str(steps)]
+    command = [sys.executable, "-c", MAIN, str(ROOT), str(HERE), str(home), str(steps), str(PAUSE_S)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -223,10 +248,14 @@ def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_00
             "points a second into SQLite": repeated(lambda: points_per_s(home / "small")),
         }
         with server(home / "served"):
-            figures["points a second over HTTP"] = repeated(lambda: points_per_s(home / "served"))
+            figures["points a second over HTTP"] = repeated(
+                lambda: points_per_s(home / "served", POINTS // 20)
+            )
         figures["runs.py list over 10 000 runs, s"] = many_runs(home / "many")
         figures["at once"] = at_once(home / "sixteen", 16)
         figures["long run"] = {"steps": steps, **million(home / "long", steps)}
+        figures["long run"]["listed_s"] = listed(home / "long", "million")
+        figures["long run"]["losses_in_mlflow"] = in_mlflow(home / "long")
     (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_figures(figures)
 
@@ -243,6 +272,7 @@ def write_figures(figures: dict[str, Any]) -> None:
     long = figures["long run"]
     rows += ["", f"A run of {long['steps']:,} steps, once:", "", "| | |", "|---|---|"]
     rows += [f"| {key} | {value:.4g} |" for key, value in long.items() if isinstance(value, float)]
+    rows += [f"| losses_in_mlflow | {long['losses_in_mlflow']:,} |"]
     rows += ["", "| after steps | main, MB | uploader, MB |", "|---|---|---|"]
     rows += [f"| {at:,} | {main:.0f} | {worker:.0f} |" for at, main, worker in long["memory"]]
     rows += [
