@@ -128,6 +128,28 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         torch.set_num_threads(before)
 
 
+def test_numbers_of_threads_are_set_once_not_in_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call makes torch forget its compiled convolutions."""
+    before, calls = torch.get_num_threads(), []
+    set_num_threads = torch.set_num_threads
+
+    def counted(count: int) -> None:
+        calls.append(count)
+        set_num_threads(count)
+
+    try:
+        torch.set_num_threads(4)
+        apply(torch.get_num_threads, count=2)
+        monkeypatch.setattr(torch, "set_num_threads", counted)
+        for _ in range(3):
+            assert apply(torch.get_num_threads, count=2) == [2, 2]
+        assert calls == []
+        assert apply(torch.get_num_threads, count=3) == [1, 1, 1]
+        assert calls[-1] == torch.get_num_threads() == 4
+    finally:
+        set_num_threads(before)
+
+
 def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
     net, x = nn.Linear(4, 3), torch.zeros(7, 4)
     counts = []

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -125,6 +126,8 @@ class CallerState:
     streams: tuple[torch.Stream | None, ...]
     threads: int
     share: int
+    changed: threading.Event = field(default_factory=threading.Event)
+    """Whether a worker's number of threads was changed."""
 
     @classmethod
     def of(cls, devices: Sequence[torch.device]) -> CallerState:
@@ -157,6 +160,7 @@ class CallerState:
         def task() -> None:
             torch.set_grad_enabled(self.grad)
             if torch.get_num_threads() != self.share:
+                self.changed.set()
                 torch.set_num_threads(self.share)
             stream = self.streams[replica]
             if stream is not None:
@@ -175,9 +179,10 @@ class CallerState:
     def restore_threads(self) -> None:
         """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
 
-        It holds for the worker alone, but is also the default of threads that start later.
+        It holds for the worker alone, but is also the default of threads that start later. Only where there is
+        something to undo: torch forgets all compiled convolutions at each call.
         """
-        if self.share != self.threads:
+        if self.changed.is_set():
             torch.set_num_threads(self.threads)
 
 

@@ -14,14 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-TURNS = 10
-PACE = 4
+TURNS = 20
+WARMUP = 2
 """Steps of a turn that are not timed: they come first."""
 
 
@@ -49,6 +50,12 @@ def bare(rows: int, features: Any) -> Iterator[None]:
             yield
 
 
+def take(steps: Iterator[None], count: int) -> None:
+    """So many steps."""
+    for _ in islice(steps, count):
+        pass
+
+
 def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes what it found to a file before anything ends."""
     from dpexp import loop
@@ -60,7 +67,13 @@ def work(rows: int, steps: int, answer: Path) -> None:
     from dpexp.timing import Timer
 
     config = RunConfig(
-        "ddp", model="cnn", data=f"random:samples={4 * rows}", batch_size=rows, steps=steps, threads=1
+        "ddp",
+        model="cnn",
+        data=f"random:samples={4 * rows}",
+        batch_size=rows,
+        steps=steps,
+        warmup=WARMUP,
+        threads=1,
     )
     prepared = loop.prepare_together(config, World.of())
     whole = next(prepared.data.batches(4 * rows, shuffle=False))
@@ -71,22 +84,20 @@ def work(rows: int, steps: int, answer: Path) -> None:
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         seen = loop.Seen(prepared, placed)
-        for _ in range(TURNS):
+        for turn in range(TURNS):
             trial = loop.Trial(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
             trial.warm_up()
-            for _ in islice(plain, PACE):
-                pass
-            prepared.ranks.barrier()
-            before = time.perf_counter()
-            for _ in islice(plain, steps):
-                pass
-            prepared.ranks.barrier()
-            start = time.perf_counter()
-            trial.time_steps()
-            prepared.ranks.barrier()
-            end = time.perf_counter()
-            facts["time_ms"].append(1000 * (end - start) / steps)
-            facts["ratio"].append((end - start) / (start - before))
+            take(plain, WARMUP)
+            ways = {"bare": partial(take, plain, steps), "recorded": trial.time_steps}
+            taken = {}
+            for way in sorted(ways, reverse=turn % 2 == 1):  # who is first changes from turn to turn
+                prepared.ranks.barrier()
+                start = time.perf_counter()
+                ways[way]()
+                prepared.ranks.barrier()
+                taken[way] = time.perf_counter() - start
+            facts["time_ms"].append(1000 * taken["recorded"] / steps)
+            facts["ratio"].append(taken["recorded"] / taken["bare"])
         journal.close()
     if prepared.ranks.is_first:
         answer.write_text(json.dumps(facts))
