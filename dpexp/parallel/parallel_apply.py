@@ -179,8 +179,8 @@ class CallerState:
     def restore_threads(self) -> None:
         """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
 
-        It holds for the worker alone, but is also the default of threads that start later. Only where there is
-        something to undo: torch forgets all compiled convolutions at each call.
+        It holds for the worker alone, but is also the default of threads that start later. Done only where
+        there is something to undo: torch forgets all compiled convolutions at each call.
         """
         if self.changed.is_set():
             torch.set_num_threads(self.threads)

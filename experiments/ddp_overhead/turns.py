@@ -123,7 +123,7 @@ def main(world: str, rows: str, steps: str) -> None:
 
     times = [round(each, 6) for each in found["time_ms"]]
     record = Record(
-        run_id=new_run_id(), name=f"turns-{world}", strategy="turns", execution="real", status="finished",
+        run_id=new_run_id(), name="turns", strategy="turns", execution="real", status="finished",
         parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name, started=now(),
     )  # fmt: skip
     record.ended = record.started
