@@ -361,10 +361,15 @@ def _typed(cls: type, key: str, value: Any, where: str) -> Any:
             return float(value)
         elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
             return value
-    names = " or ".join(
-        getattr(kind, "__name__", str(kind)).replace("NoneType", "nothing") for kind in accepted
-    )
-    raise ConfigError(f"{where}: '{key}' takes {names}, found {value!r}")
+    raise ConfigError(f"{where}: '{key}' takes {' or '.join(map(_called, accepted))}, found {value!r}")
+
+
+def _called(kind: Any) -> str:
+    """A type as a user who wrote no Python calls it."""
+    if typing.get_origin(kind) is tuple:
+        return 'a list of texts, as ["block2"]'
+    names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, "nothing")
 
 
 def _validate(holder: object, field: dataclasses.Field[Any]) -> None:

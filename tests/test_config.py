@@ -72,8 +72,8 @@ def test_the_digest_is_of_every_value() -> None:
         ({"dtype": "float23"}, ["--dtype 'float23'", "float32", "did you mean"]),
         ({"backend": "nccl"}, ["--backend 'nccl'", "portable"]),
         ({"virtual": 2, "devices": "cuda:0"}, ["--virtual 2", "--devices cuda:0", "one of the two"]),
-        ({"batch_size": "30"}, ["'batch_size' takes int, found '30'"]),
-        ({"batch_size": True}, ["'batch_size' takes int, found True"]),
+        ({"batch_size": "30"}, ["'batch_size' takes a whole number, found '30'"]),
+        ({"batch_size": True}, ["'batch_size' takes a whole number, found True"]),
         ({"options": {"sparse": True}}, ["unknown option 'sparse'"]),
         ({"options": HybridOptions()}, ["options of single are a StrategyOptions, not a HybridOptions"]),
         ({"strategy": "block", "options": {"block": []}}, ["--block", "at least one"]),
@@ -97,8 +97,8 @@ def test_bad_values_name_the_option_the_value_and_what_is_valid(
             ["unknown key", "'batchsize'", "did you mean 'batch_size'?"],
         ),
         ({"strategy": "single", "sparse": True}, ["unknown key for single 'sparse'"]),
-        ({"strategy": "hybrid", "sparse": 1}, ["'sparse' takes bool, found 1"]),
-        ({"strategy": "hybrid", "host": "embedding"}, ["'host' takes", "found 'embedding'"]),
+        ({"strategy": "hybrid", "sparse": 1}, ["'sparse' takes true or false, found 1"]),
+        ({"strategy": "hybrid", "host": "embedding"}, ["'host' takes a list of texts, as", "found 'embedding'"]),
     ],
 )
 def test_a_flat_dict_with_a_mistake_is_refused(flat: dict[str, object], words: list[str]) -> None:

@@ -20,7 +20,7 @@ SKIPS = {
 
 
 def pytest_on(
-    source: str, folder: Path, ci: str, before: tuple[str, ...] = ()
+    source: str, folder: Path, ci: str, before: tuple[str, ...] = (), workers: str = "0"
 ) -> subprocess.CompletedProcess[str]:
     """Run a module of tests under this conftest in a process and a folder of its own."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
@@ -29,7 +29,7 @@ def pytest_on(
     )
     (folder / "test_inner.py").write_text(source)
     return subprocess.run(
-        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"],
+        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "-q"],
         cwd=folder,
         env=os.environ | {"CI": ci},
         capture_output=True,
@@ -38,9 +38,10 @@ def pytest_on(
     )
 
 
+@pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize("kind", SKIPS)
-def test_skip_in_ci_is_a_failure_that_names_its_reason(kind: str, tmp_path: Path) -> None:
-    run = pytest_on(SKIPS[kind], tmp_path, ci="true")
+def test_skip_in_ci_is_a_failure_that_names_its_reason(kind: str, workers: str, tmp_path: Path) -> None:
+    run = pytest_on(SKIPS[kind], tmp_path, ci="true", workers=workers)
     assert run.returncode in (1, 2), run.stdout
     assert "skipped in CI" in run.stdout
     assert "no such server" in run.stdout

@@ -6,6 +6,7 @@ README's table of them is made here: where it is wrong, the failing test prints 
 from __future__ import annotations
 
 import functools
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,21 +18,13 @@ from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.models import MODELS
 from dpexp.verify import verify
 
-PARTS = {
-    "linear": ("fc", "fc"),
-    "blocks": ("block2", "block1"),
-    "mlp": ("layers", "head"),
-    "embedding": ("linear", "embedding"),
-    "cnn": ("conv2", "conv1"),
-    "rnn": ("lstm", "head"),
-    "capsnet": ("classes", "conv"),
-    "transformer": ("encoder", "embedding"),
-    "dlrm": ("top", "embedding"),
-}
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
+PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
 
 LAYOUTS = ("single", "whole", "block", "functional", "hybrid", "place")
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = ROOT / "README.md"
 OTHER_DATA = [
     ("cnn", "digits"),
     ("capsnet", "digits"),

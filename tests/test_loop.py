@@ -14,6 +14,8 @@ from dpexp.config import ConfigError, RunConfig
 from dpexp.record import Journal, Record, fold
 from dpexp.verify import VerificationError
 
+MISTAKEN = Path(__file__).with_name("mistaken.py")
+
 
 def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
     prepared = loop.prepare(config)
@@ -154,20 +156,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(dpexp_home: Pa
         recorded(dpexp_home, RunConfig("single", lr=1e30, devices="cpu"))
 
 
-def test_a_layout_that_does_not_verify_fails_by_how_much(dpexp_home: Path, tmp_path: Path) -> None:
-    source = tmp_path / "rowwise.py"
-    source.write_text(
-        "import torch\n"
-        "class Centered(torch.nn.Linear):\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x - x.mean(0))\n"
-        "def build():\n"
-        "    return Centered(5, 2)\n"
-    )
+def test_a_layout_that_does_not_verify_fails_by_how_much(dpexp_home: Path) -> None:
     with pytest.raises(VerificationError) as caught:
-        recorded(dpexp_home, RunConfig("whole", virtual=2, model=f"{source}:build"))
+        recorded(dpexp_home, RunConfig("whole", virtual=2, model=f"{MISTAKEN}:Centered"))
     assert "relative error of outputs 0." in str(caught.value)
     assert "allowed 1e-12" in str(caught.value)
 

@@ -20,6 +20,7 @@ from dpexp.record import Record, load
 from dpexp.run import execute
 
 ROOT = Path(__file__).resolve().parents[1]
+MISTAKEN = ROOT / "tests" / "mistaken.py"
 RUN = [sys.executable, str(ROOT / "scripts" / "run.py")]
 
 
@@ -95,21 +96,8 @@ def test_quiet_prints_nothing(dpexp_home: Path) -> None:
     assert only_run(dpexp_home).status == "finished"
 
 
-def test_a_layout_that_does_not_verify_ends_with_1_and_is_on_the_record(
-    dpexp_home: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "centered.py"
-    source.write_text(
-        "import torch\n"
-        "class Centered(torch.nn.Linear):\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x - x.mean(0))\n"
-        "def build():\n"
-        "    return Centered(5, 2)\n"
-    )
-    done = cli("whole", "--virtual", "2", "--model", f"{source}:build", "--no-track")
+def test_a_layout_that_does_not_verify_ends_with_1_and_is_on_the_record(dpexp_home: Path) -> None:
+    done = cli("whole", "--virtual", "2", "--model", f"{MISTAKEN}:Centered", "--no-track")
     assert done.returncode == 1
     assert "does not compute what a single device computes" in done.stderr
     assert "Traceback" not in done.stderr

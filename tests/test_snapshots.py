@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from launching import SCRIPT, record, run, start, wait
@@ -73,7 +74,7 @@ def the_record(home: Path) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world", "victim", "step"), [("ddp", 2, 0, 12), ("ddp", 3, 2, 31), ("fsdp", 4, 1, 22)]
+    ("strategy", "world", "victim", "step"), [("ddp", 4, 1, 12), ("ddp", 3, 2, 31), ("fsdp", 2, 0, 22)]
 )
 def test_a_killed_rank_changes_no_bit(
     dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int
@@ -117,6 +118,26 @@ def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
         steps = store.execute("SELECT step FROM metrics WHERE key = 'loss' ORDER BY step").fetchall()
     assert runs == [("FINISHED",)]
     assert [step for (step,) in steps] == list(range(STEPS))
+
+
+def test_ranks_whose_launcher_was_killed_end_themselves_and_lose_nothing(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    arguments = [*words(tmp_path, steps=10_000, every=1000), "--devices", "2", "--no-track"]
+    process = start(SCRIPT, *arguments)
+    until_step(dpexp_home, 3, process)
+    ranks = [psutil.Process(pid) for pid in ranks_of(process).values()]
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+    ended = the_record(dpexp_home)
+    assert ended.status == "killed"
+    assert ended.error is not None
+    assert ended.error["message"] == "ended by SIGTERM"
+    (snapshot,) = dpexp_home.glob("snapshots/*/*.pt")
+    assert read(snapshot)["step"] == len(ended.steps["loss"])
 
 
 def test_what_cannot_be_resumed_is_refused(dpexp_home: Path) -> None:

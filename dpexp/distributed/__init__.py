@@ -7,6 +7,7 @@
         rank 1                              faults    one message for what ended them
                                             stop      SIGTERM, answered by all ranks at the same step
                                             merge     what the ranks saw, as one Record
+                                            orphans   ranks whose launcher was killed end themselves
 
 Importing this package imports no torch.
 """
