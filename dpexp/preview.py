@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from dpexp import devices, loop
-from dpexp.config import RunConfig
+from dpexp.config import LaunchOptions, RunConfig
+from dpexp.distributed.launch import hosts
+from dpexp.distributed.select import processes
 from dpexp.nested import map_tensors
 from dpexp.observe import device_map
 from dpexp.parallel import pieces
@@ -56,10 +58,10 @@ def preview(config: RunConfig) -> Preview:
         config=config.to_dict(),
         devices=loop.devices_of(prepared, placed),
         device_map=device_map(placed),
-        splits=_splits(placed, _sizes(prepared)),
+        splits=[*_splits(placed, _sizes(prepared)), *_over_ranks(config, _sizes(prepared))],
         shapes=predicted.shapes,
         memory=predicted.memory,
-        note=predicted.note,
+        note="; ".join(filter(None, (predicted.note, _of_one_rank(config)))),
     )
 
 
@@ -87,3 +89,28 @@ def _splits(placed: Placed, sizes: dict[int, int]) -> list[Row]:
                 row = {"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
                 splits.append(row)
     return splits
+
+
+def _over_ranks(config: RunConfig, sizes: dict[int, int]) -> list[Row]:
+    """How the batches of a launched strategy fall on its ranks; with few rows the last ones get none."""
+    if not isinstance(config.options, LaunchOptions):
+        return []
+    count = _ranks(config, config.options)
+    splits = []
+    for rows, batches in sizes.items():
+        cut = pieces(rows, count)
+        ranks = [f"rank {rank}" for rank in range(len(cut))]
+        splits.append({"module": "", "rows": rows, "batches": batches, "pieces": cut, "devices": ranks})
+    return splits
+
+
+def _ranks(config: RunConfig, options: LaunchOptions) -> int:
+    fewest, _ = hosts(options)
+    return fewest * processes(config)
+
+
+def _of_one_rank(config: RunConfig) -> str:
+    if not isinstance(config.options, LaunchOptions):
+        return ""
+    count = _ranks(config, config.options)
+    return f"device map and shapes are those of one process with the whole batch; {count} ranks share it"

@@ -98,7 +98,10 @@ def test_bad_values_name_the_option_the_value_and_what_is_valid(
         ),
         ({"strategy": "single", "sparse": True}, ["unknown key for single 'sparse'"]),
         ({"strategy": "hybrid", "sparse": 1}, ["'sparse' takes true or false, found 1"]),
-        ({"strategy": "hybrid", "host": "embedding"}, ["'host' takes a list of texts, as", "found 'embedding'"]),
+        (
+            {"strategy": "hybrid", "host": "embedding"},
+            ["'host' takes a list of texts, as", "found 'embedding'"],
+        ),
     ],
 )
 def test_a_flat_dict_with_a_mistake_is_refused(flat: dict[str, object], words: list[str]) -> None:

@@ -183,6 +183,17 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
     assert not list(dpexp_home.iterdir())
 
 
+def test_a_dry_run_shows_which_rank_gets_which_rows(dpexp_home: Path) -> None:
+    planned = record(run("ddp", "--virtual", "8", "--dry-run", "--json"))
+    assert [(row["rows"], row["batches"], row["pieces"]) for row in planned["splits"]] == [
+        (30, 3, [4, 4, 4, 4, 4, 4, 4, 2]),
+        (10, 1, [2, 2, 2, 2, 2]),
+    ]
+    assert planned["splits"][1]["devices"] == [f"rank {rank}" for rank in range(5)]
+    assert "8 ranks share it" in planned["note"]
+    assert not list(dpexp_home.iterdir())
+
+
 def test_a_missing_host_is_told_in_time() -> None:
     words = ("--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29517", "--join-timeout", "3")
     done = run("ddp", "--devices", "1", *words)
