@@ -46,7 +46,8 @@ def environment(accelerators: Sequence[Row], threads: int, capability: str) -> R
 
 def installed() -> dict[str, str]:
     """Name and version of every installed distribution."""
-    found = {item.name: item.version for item in metadata.distributions() if item.name}
+    facts = (item.metadata for item in metadata.distributions())  # each time it is asked for, a file is read
+    found = {each["Name"]: each["Version"] for each in facts if each["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -64,6 +64,17 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_whole(
         wait_until_gone(child.pid)
 
 
+def test_a_killed_ui_leaves_no_server(served: tuple[subprocess.Popen[str], int, str]) -> None:
+    process, port, _ = served
+    children = family(process.pid)
+    assert children
+    process.kill()
+    for child in children:
+        wait_until_gone(child.pid)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def test_a_busy_port_is_told_before_anything_starts(dpexp_home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

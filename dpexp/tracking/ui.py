@@ -6,6 +6,7 @@ A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; thi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from dpexp.tracking.uploader import python_path
 
 START_S = 60.0
 STOP_S = 5.0
+PR_SET_PDEATHSIG = 1
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """This machine is reached without a proxy."""
 
@@ -123,7 +125,13 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             _wait_until_up(process, base, log)
@@ -131,6 +139,12 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             _watch(process, log)
         finally:
             _stop(process)
+
+
+def _end_with_parent() -> None:
+    """In the new process: where the parent is killed outright, Linux ends it. Elsewhere it stays."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:

@@ -6,7 +6,7 @@ from dpexp.experiment import Bars, Claim
 QUESTION = "What does it cost to emulate N devices on one CPU, on a model that does real work?"
 
 
-SMALL, LARGE = 256, 4096
+SMALL, LARGE = 256, 8192
 
 
 def run(devices: int, rows: int) -> RunConfig:
@@ -33,12 +33,12 @@ REPEATS = 4
 
 CLAIMS = [
     Claim(
-        "With 4096 rows, eight virtual devices take at most 1.25 times a single device.",
+        "With 8192 rows, eight virtual devices take at most 1.25 times a single device.",
         "step_ms",
-        "whole-8-4096",
+        "whole-8-8192",
         "<=",
         1.25,
-        "single-4096",
+        "single-8192",
     ),
     Claim(
         "With 256 rows, eight virtual devices take at most 1.25 times a single device.",
@@ -52,25 +52,25 @@ CLAIMS = [
     Claim(
         "One virtual device takes at most 1.1 times none.",
         "step_ms",
-        "whole-1-4096",
+        "whole-1-8192",
         "<=",
         1.1,
-        "single-4096",
+        "single-8192",
     ),
-    Claim("Eight devices compute what one computes.", "verified", "whole-8-4096", "==", True),
+    Claim("Eight devices compute what one computes.", "verified", "whole-8-8192", "==", True),
 ]
 
 ANSWER = (
-    "A step on eight virtual devices takes {ratio step_ms whole-8-4096 single-4096} the time of the same step on the CPU as "
-    "one device for 4096 rows, {ratio step_ms whole-8-256 single-256} for 256: a layout of many devices can be tried on a "
+    "A step on eight virtual devices takes {ratio step_ms whole-8-8192 single-8192} the time of the same step on the CPU as "
+    "one device for 8192 rows, {ratio step_ms whole-8-256 single-256} for 256: a layout of many devices can be tried on a "
     "laptop."
 )
 COLUMNS = ("split", "step_ms", "sample_us", "replicated_bytes")
 FIGURE = Bars(
-    "The same step of a small CNN, 4096 rows, cut over virtual devices of one CPU",
+    "The same step of a small CNN, 8192 rows, cut over virtual devices of one CPU",
     "step_ms",
     {
-        "single-4096": "single device",
-        **{f"whole-{n}-4096": f"{n} virtual device{'s' * (n > 1)}" for n in (1, 2, 8)},
+        "single-8192": "single device",
+        **{f"whole-{n}-8192": f"{n} virtual device{'s' * (n > 1)}" for n in (1, 2, 8)},
     },
 )

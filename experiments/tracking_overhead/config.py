@@ -13,7 +13,7 @@ RUNS = {
         for way in ("bare", "recorded", "mlflow", "mlflow-async", "accelerate", "lightning")
     },
 }
-REPEATS = 3
+REPEATS = 5
 
 CLAIMS = [
     Claim(
