@@ -62,7 +62,7 @@ CLAIMS = [
         ">",
         1.0,
         "dense-1000",
-        stated="not shown",
+        stated="contradicted",
     ),
     Claim(
         "What moves to the accelerator does not grow with the table.",
