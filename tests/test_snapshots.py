@@ -74,7 +74,8 @@ def the_record(home: Path) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world", "victim", "step"), [("ddp", 4, 1, 12), ("ddp", 3, 2, 31), ("fsdp", 2, 0, 22)]
+    ("strategy", "world", "victim", "step"),
+    [("ddp", 2, 0, 12), ("ddp", 3, 2, 31), ("ddp", 4, 1, 17), ("fsdp", 2, 1, 22)],
 )
 def test_a_killed_rank_changes_no_bit(
     dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int
