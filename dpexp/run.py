@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.distributed import Stop, Terminated, World
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.orphans import end_with_launcher
+from dpexp.distributed.orphans import die_with_launcher
 from dpexp.progress import Bar
 from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader, how_to_deliver
@@ -76,7 +76,7 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     if world is None and config.options.launcher:
         return _launch(config, quiet)
     if world is not None:
-        end_with_launcher()
+        die_with_launcher()
     records = world is None or world.rank == 0
     uploader = Uploader.start(home()) if config.track and records else None
     try:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
+LONG = (
+    "snapshots",
+    "ddp",
+    "hosts",
+    "tracking_servers",
+    "tracking_worker",
+    "tracking_upload",
+    "fsdp",
+    "browser",
+)
+"""The test files that take longest: they come first, so that no worker is left alone with one at the end."""
 
 
 def in_ci() -> bool:
@@ -87,8 +98,9 @@ def lacks_extra(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs an extra that is not installed; skip what needs more accelerators than there are.
 
-    Torch is asked only where a test needs accelerators.
+    Torch is asked only where a test needs accelerators. The longest files come first.
     """
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     without = [item for item in items if lacks_extra(item)]
     if without:
         config.hook.pytest_deselected(items=without)

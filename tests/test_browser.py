@@ -253,6 +253,10 @@ def bar(name: Locator) -> tuple[float, float]:
 
 def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
     visit.runs("replicas")
+    sweep = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="sweep of replicas"))
+    expect(sweep).to_be_visible()
+    expect(visit.page.get_by_role("link", name="single.r1")).to_have_count(0)
+    sweep.get_by_role("button").first.click()  # the sign that unfolds it
     for name in ("single.r1", "three.r1"):
         row = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name=name))
         row.get_by_role("checkbox").first.check()

@@ -7,7 +7,7 @@
         rank 1                              faults    one message for what ended them
                                             stop      SIGTERM, answered by all ranks at the same step
                                             merge     what the ranks saw, as one Record
-                                            orphans   ranks whose launcher was killed end themselves
+                                            orphans   a rank does not outlive its launcher
 
 Importing this package imports no torch.
 """

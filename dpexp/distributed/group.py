@@ -203,22 +203,9 @@ def join(world: World | None, options: RankOptions | None, device: torch.device)
     if world is None:
         return Alone()
     assert options is not None
-    die_with_parent()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return Ranks(world, _met(world, options, device.type == "cuda"), options.comm_timeout)
-
-
-def die_with_parent() -> None:
-    """Let the kernel end this rank when its agent dies, however the agent dies (Linux)."""
-    import ctypes
-    import signal
-
-    if sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() == 1:  # it died before we asked
-            os._exit(1)
 
 
 @contextmanager

@@ -1,31 +1,24 @@
-"""Orphans: a rank whose launcher is gone ends as one that was told to end.
+"""Orphans: a rank does not outlive its launcher.
 
 torchrun's agent ends its ranks when it is interrupted or terminated. Killed outright, by hand or for its
-memory, it cannot, and they would train on with nobody to restart them, to hear them, or to end them.
+memory, it cannot, and they would train on with nobody to restart them, to hear them, or to end them. At once
+and without a word, as a lost host goes: the other hosts' agents then start the rest anew.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
-import threading
-import time
 
-POLL_S = 0.5
-GRACE_S = 30.0
-"""How long a rank may take to end in order, with a snapshot and its last lines."""
-EXIT_CODE = 128 + signal.SIGTERM
+PR_SET_PDEATHSIG = 1
 
 
-def end_with_launcher() -> None:
-    """From here on this process ends when its parent does: by SIGTERM, and after ``GRACE_S`` at once."""
+def die_with_launcher() -> None:
+    """Let the kernel end this rank when its parent dies, however it dies (Linux). Called first of all."""
     launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(POLL_S)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)
-        os._exit(EXIT_CODE)
-
-    threading.Thread(target=watch, daemon=True, name="launcher").start()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the kernel was asked
+        os._exit(1)
