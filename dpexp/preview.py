@@ -17,6 +17,7 @@ from dpexp import devices, loop
 from dpexp.config import LaunchOptions, RunConfig
 from dpexp.distributed.launch import hosts
 from dpexp.distributed.select import processes
+from dpexp.distributed.world import World
 from dpexp.nested import map_tensors
 from dpexp.observe import device_map
 from dpexp.parallel import pieces
@@ -31,8 +32,9 @@ from dpexp.timing import Timer
 class Preview:
     """A run that was not run.
 
-    ``splits`` say how an epoch's batches fall into replicas, by wrapped module; ``shapes`` are predicted
-    for a full batch and for the rest of an epoch; ``memory`` is bytes of parameters and buffers by device.
+    ``splits`` say how an epoch's batches fall on replicas, by wrapped module, or on ranks; ``shapes`` are
+    predicted for a full batch and for the rest of an epoch; ``memory`` is bytes of parameters and buffers by
+    device.
     """
 
     name: str
@@ -105,12 +107,12 @@ def _over_ranks(config: RunConfig, sizes: dict[int, int]) -> list[Row]:
 
 
 def _ranks(config: RunConfig, options: LaunchOptions) -> int:
-    fewest, _ = hosts(options)
-    return fewest * processes(config)
+    world, (fewest, _) = World.of(), hosts(options)
+    return world.size if world is not None else fewest * processes(config)
 
 
 def _of_one_rank(config: RunConfig) -> str:
-    if not isinstance(config.options, LaunchOptions):
+    count = _ranks(config, config.options) if isinstance(config.options, LaunchOptions) else 1
+    if count == 1:
         return ""
-    count = _ranks(config, config.options)
     return f"device map and shapes are those of one process with the whole batch; {count} ranks share it"

@@ -44,15 +44,14 @@ def pytest_configure() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     # Models of a few numbers gain nothing from a second thread, and with every core busy they lose much.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    obey_signals()
+    obey_ctrl_c()
 
 
-def obey_signals() -> None:
-    """A shell starts what runs in the background with Ctrl-C ignored, nohup with hang-ups, and so would be
-    every process that a test starts: those are to be ended by them."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+def obey_ctrl_c() -> None:
+    """A shell starts what runs in the background with Ctrl-C ignored, and so would be every process that a
+    test starts: those are to be ended by it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

@@ -118,6 +118,7 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         torch.set_num_threads(4)
         assert apply(torch.get_num_threads, count=2) == [2, 2]
         assert apply(torch.get_num_threads, count=3) == [1, 1, 1]
+        assert apply(lambda: apply(torch.get_num_threads, count=2), count=2) == [[1, 1]] * 2
         assert torch.get_num_threads() == 4
         found: list[int] = []
         fresh = threading.Thread(target=lambda: found.append(torch.get_num_threads()))

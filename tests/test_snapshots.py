@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from launching import SCRIPT, record, run, start, wait
+from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError
 from dpexp.distributed.group import Alone
@@ -126,12 +126,12 @@ def test_ranks_die_with_their_launcher_and_the_run_goes_on_from_its_snapshot(
 ) -> None:
     process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
     until_step(dpexp_home, 12, process)
-    ranks = [psutil.Process(pid) for pid in ranks_of(process).values()]
+    ranks = ranks_of(process)
     assert len(ranks) == 2
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(ranks, timeout=10)
-    assert not alive
+    for pid in ranks.values():
+        wait_until_gone(pid)
     assert fold(next(dpexp_home.glob("runs/*/journal.jsonl"))).status == "killed"
     found = record(run(*words(tmp_path), "--devices", "2", "--resume", "last"))
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)

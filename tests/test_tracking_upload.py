@@ -20,6 +20,7 @@ from mlflow_reader import everything, history, mlflow_runs, only_run
 
 from dpexp.record import JOURNAL, Journal, Tail, finish, fold
 from dpexp.tracking import content, ledger, points, sync
+from dpexp.tracking.errors import GoneError
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
 
@@ -220,7 +221,7 @@ def test_points_of_a_deleted_run_are_refused(home: Path) -> None:
     run_id = store.client.create_run(store.experiment_id("dpexp")).info.run_id
     store.client.delete_run(run_id)
     for gone, words in ((run_id, "is deleted"), ("nobody", "is not there")):
-        with pytest.raises(LookupError, match=words):
+        with pytest.raises(GoneError, match=words):
             store.log(gone, [content.Point("loss", 1.0, 1, 0)])
     assert tables(home / "mlflow.db", run_id) == [[], []]
 
@@ -413,6 +414,25 @@ def test_points_are_delivered_while_the_run_goes_on(home: Path, uri: str) -> Non
     finish(journal.path)
     assert upload.complete().complete
     assert only_run(uri, "live").info.status == "FINISHED"
+
+
+def test_a_run_that_is_deleted_in_mlflow_while_it_goes_on_is_delivered_anew_from_its_first_step(
+    home: Path, uri: str
+) -> None:
+    journal = journals.begin(home / "runs", "deleted")
+    upload = Upload(opened(home), journal.path, fresh=True)
+    journals.step(journal, 0, 50)
+    upload.advance()
+    MlflowClient(uri).delete_run(only_run(uri, "deleted").info.run_id)
+    journals.step(journal, 50, 50)
+    with pytest.raises(GoneError):
+        upload.advance()
+    upload.advance()
+    assert steps_of(uri, "deleted") == list(range(100))
+    journals.end(journal)
+    finish(journal.path)
+    assert upload.complete().complete
+    assert steps_of(uri, "deleted") == list(range(100))
 
 
 def test_a_figure_that_fails_is_reported_and_does_not_hold_up_the_run(home: Path, uri: str) -> None:

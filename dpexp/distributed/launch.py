@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig
+from dpexp.distributed.orphans import LAUNCHER
 from dpexp.distributed.outcome import Told, box
 
 LAUNCH = "DPEXP_LAUNCH"
@@ -64,6 +65,7 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
 
     job = Job(config.to_dict(), quiet, sys.argv)
     os.environ[LAUNCH] = secrets.token_hex(6) if hosts(_options(config))[1] == 1 else ""
+    os.environ[LAUNCHER] = str(os.getpid())
     with box() as letters, tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs, _settings(count):
         started = _launch_config(config, count, logs)
         with _bounded(_options(config), letters), _faults_named(config, logs) as faults:

@@ -13,11 +13,13 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
+LAUNCHER = "DPEXP_LAUNCHER"
+"""The environment variable in which a launcher of ours tells its ranks its process id."""
 
 
 def die_with_launcher() -> None:
     """Let the kernel end this rank when its parent dies, however it dies (Linux). Called first of all."""
-    launcher = os.getppid()
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before the kernel was asked

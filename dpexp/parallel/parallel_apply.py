@@ -21,7 +21,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ from torch import nn
 from dpexp.devices import HOST, label, on
 from dpexp.parallel.targets import Target, target
 from dpexp.parallel.turns import Turns, draws
-from dpexp.parallel.workers import run_all
+from dpexp.parallel.workers import is_worker, run_all
+
+_changed = threading.Event()
+"""Set where a worker changed its number of threads, and so the whole process's default."""
 
 
 def parallel_apply(
@@ -75,8 +78,10 @@ def parallel_apply(
             forward(replica)
     else:
         caller = CallerState.of(where)
-        run_all(where, [caller.enter(forward, replica) for replica in range(count)])
-        caller.restore_threads()
+        try:
+            run_all(where, [caller.enter(forward, replica) for replica in range(count)])
+        finally:
+            caller.restore_threads()
     _raise_first(outcomes, where)
     return [outcome.output for outcome in outcomes]
 
@@ -126,8 +131,6 @@ class CallerState:
     streams: tuple[torch.Stream | None, ...]
     threads: int
     share: int
-    changed: threading.Event = field(default_factory=threading.Event)
-    """Whether a worker's number of threads was changed."""
 
     @classmethod
     def of(cls, devices: Sequence[torch.device]) -> CallerState:
@@ -160,7 +163,7 @@ class CallerState:
         def task() -> None:
             torch.set_grad_enabled(self.grad)
             if torch.get_num_threads() != self.share:
-                self.changed.set()
+                _changed.set()
                 torch.set_num_threads(self.share)
             stream = self.streams[replica]
             if stream is not None:
@@ -179,10 +182,12 @@ class CallerState:
     def restore_threads(self) -> None:
         """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
 
-        It holds for the worker alone, but is also the default of threads that start later. Done only where
-        there is something to undo: torch forgets all compiled convolutions at each call.
+        It holds for the worker alone, but is also the default of threads that start later. Done by the
+        outermost call, and only where there is something to undo: torch forgets all compiled convolutions
+        at each call.
         """
-        if self.changed.is_set():
+        if _changed.is_set() and not is_worker():
+            _changed.clear()
             torch.set_num_threads(self.threads)
 
 

@@ -58,6 +58,7 @@ class Worker:
         self._inbox.put((task, latch))
 
     def _serve(self) -> None:
+        _thread.is_worker = True
         while True:
             task, latch = self._inbox.get()
             task()
@@ -83,6 +84,12 @@ class Crew:
 
 
 _crew: Crew | None = None
+_thread = threading.local()
+
+
+def is_worker() -> bool:
+    """Whether this thread is a worker, in the middle of somebody's task."""
+    return getattr(_thread, "is_worker", False)
 
 
 def crew() -> Crew:

@@ -148,7 +148,7 @@ class Journal:
     def _append(
         self, changes: Row, additions: dict[str, list[Any]], shorter: Mapping[str, int] | None = None
     ) -> None:
-        """Write one line, or leave the file as it was and raise OSError."""
+        """Write one line, or leave the file as it was and raise OSError, or whatever interrupts it."""
         entry: Row = {"seq": self._seq, "at": time.time_ns() // 1_000_000}
         if shorter:
             entry["cut"] = dict(shorter)
@@ -163,7 +163,7 @@ class Journal:
             while written < len(line):
                 written += os.write(self._file.fileno(), line[written:])
             os.fsync(self._file.fileno())
-        except OSError:
+        except BaseException:  # Ctrl-C too: what is still buffered must not stand there
             self._file.truncate(self._size)
             self._file.seek(self._size)
             raise

@@ -3,3 +3,7 @@
 
 class StoreError(RuntimeError):
     """The store cannot be used: what is wrong, where, and what to do. Free of credentials."""
+
+
+class GoneError(RuntimeError):
+    """The MLflow run that points were meant for was deleted, or is not there."""

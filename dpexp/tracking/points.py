@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpexp.tracking.content import Point
+from dpexp.tracking.errors import GoneError
 
 BATCH = 10_000
 """Points a call, so that other writers wait less than a tenth of a second."""
@@ -22,10 +23,9 @@ BUSY_S = 20.0
 """How long another writer may hold the file: what MLflow itself allows."""
 LARGEST = 1.7976931348623157e308
 """What MLflow keeps in the place of an infinity."""
-COLUMNS = {
-    "metrics": {"key", "value", "timestamp", "run_uuid", "step", "is_nan"},
-    "latest_metrics": {"key", "value", "timestamp", "run_uuid", "step", "is_nan"},
-}
+_POINT = {"key", "value", "timestamp", "run_uuid", "step", "is_nan"}
+TABLES = {"metrics": (_POINT, _POINT), "latest_metrics": (_POINT, {"key", "run_uuid"})}
+"""Columns and primary key, by table."""
 _INTO = "(key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
 _EVERY = f"INSERT INTO metrics {_INTO} ON CONFLICT DO NOTHING"
 _LATEST = (
@@ -38,14 +38,16 @@ _Row = tuple[str, float, int, str, int, bool]
 
 def fits(path: Path) -> bool:
     """Whether the file's tables are those that ``insert`` knows."""
-    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-        return all(_columns(connection, table) == known for table, known in COLUMNS.items())
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
+        known = all(_columns(connection, table) == expected for table, expected in TABLES.items())
+        return known and {"run_uuid", "lifecycle_stage"} <= _columns(connection, "runs")[0]
+    return False
 
 
 def insert(path: Path, run_id: str, points: Iterable[Point]) -> None:
     """All of the points or none; what is there already stays one row.
 
-    Raises sqlite3.Error, a LookupError where the run is deleted or not there.
+    Raises sqlite3.Error, GoneError.
     """
     rows = [_row(run_id, point) for point in points]
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
@@ -55,13 +57,14 @@ def insert(path: Path, run_id: str, points: Iterable[Point]) -> None:
                 "SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", (run_id,)
             ).fetchone()
             if state != ("active",):
-                raise LookupError(f"the MLflow run {run_id} is {state[0] if state else 'not there'}")
+                raise GoneError(f"the MLflow run {run_id} is {state[0] if state else 'not there'}")
             connection.executemany(_EVERY, rows)
             connection.executemany(_LATEST, _latest(rows).values())
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[set[str], set[str]]:
+    rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    return {row[1] for row in rows}, {row[1] for row in rows if row[5]}
 
 
 def _row(run_id: str, point: Point) -> _Row:

@@ -118,7 +118,7 @@ class Store:
     def log(self, run_id: str, batch: Sequence[Point]) -> None:
         """Points of one run, at most ``batch`` of them: all or none; one that is there already stays one.
 
-        Raises what the store raises, LookupError where a run in SQLite is gone.
+        Raises what the store raises, GoneError where a run in SQLite is gone.
         """
         if self._inserts and self.embedded is not None:
             points.insert(self.embedded.path, run_id, batch)

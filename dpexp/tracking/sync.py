@@ -37,7 +37,8 @@ def undelivered(home: Path) -> list[Path]:
 
 def untracked(home: Path) -> list[Path]:
     """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
-    return [folder for folder in _incomplete(home) if not _is_tracked(folder)]
+    known = (folder for folder in _incomplete(home) if (folder / JOURNAL).exists())
+    return [folder for folder in known if not _is_tracked(folder)]
 
 
 def _incomplete(home: Path) -> list[Path]:

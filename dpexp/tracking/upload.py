@@ -17,7 +17,7 @@ from pathlib import Path
 from dpexp.record import RECORD, Record, Tail, finish, is_open, load
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
-from dpexp.tracking.errors import StoreError
+from dpexp.tracking.errors import GoneError, StoreError
 from dpexp.tracking.extras import PICTURES, WORDS, Extra
 from dpexp.tracking.store import Store, describe
 from dpexp.tracking.uploader import Delivery
@@ -54,6 +54,7 @@ class Upload:
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
         while self._fill():
+            self.attach()  # first: where the run is gone it begins anew, and with it what is to be sent
             self._send(self._pending)
             self._pending = []
         if self._record.run_id:
@@ -191,7 +192,7 @@ class Upload:
         for _ in range(TRIES - 1):
             try:
                 return self._facts()
-            except (MlflowException, LookupError) as error:
+            except (MlflowException, GoneError) as error:
                 if not _collided(error) and not self._is_gone():
                     raise
                 self._in_doubt = True

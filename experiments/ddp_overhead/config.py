@@ -51,7 +51,7 @@ CLAIMS = [
         "one-4096",
     ),
     Claim(
-        "A recorded step of two processes takes at most 1.02 times one of the bare torchrun script.",
+        "A step of two processes that goes to the journal takes at most 1.02 times one of the bare torchrun script.",
         "samples:ratio",
         "turns",
         "<=",
@@ -62,7 +62,7 @@ CLAIMS = [
 
 ANSWER = (
     "At one global batch of 4096 rows a step of two processes takes {ratio step_ms two-4096 one-4096} the time of one process, "
-    "both recorded, and of 8192 rows {ratio step_ms two-8192 one-8192}; recording makes a step {value samples:ratio turns} "
+    "both recorded, and of 8192 rows {ratio step_ms two-8192 one-8192}; the journal makes a step {value samples:ratio turns} "
     "that of a bare torchrun script, in turn with it."
 )
 COLUMNS = ("step_ms", "samples:ratio", "wall_s", "verified")
