@@ -31,7 +31,7 @@ RUNS = {
     },
     "turns": Program("turns.py", ("2", str(SMALL), "40")),
 }
-REPEATS = 4
+REPEATS = 6
 
 CLAIMS = [
     Claim(
