@@ -49,6 +49,7 @@ CLAIMS = [
         "<=",
         0.556,
         "one-4096",
+        stated="contradicted",
     ),
     Claim(
         "A step of two processes that goes to the journal takes at most 1.02 times one of the bare torchrun script.",
@@ -56,6 +57,7 @@ CLAIMS = [
         "turns",
         "<=",
         1.02,
+        stated="not shown",
     ),
     Claim("Two processes compute what a single device computes.", "verified", "two-4096", "==", True),
 ]
