@@ -73,8 +73,14 @@ def _replica_shapes(run: Measured, module: str) -> str:
     return "; ".join(told)
 
 
-def _verified(run: Measured, _: str) -> bool:
-    return run.record.verification.get("passed") is True
+def _verified(run: Measured, _: str) -> bool | None:
+    """None where nothing was checked: a program that only measures, or --no-check."""
+    verification = run.record.verification
+    return verification.get("passed") is True if verification.get("checked") else None
+
+
+def _yes(verified: bool | None) -> str:
+    return "not checked" if verified is None else "yes" if verified else "NO"
 
 
 def _error(run: Measured, kind: str) -> float:
@@ -132,7 +138,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "split": Metric("rows a device, by batch", _split, str),
     "shapes": Metric("inputs -> outputs of {}", _replica_shapes, str),
-    "verified": Metric("equal to a single device", _verified, lambda yes: "yes" if yes else "NO"),
+    "verified": Metric("equal to a single device", _verified, _yes),
     "error": Metric("error of {}s", _error, _tiny),
     "loss": Metric("loss", _loss, _plain),
     "metric": Metric("{}", _metric, _plain),
