@@ -29,7 +29,7 @@ RUNS = {
         for rows in (SMALL, LARGE)
         for name, devices in (("one", "1"), ("two", "2"))
     },
-    "turns": Program("turns.py", ("2", str(SMALL), "40")),
+    "turns": Program("turns.py", ("2", str(SMALL), "100")),
 }
 REPEATS = 6
 

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-TURNS = 30
+TURNS = 8
 WARMUP = 2
 """Steps of a turn that are not timed: they come first."""
 
