@@ -78,6 +78,26 @@ def test_every_flush_waits_for_the_disk_and_a_new_journals_name_is_durable(
             assert len([path for path, _ in synced if path == str(journal.path)]) == number + 1
 
 
+def test_an_interrupt_while_the_disk_is_waited_for_writes_no_line_twice(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        fsync(descriptor)
+        raise KeyboardInterrupt
+
+    journal = Journal(runs, "interrupted")
+    journal.extend({"steps.loss": [1.0, 2.0]})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "fsync", interrupted)
+        journal.flush()
+    journal.extend({"steps.loss": [3.0]})
+    journal.close()
+    assert fold(journal.path).steps["loss"] == [1.0, 2.0, 3.0]
+    assert fold(journal.path).damage == []
+
+
 # --- folding -------------------------------------------------------------------------------------
 
 
