@@ -89,9 +89,10 @@ def test_an_interrupt_while_the_disk_is_waited_for_writes_no_line_twice(
 
     journal = Journal(runs, "interrupted")
     journal.extend({"steps.loss": [1.0, 2.0]})
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         journal.flush()
+    monkeypatch.setattr(os, "fsync", fsync)
     journal.extend({"steps.loss": [3.0]})
     journal.close()
     assert fold(journal.path).steps["loss"] == [1.0, 2.0, 3.0]
