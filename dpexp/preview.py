@@ -6,12 +6,10 @@ The model is built, laid out and run on fake tensors; no number is computed and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
-
-import torch
 
 from dpexp import devices, loop
 from dpexp.config import LaunchOptions, RunConfig
@@ -54,16 +52,17 @@ def preview(config: RunConfig) -> Preview:
     used = prepared.selection.used
     predicted = predict(prepared.model, prepared.strategy, used, _one_of_each_size(prepared))
     placed = prepared.strategy.place(copy.deepcopy(prepared.model), used, Timer())
+    ranks = _ranks(config)
     return Preview(
         name=prepared.name,
         execution=prepared.execution,
         config=config.to_dict(),
         devices=loop.devices_of(prepared, placed),
         device_map=device_map(placed),
-        splits=[*_splits(placed, _sizes(prepared)), *_over_ranks(config, _sizes(prepared))],
+        splits=_splits(placed, ranks, _sizes(prepared)),
         shapes=predicted.shapes,
         memory=predicted.memory,
-        note="; ".join(filter(None, (predicted.note, _of_one_rank(config)))),
+        note="; ".join(filter(None, (predicted.note, _of_one_rank(ranks)))),
     )
 
 
@@ -79,40 +78,30 @@ def _one_of_each_size(prepared: loop.Prepared) -> Iterator[tuple[Any, ...]]:
         yield map_tensors(itemgetter(slice(rows)), first.inputs)
 
 
-def _splits(placed: Placed, sizes: dict[int, int]) -> list[Row]:
-    splits: list[Row] = []
-    wrapped = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
-    for name, wrapper in wrapped:
-        places: Sequence[torch.device] = wrapper.places
-        for rows, batches in sizes.items():
-            if places:
-                cut = pieces(rows, places)
-                used = [devices.label(device) for device in places[: len(cut)]]
-                row = {"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used}
-                splits.append(row)
-    return splits
-
-
-def _over_ranks(config: RunConfig, sizes: dict[int, int]) -> list[Row]:
-    """How the batches of a launched strategy fall on its ranks; with few rows the last ones get none."""
-    if not isinstance(config.options, LaunchOptions):
-        return []
-    count = _ranks(config, config.options)
+def _splits(placed: Placed, ranks: int, sizes: dict[int, int]) -> list[Row]:
+    """How an epoch's batches fall on the devices of each wrapped module, and on the ranks; few rows leave the
+    last ones without any."""
+    named = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    takers = [(name, [devices.label(device) for device in wrapper.places]) for name, wrapper in named]
+    takers.append(("", [f"rank {rank}" for rank in range(ranks)]))
     splits = []
-    for rows, batches in sizes.items():
-        cut = pieces(rows, count)
-        ranks = [f"rank {rank}" for rank in range(len(cut))]
-        splits.append({"module": "", "rows": rows, "batches": batches, "pieces": cut, "devices": ranks})
+    for name, places in takers:
+        for rows, batches in sizes.items() if places else ():
+            cut = pieces(rows, len(places))
+            used = places[: len(cut)]
+            splits.append({"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used})
     return splits
 
 
-def _ranks(config: RunConfig, options: LaunchOptions) -> int:
-    world, (fewest, _) = World.of(), hosts(options)
+def _ranks(config: RunConfig) -> int:
+    """How many ranks a launched strategy gets; 0 for the others."""
+    if not isinstance(config.options, LaunchOptions):
+        return 0
+    world, (fewest, _) = World.of(), hosts(config.options)
     return world.size if world is not None else fewest * processes(config)
 
 
-def _of_one_rank(config: RunConfig) -> str:
-    count = _ranks(config, config.options) if isinstance(config.options, LaunchOptions) else 1
-    if count == 1:
+def _of_one_rank(ranks: int) -> str:
+    if ranks <= 1:
         return ""
-    return f"device map and shapes are those of one process with the whole batch; {count} ranks share it"
+    return f"device map and shapes are those of one process with the whole batch; {ranks} ranks share it"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.distributed import Stop, Terminated, World
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.orphans import die_with_launcher
+from dpexp.distributed.launch import die_with_launcher, launch
 from dpexp.progress import Bar
 from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader, how_to_deliver
@@ -223,7 +223,6 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
     """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     from dpexp import loop  # refuse here what can be refused, before anything is started
-    from dpexp.distributed.launch import launch
     from dpexp.distributed.select import processes
 
     loop.prepare(config)

@@ -30,14 +30,15 @@ def list_(
     from dpexp.record.listing import table
     from dpexp.tracking.ledger import delivered
 
-    known = heads(_runs())[:limit]
+    runs = _runs()
+    known = heads(runs)[:limit]
     there = delivered(home(), [head.run_id for head in known])
     if as_json:
         typer.echo(json.dumps([{**head.to_dict(), "delivered": there[head.run_id]} for head in known]))
     elif known:
         typer.echo(table(known, there))
     else:
-        typer.echo(f"no run yet in {_runs()}: python scripts/run.py hybrid makes one", err=True)
+        typer.echo(f"no run yet in {runs}: python scripts/run.py hybrid makes one", err=True)
 
 
 @app.command()

@@ -32,7 +32,7 @@ distributed                                 |
 devices  environment  progress              |
 features  spec  nested  experiment
 mistakes
-config  record
+config  record  orphans
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""
 

@@ -342,8 +342,7 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     blind._cursor = {}
     while batch := blind._fill():
         assert len(batch) <= store.batch
-        blind._send(batch)
-        blind._pending = []
+        blind._send()
     assert everything(uri, "late") == first
 
 

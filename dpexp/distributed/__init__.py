@@ -2,12 +2,11 @@
 
 ::
 
-    scripts/run.py ddp --devices 2          launch    torchrun's agent, in this process
+    scripts/run.py ddp --devices 2          launch    torchrun's agent, here; no rank outlives it
         rank 0 (journal, uploader)          group     the ranks' common voice: gather, barrier, roll-call
         rank 1                              faults    one message for what ended them
                                             stop      SIGTERM, answered by all ranks at the same step
                                             merge     what the ranks saw, as one Record
-                                            orphans   a rank does not outlive its launcher
 
 Importing this package imports no torch.
 """

@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig
-from dpexp.distributed.orphans import LAUNCHER
 from dpexp.distributed.outcome import Told, box
+from dpexp.orphans import end_with_parent
 
 LAUNCH = "DPEXP_LAUNCH"
 """The environment variable that tells this process's launches apart: they all have one agent."""
+
+LAUNCHER = "DPEXP_LAUNCHER"
+"""The environment variable in which a launch tells its ranks this process's id."""
 
 LOGGERS = ("torch.distributed", "torch.distributed.elastic")
 ENVIRONMENT = {
@@ -71,6 +74,19 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
         with _bounded(_options(config), letters), _faults_named(config, logs) as faults:
             elastic_launch(started, sys.executable)("-m", "dpexp.rank", job.to_json())
         return letters(), faults[0] if faults else None
+
+
+def die_with_launcher() -> None:
+    """In a rank, first of all: it dies when its launcher does.
+
+    torchrun's agent ends its ranks when it is interrupted or terminated. Killed outright, by hand or for its
+    memory, it cannot, and they would train on with nobody to restart them, to hear them, or to end them. At
+    once and without a word, as a lost host goes: the other hosts' agents then start the rest anew.
+    """
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the kernel was asked
+        os._exit(1)
 
 
 def _options(config: RunConfig) -> LaunchOptions:

@@ -6,7 +6,7 @@ A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; thi
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import signal
@@ -19,13 +19,13 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO
 
+from dpexp.orphans import end_with_parent
 from dpexp.record import redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 from dpexp.tracking.uploader import python_path
 
 START_S = 60.0
 STOP_S = 5.0
-PR_SET_PDEATHSIG = 1
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """This machine is reached without a proxy."""
 
@@ -131,7 +131,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
         )
         try:
             _wait_until_up(process, base, log)
@@ -139,12 +139,6 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             _watch(process, log)
         finally:
             _stop(process)
-
-
-def _end_with_parent() -> None:
-    """In the new process: where the parent is killed outright, Linux ends it. Elsewhere it stays."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:

@@ -54,9 +54,7 @@ class Upload:
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
         while self._fill():
-            self.attach()  # first: where the run is gone it begins anew, and with it what is to be sent
-            self._send(self._pending)
-            self._pending = []
+            self._send()
         if self._record.run_id:
             self.attach()
 
@@ -79,15 +77,17 @@ class Upload:
             for entry in system:
                 yield from content.points(entry)
 
-    def _send(self, batch: list[Point]) -> None:
+    def _send(self) -> None:
+        """Deliver the pending points: of a run that is gone and begun anew, its first ones."""
         _, run_id = self.attach()
-        new = [point for point in batch if point.step > self._cursor.get(point.key, -1)]
+        new = [point for point in self._pending if point.step > self._cursor.get(point.key, -1)]
         if new:
             self._in_doubt = True
             self.store.log(run_id, new)
             self._in_doubt = False
         for point in new:
             self._cursor[point.key] = point.step
+        self._pending = []
 
     # --- the MLflow run --------------------------------------------------------------------------
 
