@@ -37,7 +37,8 @@ class Weighted(Turn):
         self.ranks = ranks
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        (loss * (batch.weight * self.ranks)).backward()  # type: ignore[no-untyped-call]
+        scale = batch.weight * self.ranks
+        (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
 
 class Ddp(Strategy):
@@ -100,7 +101,8 @@ class _Bucket:
 class Synchronized(Wrapper, DistributedDataParallel):
     """``DistributedDataParallel`` whose forward, and whose buckets' all-reduces, are timed.
 
-    The hook is DDP's own default, averaging, but for the clock.
+    Its hook averages like DDP's own default, with a clock. A hook in Python makes a step longer, and none can
+    be taken away again: it is registered when the first step is recorded.
     """
 
     transparent = True
@@ -114,10 +116,13 @@ class Synchronized(Wrapper, DistributedDataParallel):
         self.timer = timer
         self.device_of_rank = device
         self._buckets: list[_Bucket] = []
-        self._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-        self.register_comm_hook(None, self._reduce)
+        self._is_hooked = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.timer.recording and not self._is_hooked:
+            self._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+            self.register_comm_hook(None, self._reduce)
+            self._is_hooked = True
         self._buckets = []
         start = time.perf_counter_ns()
         with self.timer.phase("forward"):
