@@ -255,12 +255,14 @@ class Trial:
             return losses, self._times_ms, self.stop.asked
         weights = [rows / of if of else 1.0 for rows, of in self._rows]
         own = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
-        by_rank = self.prepared.ranks.gather((own, self._times_ms, self.stop.asked))
-        times_ms = [max(times) for times in zip(*(each[1] for each in by_rank), strict=True)]
-        usual_ms = sum(times_ms) / len(times_ms)
+        steps = len(own)
+        by_rank = self.prepared.ranks.gather_numbers([*own, *self._times_ms, float(self.stop.asked)])
+        by_step = list(zip(*by_rank, strict=True))
+        summed = [sum(parts) for parts in by_step[:steps]]
+        times_ms = [max(times) for times in by_step[steps:-1]]
+        usual_ms = sum(times_ms) / steps
         self._pace = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(usual_ms, 1e-3))))
-        summed = [sum(parts) for parts in zip(*(each[0] for each in by_rank), strict=True)]
-        return summed, times_ms, any(each[2] for each in by_rank)
+        return summed, times_ms, any(by_step[-1])
 
     # --- snapshots ---
 

@@ -55,6 +55,10 @@ class Alone:
         """The value of every rank, by rank, on every rank."""
         return [value]
 
+    def gather_numbers(self, values: list[float]) -> list[list[float]]:
+        """As ``gather``, in one message: every rank must give as many numbers."""
+        return [values]
+
     @property
     def leads_host(self) -> bool:
         """Whether this is the first rank of its host."""
@@ -106,6 +110,12 @@ class Ranks(Alone):
         found: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(found, value)
         return found
+
+    def gather_numbers(self, values: list[float]) -> list[list[float]]:
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        torch.distributed.all_gather(found, own)
+        return [each.tolist() for each in found]
 
     @property
     def leads_host(self) -> bool:
