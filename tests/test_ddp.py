@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launching import record, run, torchrun
 
 from dpexp.config import ConfigError
+from dpexp.devices import HOST
 from dpexp.distributed import World
 from dpexp.distributed.group import Alone
+from dpexp.strategies.ddp import synchronized
+from dpexp.timing import Timer
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
@@ -66,6 +70,25 @@ def test_the_phases_come_from_every_rank_and_every_bucket() -> None:
     inside = [row for row in found["timeline"] if row["phase"] == "allreduce" and row["replica"] is None]
     for outer, inner in zip(backward, inside, strict=True):
         assert outer["start_us"] <= inner["start_us"] <= inner["end_us"] <= outer["end_us"] + 100
+
+
+def test_only_recorded_steps_run_a_hook_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        timer = Timer()
+        module = synchronized(torch.nn.Linear(2, 2), HOST, timer)
+        module(torch.ones(1, 2)).sum().backward()
+        assert module._comm_hooks == []
+        for _ in range(2):
+            with timer.step():
+                loss = module(torch.ones(1, 2)).sum()
+                with timer.phase("backward"):
+                    loss.backward()
+        assert len(module._comm_hooks) == 1
+        assert len(timer.phases["allreduce"]) == 2
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_torchrun_starts_the_same_script_and_the_first_rank_alone_prints() -> None:

@@ -1,4 +1,4 @@
-"""One bare step, one recorded step, one step of a single process, in turns: ``python turns.py WORLD ROWS STEPS``.
+"""One bare step, one recorded step, one step of a single process, in turns: ``python turns.py WORLD ROWS STEPS [keep]``.
 
 The program starts itself under torchrun and prints a Record. The same processes train the small CNN on the
 same global batches, step by step in turns, so that whatever else the machine does meets all ways alike:
@@ -10,6 +10,9 @@ same global batches, step by step in turns, so that whatever else the machine do
 between its steps included; ``alone`` is one process that computes the whole batch, bare. A sample is the mean of
 ``STEPS`` steps, by the first rank's clock: ``ratio`` is recorded over bare, ``efficiency`` alone over WORLD times
 recorded.
+
+With ``keep`` the C library keeps the memory that a step frees, for all ways alike. Else it may give it back to the
+kernel, and then maps it anew in the next step: whether it does is up to how the heap of a process happens to lie.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from dpexp.prepare import Prepared
 
 SAMPLES = 8
 WARMUP = 4
+KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""glibc: bytes free at the heap's top before they are given back; bytes from which a block is mapped alone (at most 2**25)."""
 
 
 def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
@@ -155,13 +160,16 @@ def facts(bare: list[float], recorded: list[float], alone: list[float], world: i
     }
 
 
-def main(world: str, rows: str, steps: str) -> None:
+def main(world: str, rows: str, steps: str, memory: str = "") -> None:
     """Run the ranks and print the Record of what the first one measured."""
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "answer.json"
         agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         done = subprocess.run(
-            [sys.executable, *agent, __file__, rows, steps, str(answer)], stdout=sys.stderr, check=False
+            [sys.executable, *agent, __file__, rows, steps, str(answer)],
+            stdout=sys.stderr,
+            env=os.environ | (KEEP if memory == "keep" else {}),
+            check=False,
         )
         if done.returncode:
             sys.exit(f"torchrun ended with {done.returncode}")
