@@ -135,9 +135,6 @@ class Synchronized(Wrapper, DistributedDataParallel):
         tensor = bucket.buffer().div_(torch.distributed.get_world_size())
         work = torch.distributed.all_reduce(tensor, async_op=True)
         assert work is not None
-        future = work.get_future()
-        if not self.timer.recording:
-            return future.then(lambda done: done.value()[0])
         timed = _Bucket(bucket.index(), time.perf_counter_ns())
         self._buckets.append(timed)
 
@@ -145,7 +142,7 @@ class Synchronized(Wrapper, DistributedDataParallel):
             timed.end = time.perf_counter_ns()
             return done.value()[0]  # type: ignore[no-any-return]
 
-        return future.then(reduced)
+        return work.get_future().then(reduced)
 
     def _measure(self, start: int) -> None:
         """DDP's own figures of the step: backward's compute, the all-reduce, and what they overlap."""
