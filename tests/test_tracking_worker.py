@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from mlflow_reader import everything, history, only_run
-from tracking_processes import Driven, drive, script, wait_until_gone
+from tracking_processes import ROOT, Driven, drive, script, wait_until_gone
 
 from dpexp.record import JOURNAL, RECORD, fold, load
 from dpexp.tracking.errors import StoreError
@@ -280,3 +283,33 @@ def test_an_uploader_ends_with_its_run(dpexp_home: Path) -> None:
     driven.delivery()
     wait_until_gone(driven.uploader)
     assert (dpexp_home / "runs" / driven.run_id / "delivery.json").exists()
+
+
+HEARD = """
+import sys
+from dpexp.tracking.worker import Pipe
+
+pipe = Pipe(int(sys.argv[1]))
+while not pipe.is_over:
+    pipe.wait()
+print(pipe.journal)
+"""
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["by a child", "by none"])
+def test_what_a_run_said_before_its_death_is_heard_after_it(tmp_path: Path, held: bool) -> None:
+    """On a loaded machine the uploader may read its first line when the main process is long dead."""
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    journal = tmp_path / JOURNAL
+    said = json.dumps({"do": "open", "journal": str(journal), "again": False}) + "\n"
+    command = [sys.executable, "-c", HEARD, dead]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as listener:
+        assert listener.stdin is not None
+        assert listener.stdout is not None
+        listener.stdin.write(said)
+        listener.stdin.flush()
+        if not held:
+            listener.stdin.close()
+        assert listener.stdout.read() == f"{journal}\n"

@@ -110,10 +110,16 @@ class _Gpus:
 
 
 def start(path: Path, pid: int) -> Sampler | None:
-    """Begin to sample; None where the user switched it off or psutil is not installed."""
+    """Begin to sample; None where the user switched it off, and where it can't be done.
+
+    That is without psutil, with an interval that is no number, and for a process that is gone.
+    """
     if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
         return None
     try:
-        return Sampler(path, pid)
+        import psutil
     except ImportError:
         return None
+    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+        return Sampler(path, pid)
+    return None

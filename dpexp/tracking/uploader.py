@@ -78,7 +78,7 @@ class Uploader:
         """
         _left[:] = [process for process in _left if process.poll() is None]
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpexp.tracking.worker", str(home)],
+            [sys.executable, "-m", "dpexp.tracking.worker", str(home), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The uploader process: ``python -m dpexp.tracking.worker HOME``, started by ``Uploader.start``.
+"""The uploader process: ``python -m dpexp.tracking.worker HOME PARENT``, started by ``Uploader.start``.
 
 ::
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -40,31 +41,55 @@ LOG = "uploader.log"
 class Pipe:
     """What the main process says, read in a thread so that its pipe never fills."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: int) -> None:
         self.journal: Path | None = None
         self.begun_again = False
-        self.sampler: system.Sampler | None = None
         self.is_over = False
-        self._parent = os.getppid()
+        self._parent = parent
+        self._sampler: system.Sampler | None = None
         self._news = threading.Event()
         threading.Thread(target=self._read, daemon=True, name="pipe").start()
 
     def _read(self) -> None:
-        for line in sys.stdin.buffer:
-            command: Row = json.loads(line)
-            if command["do"] == "open":
-                self.begun_again = command["again"]
-                self._opened(Path(command["journal"]))
-            elif command["do"] in ("finish", "abandon"):
-                break
+        try:
+            for line in self._lines():
+                command: Row = json.loads(line)
+                if command["do"] == "open":
+                    self._opened(Path(command["journal"]), command["again"])
+                elif command["do"] in ("finish", "abandon"):
+                    break
+                self._news.set()
+        finally:
+            self.is_over = True
             self._news.set()
-        self.is_over = True
-        self._news.set()
 
-    def _opened(self, journal: Path) -> None:
+    def _lines(self) -> Iterator[bytes]:
+        """What was said, to the last word: this process may come to read it after the other's death.
+
+        The pipe's end does not tell: a child of the main process may hold it open.
+        """
+        received = b""
+        while True:
+            was_alive = self.has_parent
+            if select.select([0], [], [], WAKE_S if was_alive else 0)[0]:
+                chunk = os.read(0, 65536)
+                if not chunk:
+                    return
+                *lines, received = (received + chunk).split(b"\n")
+                yield from lines
+            elif not was_alive:
+                return
+
+    def _opened(self, journal: Path, again: bool) -> None:
         """The run begins, and may be over before mlflow is imported: sample the machine from here on."""
-        self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
+        self.begun_again = again
         self.journal = journal
+        self._sampler = system.start(journal.with_name(SYSTEM), self._parent)
+
+    def stop_sampling(self) -> None:
+        """Take the last sample."""
+        if self._sampler is not None:
+            self._sampler.stop()
 
     @property
     def has_parent(self) -> bool:
@@ -75,8 +100,6 @@ class Pipe:
         """Until there is news, or it is time to look by oneself."""
         self._news.wait(WAKE_S)
         self._news.clear()
-        # A child of the main process may hold the pipe open after its death.
-        self.is_over |= not self.has_parent
 
 
 class Worker:
@@ -105,8 +128,7 @@ class Worker:
                 while not self._pipe.is_over:
                     self._advance(journal)
                     self._pipe.wait()
-                if self._pipe.sampler is not None:
-                    self._pipe.sampler.stop()
+                self._pipe.stop_sampling()
                 delivery = self._finish(journal)
                 self._answer(delivery)
                 if delivery.complete:
@@ -195,7 +217,7 @@ def _answering() -> Iterator[int]:
     yield answer
 
 
-def main(home: str) -> None:
+def main(home: str, parent: str) -> None:
     """Work, answer, and leave at once: whatever a library would still do at exit is of no use."""
     os.nice(NICE)
     with _answering() as descriptor:
@@ -204,9 +226,9 @@ def main(home: str) -> None:
             with contextlib.suppress(BrokenPipeError):  # nobody waits any more
                 os.write(descriptor, delivery.to_line())
 
-        Worker(Path(home), Pipe(), answer).work()
+        Worker(Path(home), Pipe(int(parent)), answer).work()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
