@@ -1,33 +1,50 @@
-"""A bare DistributedDataParallel loop and dpexp's recorded one, in turns: ``python turns.py WORLD ROWS STEPS``.
+"""One bare step, one recorded step, one step of a single process, in turns: ``python turns.py WORLD ROWS STEPS [keep]``.
 
-The program starts itself under torchrun and prints a Record. In the same processes the two loops train the
-small CNN on the same batches, one after the other, so that whatever else the machine does meets both. A
-sample of ``time_ms`` is the mean over a recorded turn, what happens between its steps included.
+The program starts itself under torchrun and prints a Record. The same processes train the small CNN on the
+same global batches, step by step in turns, so that whatever else the machine does meets all ways alike:
+
+    rank 0  | bare | recorded | alone |       | bare | recorded | …
+    rank 1  | bare | recorded |       | alone | bare | recorded | …
+
+``bare`` is DistributedDataParallel as one writes it for torchrun; ``recorded`` is dpexp's own, all that it does
+between its steps included; ``alone`` is one process that computes the whole batch, bare. A sample is the mean of
+``STEPS`` steps, by the first rank's clock: ``ratio`` is recorded over bare, ``efficiency`` alone over WORLD times
+recorded.
+
+With ``keep`` the C library keeps the memory that a step frees, for all ways alike. Else it may give it back to the
+kernel, and then maps it anew in the next step: whether it does is up to how the heap of a process happens to lie.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from functools import partial
-from itertools import count, islice
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-TURNS = 8
-WARMUP = 2
-"""Steps of a turn that are not timed: they come first."""
+from dpexp.data import Batch
+from dpexp.prepare import Prepared
+
+SAMPLES = 8
+WARMUP = 4
+KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""glibc: bytes free at the heap's top before they are given back; bytes from which a block is mapped alone (at most 2**25)."""
 
 
-def bare(rows: int, features: Any) -> Iterator[None]:
-    """A training loop as one writes it for torchrun, a step each time; nothing is recorded."""
+def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
+    """A training loop as one writes it, for one process or for torchrun, a step each time; nothing is recorded."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -35,9 +52,10 @@ def bare(rows: int, features: Any) -> Iterator[None]:
     from dpexp import models
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(models.build("cnn", None))
+    built = models.build("cnn", None)
+    model = built if alone else DistributedDataParallel(built)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    world, rank = dist.get_world_size(), dist.get_rank()
+    world, rank = (1, 0) if alone else (dist.get_world_size(), dist.get_rank())
     inputs, targets = features
     for epoch in count():
         order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(epoch))
@@ -50,14 +68,30 @@ def bare(rows: int, features: Any) -> Iterator[None]:
             yield
 
 
-def take(steps: Iterator[None], count: int) -> None:
-    """So many steps."""
-    for _ in islice(steps, count):
-        pass
+@dataclass
+class InTurns(Prepared):
+    """A prepared run before each step of which the other ways take one; it keeps the seconds of each."""
+
+    others: dict[str, Callable[[int], bool]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def own(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
+        clock, batches = time.perf_counter, super().own(epoch, first=first)
+        for _ in range(first, math.ceil(self.data.samples / self.config.batch_size)):
+            done = len(self.seconds["recorded"])
+            for name in sorted(self.others, reverse=done % 4 >= 2):  # none always comes after the same
+                self.ranks.barrier()
+                start = clock()
+                if self.others[name](done):
+                    self.seconds[name].append(clock() - start)
+            self.ranks.barrier()
+            start = clock()
+            yield next(batches)
+            self.seconds["recorded"].append(clock() - start)
 
 
 def work(rows: int, steps: int, answer: Path) -> None:
-    """One rank; the first writes what it found to a file before anything ends."""
+    """One rank; the first writes what all found to a file before anything ends."""
     from dpexp import loop
     from dpexp.config import RunConfig
     from dpexp.distributed import Stop, World
@@ -71,46 +105,71 @@ def work(rows: int, steps: int, answer: Path) -> None:
         model="cnn",
         data=f"random:samples={4 * rows}",
         batch_size=rows,
-        steps=steps,
+        steps=SAMPLES * steps,
         warmup=WARMUP,
         threads=1,
     )
-    prepared = loop.prepare_together(config, World.of())
+    prepared = InTurns(**vars(loop.prepare_together(config, World.of())))
+    ranks = prepared.ranks
     whole = next(prepared.data.batches(4 * rows, shuffle=False))
-    plain = bare(rows, (whole.inputs[0], whole.targets))
-    facts: dict[str, list[float]] = {"time_ms": [], "ratio": []}
+    features = whole.inputs[0], whole.targets
+    together, alone = (bare(rows, features, alone=each) for each in (False, True))
+
+    def takes_bare(step: int) -> bool:
+        next(together)
+        return True
+
+    def takes_alone(step: int) -> bool:
+        if step % ranks.size != ranks.rank:
+            return False
+        next(alone)
+        return True
+
+    prepared.others = {"bare": takes_bare, "alone": takes_alone}
     with tempfile.TemporaryDirectory() as scratch, Bar() as bar:
-        journal = Journal(Path(scratch) / "runs", "turns") if prepared.ranks.is_first else Unwritten()
+        journal = Journal(Path(scratch) / "runs", "turns") if ranks.is_first else Unwritten()
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         seen = loop.Seen(prepared, placed)
-        for turn in range(TURNS):
-            trial = loop.Trial(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
-            trial.warm_up()
-            take(plain, WARMUP)
-            ways = {"bare": partial(take, plain, steps), "recorded": trial.time_steps}
-            taken = {}
-            for way in sorted(ways, reverse=turn % 2 == 1):  # who is first changes from turn to turn
-                prepared.ranks.barrier()
-                start = time.perf_counter()
-                ways[way]()
-                prepared.ranks.barrier()
-                taken[way] = time.perf_counter() - start
-            facts["time_ms"].append(1000 * taken["recorded"] / steps)
-            facts["ratio"].append(taken["recorded"] / taken["bare"])
+        trial = loop.Trial(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
+        trial.warm_up()
+        prepared.seconds.clear()
+        trial.time_steps()
         journal.close()
-    if prepared.ranks.is_first:
-        answer.write_text(json.dumps(facts))
-    prepared.ranks.leave()
+    by_rank = ranks.gather({name: means(seconds) for name, seconds in prepared.seconds.items()})
+    if ranks.is_first:
+        way = by_rank[0] | {
+            "alone": [fmean(each) for each in zip(*(rank["alone"] for rank in by_rank), strict=True)]
+        }
+        answer.write_text(json.dumps(facts(**way, world=ranks.size)))
+    ranks.leave()
 
 
-def main(world: str, rows: str, steps: str) -> None:
+def means(seconds: list[float]) -> list[float]:
+    """The mean of each of so many parts of equal length."""
+    size = math.ceil(len(seconds) / SAMPLES)
+    return [fmean(seconds[start : start + size]) for start in range(0, len(seconds), size)]
+
+
+def facts(bare: list[float], recorded: list[float], alone: list[float], world: int) -> dict[str, list[float]]:
+    """What the ways say of each other, sample by sample."""
+    return {
+        "time_ms": [1000 * each for each in recorded],
+        "ratio": [ours / theirs for ours, theirs in zip(recorded, bare, strict=True)],
+        "efficiency": [one / ours / world for ours, one in zip(recorded, alone, strict=True)],
+    }
+
+
+def main(world: str, rows: str, steps: str, memory: str = "") -> None:
     """Run the ranks and print the Record of what the first one measured."""
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "answer.json"
         agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         done = subprocess.run(
-            [sys.executable, *agent, __file__, rows, steps, str(answer)], stdout=sys.stderr, check=False
+            [sys.executable, *agent, __file__, rows, steps, str(answer)],
+            stdout=sys.stderr,
+            env=os.environ | (KEEP if memory == "keep" else {}),
+            check=False,
         )
         if done.returncode:
             sys.exit(f"torchrun ended with {done.returncode}")
@@ -121,7 +180,7 @@ def main(world: str, rows: str, steps: str) -> None:
     from dpexp.environment import environment
     from dpexp.record import Record, new_run_id, now
 
-    times = [round(each, 6) for each in found["time_ms"]]
+    times = [round(each, 6) for each in found.pop("time_ms")]
     record = Record(
         run_id=new_run_id(), name="turns", strategy="turns", execution="real", status="finished",
         parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name, started=now(),
@@ -129,7 +188,7 @@ def main(world: str, rows: str, steps: str) -> None:
     record.ended = record.started
     record.environment = environment([], 1, torch.backends.cpu.get_cpu_capability())
     record.steps = {"time_ms": times, "loss": [None] * len(times), "samples": [int(rows)] * len(times)}
-    record.metrics = {"ratio": found["ratio"]}
+    record.metrics = found
     record.summarize()
     print(record.to_json())
 
