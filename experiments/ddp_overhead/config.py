@@ -38,7 +38,6 @@ CLAIMS = [
         "turns",
         "<=",
         1.02,
-        stated="not shown",
     ),
     Claim(
         "Where no step maps memory anew, a step of two processes that is recorded takes at most 1.02 times a bare one.",
@@ -69,7 +68,7 @@ CLAIMS = [
         "<=",
         0.556,
         "one",
-        stated="not shown",
+        stated="contradicted",
     ),
     Claim("Two processes compute what a single device computes.", "verified", "two", "==", True),
 ]
