@@ -40,8 +40,7 @@ def replicate(module: M, devices: Sequence[Target], detach: bool = False) -> lis
     copied always, because a forward may write to them.
 
     Raises ValueError for lazy parameters that no batch has initialized, and RuntimeError for scripted
-    modules
-    that contain Python ones.
+    modules that contain Python ones.
     """
     parts = list(module.modules())
     alias_all = detach and not any(part.training for part in parts)
