@@ -1,12 +1,14 @@
 """Command lines of scripts/run.py, each in a forked child: real processes, and torch imported once.
 
-``CommandLines`` is what tests use. The process behind it is this file, started as a script. It reads
-requests from stdin, one JSON object a line: ``words`` (of the command line), ``folder`` (to work in) and
-``environment``, and answers each with ``{code, stdout, stderr}``; a code below 0 is the signal that ended it.
+``CommandLines`` is what tests use, as ``shared()``. The process behind it is this file, started as a script.
+It reads requests from stdin, one JSON object a line: ``words`` (of the command line), ``folder`` (to work in)
+and ``environment``, and answers each with ``{code, stdout, stderr}``; a code below 0 is the signal that ended
+it.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import json
@@ -14,11 +16,21 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "run.py"
+
+IMPORTED = (
+    "dpexp.preview",
+    "dpexp.report.terminal",
+    "numpy",
+    "torch._dynamo",  # by the first optimizer
+    "torch.distributed.launcher.api",
+)
+"""What most command lines would import."""
 
 
 class Said(NamedTuple):
@@ -52,6 +64,14 @@ class CommandLines:
 
     def close(self) -> None:
         self.process.communicate(timeout=60)
+
+
+@cache
+def shared() -> CommandLines:
+    """The one of this process, ended with it."""
+    lines = CommandLines()
+    atexit.register(lines.close)
+    return lines
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -109,7 +129,7 @@ def exited(module: ModuleType) -> None:
 
 def main() -> None:
     module = script()
-    for name in ("dpexp.preview", "dpexp.report.terminal", "numpy"):
+    for name in IMPORTED:
         importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(in_child(module, json.loads(line))), flush=True)

@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,11 @@ def pytest_configure() -> None:
     obey_ctrl_c()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for processes, servers and time limits as well."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def obey_ctrl_c() -> None:
     """A shell starts what runs in the background with Ctrl-C ignored, and so would be every process that a
     test starts: those are to be ended by it."""
@@ -72,13 +77,11 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def command_lines() -> Iterator[CommandLines]:
+def command_lines() -> CommandLines:
     """Runs command lines of scripts/run.py cheaply, each in a process of its own."""
-    from command_lines import CommandLines
+    from command_lines import shared
 
-    lines = CommandLines()
-    yield lines
-    lines.close()
+    return shared()
 
 
 def accelerators_needed(item: pytest.Item) -> int:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from command_lines import shared
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "scripts" / "run.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -38,8 +40,9 @@ def wait(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.Com
 
 
 def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """``scripts/run.py WORDS --no-track``."""
-    return wait(start(SCRIPT, *words, "--no-track", **more))
+    """``scripts/run.py WORDS --no-track``; where it starts ranks, they are new processes."""
+    said = shared().run([*words, "--no-track"], ROOT, **(os.environ | ENVIRONMENT | more))
+    return subprocess.CompletedProcess(words, said.code, said.stdout, said.stderr)
 
 
 def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:

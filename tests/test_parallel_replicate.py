@@ -272,7 +272,7 @@ def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
 
 
 def is_of_replicas(each: object) -> bool:
-    """Whether it is a module, a tensor or dpexp's own: what others in this process drop counts for nothing."""
+    """Whether it is a module, a tensor or dpexp's own: others' garbage counts for nothing."""
     if isinstance(each, nn.Module | torch.Tensor):
         return True
     if isinstance(each, FrameType):

@@ -8,6 +8,8 @@ A rank keeps its rows of each parameter, of its gradient and of the optimizer's 
 are whole on a rank only while the block computes. Data, weights by rows and ranks without rows are as in
 ``ddp``.
 
+FSDP2 is imported where it is used: it takes half a second, and every launcher of ranks would wait for it.
+
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
@@ -17,9 +19,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dpexp.config import FsdpOptions
 from dpexp.devices import HOST, place
@@ -35,10 +34,14 @@ class Sharded(Weighted):
     """Parameters are ``DTensor``s, of which each rank holds its rows."""
 
     def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def put(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
             there = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
@@ -68,6 +71,9 @@ class Fsdp(Strategy):
         self.blocks(model)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         device = devices[0] if devices else HOST
         blocks = self.blocks(model)
         place(model, device)
