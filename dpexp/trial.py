@@ -337,16 +337,9 @@ class Trial:
 
     def _module_of(self, step: int) -> str:
         """Train anew from the same seed up to that step, and watch it: the weights here are spoilt by now."""
-        anew = replace(
-            self,
-            prepared=prepare(self.prepared.config, ranks=self.prepared.ranks),
-            timer=Timer(),
-            progress=Silent(),
-        )
-        anew.placed = anew.prepared.strategy.place(
-            anew.prepared.model, anew.prepared.selection.used, anew.timer
-        )
-        anew.__post_init__()
+        prepared, timer = prepare(self.prepared.config, ranks=self.prepared.ranks), Timer()
+        placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+        anew = replace(self, prepared=prepared, placed=placed, timer=timer, progress=Silent())
         anew.warm_up()
         batches = self._forever()
         for batch in islice(batches, step):

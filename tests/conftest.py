@@ -47,11 +47,6 @@ def pytest_configure() -> None:
     obey_ctrl_c()
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests wait for processes, servers and time limits as well."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def obey_ctrl_c() -> None:
     """A shell starts what runs in the background with Ctrl-C ignored, and so would be every process that a
     test starts: those are to be ended by it."""
