@@ -78,5 +78,5 @@ def find(runs: Path, word: str) -> Path:
     close = difflib.get_close_matches(word, [*by_id, *(h.name for h in known)], n=1)
     mean = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(
-        f"no run '{word}' in {runs}; {len(there)} runs are there, `runs.py list` shows them{mean}"
+        f"no run '{word}' among the {len(there)} in {runs}, which `runs.py list` shows{mean}"
     )
