@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "run.py"
 
+PATIENCE_S = 120
 IMPORTED = (
     "dpexp.preview",
     "dpexp.report.terminal",
@@ -60,7 +62,9 @@ class CommandLines:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return Said(**json.loads(self.process.stdout.readline()))
+        said = Said(**json.loads(self.process.stdout.readline()))
+        assert said.code != -signal.SIGALRM, f"still running after {PATIENCE_S} s: {said}"
+        return said
 
     def close(self) -> None:
         self.process.communicate(timeout=60)
@@ -105,7 +109,9 @@ def in_child(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def begin(request: dict[str, Any]) -> None:
-    """Be the process that the request describes."""
+    """Be the process that the request describes: nothing on stdin, and ended when its time is up."""
+    signal.alarm(PATIENCE_S)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ |= request["environment"]
     os.chdir(request["folder"])
     sys.argv = ["run.py", *request["words"]]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from command_lines import shared
+from command_lines import PATIENCE_S, shared
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "scripts" / "run.py")
@@ -28,7 +28,7 @@ def start(*words: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def wait(process: subprocess.Popen[str], timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Its end, its output read meanwhile."""
     try:
         out, err = process.communicate(timeout=timeout)
