@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.config import RunConfig
 from dpexp.record import Record
-from dpexp.run import run  # at once: `dpexp.run` is to be the function, not the module of that name
+from dpexp.run import run
 
 if TYPE_CHECKING:
     from dpexp.models import MODELS

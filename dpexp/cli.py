@@ -35,7 +35,7 @@ from dpexp.config import (
     types_of,
     unknown,
 )
-from dpexp.mistakes import told
+from dpexp.config.user_errors import describe
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
@@ -103,7 +103,7 @@ def explained() -> Iterator[None]:
         raise typer.Exit(Exit.INTERRUPTED) from error
     except (Exception, SystemExit) as error:  # a model's code may call sys.exit
         hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
-        _tell(error, f"{told(error).rstrip('.')}{hint}")
+        _tell(error, f"{describe(error).rstrip('.')}{hint}")
         raise typer.Exit(Exit.FAILED) from error
 
 

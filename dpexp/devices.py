@@ -6,7 +6,7 @@ drops the index from a CPU tensor, so that a tensor cannot say on which virtual 
 things say it instead:
 
 * the thread: a replica runs inside ``on(device, replica)`` and ``here()`` tells where that is;
-* the module: ``place(module, device)`` marks each submodule and ``home(module)`` reads the mark.
+* the module: ``place(module, device)`` marks each submodule and ``placed_on(module)`` reads the mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from dpexp import nested
+from dpexp import tensors
 from dpexp.config import ConfigError, RunConfig
 
 HOST = torch.device("cpu")
@@ -222,7 +222,7 @@ def _refake(module: nn.Module, device: torch.device) -> None:
                 part._buffers[key] = new.setdefault(id(buffer), torch.empty_like(buffer, device=device))
 
 
-def home(module: nn.Module) -> torch.device:
+def placed_on(module: nn.Module) -> torch.device:
     """The device that the module was last placed on; the host where it never was."""
     device = module.__dict__.get(_MARK, HOST)
     assert isinstance(device, torch.device)
@@ -231,7 +231,7 @@ def home(module: nn.Module) -> torch.device:
 
 def mark(value: Any, device: torch.device) -> Any:
     """The nested value, its tensors marked as lying on the device: see ``whereabouts``."""
-    for tensor in nested.tensors(value):
+    for tensor in tensors.walk(value):
         tensor.__dict__[_MARK] = device
     return value
 
@@ -248,7 +248,7 @@ def move(value: Any, device: torch.device) -> Any:
     """The nested value with every tensor on the device; what is there already is not copied."""
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
         return value.to(physical(device), non_blocking=may_not_wait(device))  # type: ignore[arg-type]
-    return nested.map_tensors(
+    return tensors.map_tensors(
         lambda tensor: tensor.to(physical(device), non_blocking=may_not_wait(device)), value
     )
 

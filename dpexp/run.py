@@ -10,7 +10,9 @@ folder nor a row in the store, before the run has been prepared and nothing spea
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.distributed import Stop, Terminated, World
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.launch import die_with_launcher, launch
-from dpexp.progress import Bar
+from dpexp.distributed.launch import end_with_launcher, launch
+from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
+from dpexp.engine.progress import Bar
 from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader, how_to_deliver
 
 if TYPE_CHECKING:
-    from dpexp.distributed.outcome import Told
-    from dpexp.loop import Prepared, Progress
+    from dpexp.engine.loop import Prepared, Progress
 
 PARENT = "DPEXP_PARENT"
 """The environment variable that names the sweep, by its run id, that a run belongs to."""
@@ -76,7 +78,7 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     if world is None and config.options.launcher:
         return _launch(config, quiet)
     if world is not None:
-        die_with_launcher()
+        end_with_launcher()
     records = world is None or world.rank == 0
     uploader = Uploader.start(home()) if config.track and records else None
     try:
@@ -87,11 +89,11 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
             uploader.abandon()
         raise
     if uploader is not None:
-        uploader.open(journal.path, again=prepared.goes_on)
+        uploader.open(journal.path, again=prepared.resumes)
     stop = Stop()
-    with stop.listening():
+    with stop.installed():
         error = _recorded(prepared, journal, uploader, quiet or not records, stop)
-        with stop.held():  # what is left is to say how it ended
+        with stop.deferred():  # what is left is to say how it ended
             prepared.release()
             return _ended(prepared, journal, uploader, error)
 
@@ -100,24 +102,22 @@ def _ended(
     prepared: Prepared, journal: Journal, uploader: Uploader | None, error: BaseException | None
 ) -> Outcome:
     """Everything is on the disk before the ranks part, and before the last delivery is waited for."""
-    from dpexp.distributed import outcome
-
-    ranks, config = prepared.ranks, prepared.config
-    record = finish(journal.path) if ranks.is_first else None
+    group, config = prepared.group, prepared.config
+    record = finish(journal.path) if group.is_first else None
     told = _described(error) or {"type": "", "message": ""}
-    word = outcome.Told(ranks.rank, "failed" if error else "finished", told["type"], told["message"])
+    word = RankResult(group.rank, "failed" if error else "finished", told["type"], told["message"])
     if record is not None:
         word = dataclasses.replace(word, status=record.status, folder=str(journal.folder))
-    outcome.tell(word)
+    write_result(word)
     if error is None:
         if prepared.snapshots is not None:
             prepared.snapshots.forget()
-        ranks.leave()
+        group.destroy()
     delivery = (
         _delivered(uploader, journal.folder.name, config.track_timeout) if uploader is not None else None
     )
     if delivery is not None:
-        outcome.tell(dataclasses.replace(word, delivery=vars(delivery)))
+        write_result(dataclasses.replace(word, delivery=vars(delivery)))
     return Outcome(record, delivery, error)
 
 
@@ -131,11 +131,11 @@ def _delivered(uploader: Uploader, run_id: str, timeout_s: float) -> Delivery:
 
 
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
-    from dpexp import loop  # imports torch, while the uploader imports mlflow
+    from dpexp.engine import loop
 
     prepared = loop.prepare_together(config, world)
     if prepared.strategy.needs.prediction:
-        from dpexp.plan import predict
+        from dpexp.engine.predict import predict
 
         batch = next(prepared.batches(0))
         predict(prepared.model, prepared.strategy, prepared.selection.used, [batch.inputs])
@@ -143,12 +143,12 @@ def _prepare(config: RunConfig, world: World | None) -> Prepared:
 
 
 def _open(prepared: Prepared) -> Journal:
-    from dpexp import loop
+    from dpexp.engine import loop
 
-    if not prepared.ranks.is_first:
+    if not prepared.group.is_first:
         return Unwritten()
     facts, runs = loop.describe(prepared), home() / "runs"
-    if prepared.goes_on and (runs / prepared.run_id).exists():
+    if prepared.resumes and (runs / prepared.run_id).exists():
         journal = Journal.reopen(runs / prepared.run_id)
         going_on = ("status", "execution", "config", "config_digest")
         journal.set({key: facts[key] for key in going_on}, ended=None, error=None)
@@ -163,7 +163,7 @@ def _recorded(
     prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, stop: Stop
 ) -> BaseException | None:
     """Run the loop; however it ends, the journal says so. Returns what ended it early."""
-    from dpexp import loop
+    from dpexp.engine import loop
 
     def more() -> None:
         if uploader is not None:
@@ -176,12 +176,12 @@ def _recorded(
         try:
             loop.execute(prepared, journal, progress, more, stop)
         except (KeyboardInterrupt, Terminated) as raised:
-            with stop.held():
-                error = prepared.ranks.blamed(raised)
+            with stop.deferred():
+                error = prepared.group.peer_error_or(raised)
                 status = "killed" if error is raised else "failed"
         except (Exception, SystemExit) as raised:  # a model's code may call sys.exit
-            with stop.held():
-                error, status = prepared.ranks.explained(raised), "failed"
+            with stop.deferred():
+                error, status = prepared.group.root_cause(raised), "failed"
     journal.set(status=status, ended=now(), error=_described(error))
     try:
         journal.close()
@@ -215,6 +215,10 @@ class Unwritten(Journal):
 # --- several ranks -------------------------------------------------------------------------------
 
 
+RANK = "from dpexp.run import run_rank; run_rank()"
+"""What a launched rank runs; its argument is the job as JSON."""
+
+
 class RanksError(RuntimeError):
     """The ranks' run ended early: the first rank's Record says why."""
 
@@ -222,12 +226,12 @@ class RanksError(RuntimeError):
 def _launch(config: RunConfig, quiet: bool) -> Outcome:
     """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
-    from dpexp import loop  # refuse here what can be refused, before anything is started
-    from dpexp.distributed.select import processes
+    from dpexp.distributed.device_assignment import processes
+    from dpexp.engine import loop
 
     loop.prepare(config)
     count = processes(config)
-    told, fault = launch(config, count, quiet=quiet)
+    told, fault = launch(config, count, RANK, quiet=quiet)
     refused = next((each for each in told if each.status == "refused"), None)
     if refused is not None:
         raise ConfigError(refused.message)
@@ -241,7 +245,35 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
     return Outcome(record, delivery, fault if explains else error)
 
 
-def _error_elsewhere(told: list[Told], fault: BaseException | None) -> BaseException | None:
+def run_rank() -> None:
+    """Run this rank's part of the job in ``sys.argv``, and exit.
+
+    The exit code is 0 once the result is written, whatever it is: then the launcher has nothing to restart.
+    A rank that lost its peers exits with 1, so that all of them are restarted.
+    """
+    from dpexp.distributed.launch import Job
+
+    job = Job(**json.loads(sys.argv[1]))
+    sys.argv = job.argv
+    world = World.of()
+    assert world is not None
+    if _is_over():
+        sys.exit(0)  # what ended then was only its teardown
+    try:
+        outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
+    except ConfigError as error:
+        write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
+        sys.exit(0)
+    sys.exit(int(isinstance(outcome.error, LostContact) and not _is_over()))
+
+
+def _is_over() -> bool:
+    """Whether the first rank has reported how the run ended; after lost contact the run is to resume."""
+    result = first_rank_result()
+    return result is not None and result.kind != LostContact.kind
+
+
+def _error_elsewhere(told: list[RankResult], fault: BaseException | None) -> BaseException | None:
     """What ended the ranks of a host that has not the first one; None where they finished."""
     failed = next((each for each in told if each.status != "finished"), None)
     if failed is not None:

@@ -17,7 +17,7 @@ from dpexp import cli
 from dpexp.config import ConfigError, home
 
 if TYPE_CHECKING:
-    from dpexp.experiment import Experiment
+    from dpexp.study.experiment import Experiment
 
 app = cli.app("Compare recorded runs; make or check the READMEs of experiments.")
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -54,13 +54,14 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
     words = runs or []
     if check or any((Path(word) / "config.py").is_file() for word in words):
         raise typer.Exit(_check(words) if check else _make(words))
-    from dpexp.report import comparison, terminal
-    from dpexp.report.ranking import compare
+    from dpexp.report.compare import tables
+    from dpexp.report.compare.grouping import compare
+    from dpexp.report.render import terminal
 
     compared = compare(folders(runs or []))
-    typer.echo(terminal.text(comparison.tell(compared), piped=terminal.WIDE))
+    typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
     if out is not None:
-        from dpexp.report.comparison_files import write
+        from dpexp.report.compare.files import write
 
         for path in write(compared, out):
             typer.echo(f"wrote {path}", err=True)
@@ -68,8 +69,8 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
 
 def _make(words: list[str]) -> int:
     """Make README and figure of these experiments anew, and the index."""
-    from dpexp import experiment
-    from dpexp.report.experiment import Page, with_index
+    from dpexp.study import experiment
+    from dpexp.study.readme import Page, with_index
 
     for folder in map(Path, words):
         for path in Page(experiment.load(folder)).write():
@@ -82,8 +83,8 @@ def _make(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     """Say what of these experiments, or of all, is not as their Records say."""
-    from dpexp import experiment
-    from dpexp.report.experiment import Page, with_index
+    from dpexp.study import experiment
+    from dpexp.study.readme import Page, with_index
 
     asked = [Path(word) for word in words] or [
         path.parent for path in sorted(EXPERIMENTS.glob("*/config.py"))
@@ -105,13 +106,13 @@ def _check(words: list[str]) -> int:
 def _unbuilt(asked: Experiment) -> list[str]:
     """The cells whose model, data and layout can't be made any more."""
     from dpexp.config import RunConfig
-    from dpexp.preview import preview
+    from dpexp.engine.dry_run import dry_run
 
     found = []
     for cell, run in asked.runs.items():
         try:
             if isinstance(run, RunConfig):
-                preview(run)
+                dry_run(run)
         except ConfigError as error:
             found.append(f"{asked.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
     return found

@@ -70,9 +70,9 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool) -> None:
     from dpexp import report
-    from dpexp.preview import preview
+    from dpexp.engine.dry_run import dry_run
 
-    planned = preview(config)
+    planned = dry_run(config)
     typer.echo(json.dumps(asdict(planned), indent=1) if as_json else report.preview(asdict(planned)))
 
 
@@ -107,7 +107,7 @@ def _ended_without_record(error: BaseException | None) -> int:
 
 def _failed(error: BaseException, debug: bool) -> int:
     """Say why the run ended early; returns the exit code."""
-    from dpexp.diagnosis import explained
+    from dpexp.engine.diagnosis import explained
     from dpexp.run import Terminated
 
     if debug:
@@ -127,7 +127,7 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp import report
-    from dpexp.inventory import inventory, registry
+    from dpexp.engine.inventory import inventory, registry
 
     del debug  # cli.main sees to it
     if not name:

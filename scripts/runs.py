@@ -26,12 +26,12 @@ def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest.")] = sys.maxsize,
 ) -> None:
     """Every run, the newest first."""
-    from dpexp.record import heads
-    from dpexp.record.listing import table
+    from dpexp.record import summaries
+    from dpexp.report.render.run_list import table
     from dpexp.tracking.ledger import delivered
 
     runs = _runs()
-    known = heads(runs)[:limit]
+    known = summaries(runs)[:limit]
     there = delivered(home(), [head.run_id for head in known])
     if as_json:
         typer.echo(json.dumps([{**head.to_dict(), "delivered": there[head.run_id]} for head in known]))
@@ -96,10 +96,10 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run a recorded run again and compare: ends with 0 only when what must be equal is."""
-    from dpexp import reproduce as again
-    from dpexp.experiment import read
     from dpexp.record import load
-    from dpexp.report import terminal
+    from dpexp.report.render import terminal
+    from dpexp.study import reproduce as again
+    from dpexp.study.experiment import read
 
     path = Path(run).expanduser()
     result = again.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
@@ -134,7 +134,7 @@ def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
 
 def _named(word: str) -> list[Path]:
     """The folders of a run's word, or of a path: something with a separator, or that is a file."""
-    from dpexp.record import adopt, journals
+    from dpexp.record import import_journal, journals
 
     path = Path(word).expanduser()
     if "/" not in word and not path.is_file():
@@ -142,7 +142,7 @@ def _named(word: str) -> list[Path]:
     found = journals(path)
     if not found:
         raise ConfigError(f"no journal.jsonl in {path}, nor in a folder of it")
-    return [adopt(journal, _runs()) for journal in found]
+    return [import_journal(journal, _runs()) for journal in found]
 
 
 def _find(word: str) -> Path:

@@ -14,8 +14,8 @@ from dpexp import cli
 from dpexp.config import ConfigError, home
 
 if TYPE_CHECKING:
-    from dpexp.experiment import Experiment
-    from dpexp.sweep import Done, Slot, Sweep
+    from dpexp.study.experiment import Experiment
+    from dpexp.study.sweep import Done, Slot, Sweep
 
 app = cli.app("Run every config of an experiment, interleaved and repeated, and judge its claims.")
 
@@ -50,8 +50,8 @@ def sweep(
 
     Ends with 1 when a run failed: its Record is kept, and --resume runs it again.
     """
-    from dpexp import experiment as experiments
-    from dpexp import sweep as sweeps
+    from dpexp.study import experiment as experiments
+    from dpexp.study import sweep as sweeps
 
     cli.check_environment()
     asked = experiments.load(folder)
@@ -71,7 +71,7 @@ def sweep(
 
 
 def _chosen(asked: Experiment, resume: bool) -> Sweep:
-    from dpexp.sweep import Sweep, new
+    from dpexp.study.sweep import Sweep, new
 
     if not resume:
         return new(asked)
@@ -82,7 +82,7 @@ def _chosen(asked: Experiment, resume: bool) -> Sweep:
 
 
 def _show(asked: Experiment, todo: list[Slot], of: int) -> None:
-    from dpexp.sweep import command
+    from dpexp.study.sweep import command
 
     typer.echo(f"{asked.question}\n{len(todo)} of {of} runs, in this order:")
     for each in todo:
@@ -132,7 +132,8 @@ def _deliver(chosen: Sweep) -> None:
 
 
 def _verdicts(asked: Experiment, chosen: Sweep) -> str:
-    from dpexp.report import claims, terminal
+    from dpexp.report.render import terminal
+    from dpexp.study import claims
 
     return terminal.text(claims.tell(asked, chosen.records))
 

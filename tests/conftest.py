@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 LONG = (
-    "snapshots",
+    "checkpoint",
     "ddp",
     "hosts",
-    "tracking_servers",
-    "tracking_worker",
-    "tracking_upload",
+    "servers",
+    "worker",
+    "upload",
     "fsdp",
     "browser",
 )

@@ -94,7 +94,7 @@ def test_dry_run_can_be_read(dpexp_home: Path) -> None:
         assert words in done.stdout
 
 
-# tests/test_mistakes.py has all the others; these are started as a user starts them, with tracking on.
+# test_user_errors.py has all the others; these are started as a user starts them, with tracking on.
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -95,9 +95,9 @@ def test_a_label_ends_with_an_exception() -> None:
 
 def test_placing_marks_every_submodule() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
-    assert devices.home(model[1][0]) == devices.HOST
+    assert devices.placed_on(model[1][0]) == devices.HOST
     assert devices.place(model, torch.device("cpu", 3)) is model
-    assert {devices.home(part) for part in model.modules()} == {torch.device("cpu", 3)}
+    assert {devices.placed_on(part) for part in model.modules()} == {torch.device("cpu", 3)}
 
 
 def test_moving_keeps_every_container() -> None:

@@ -19,24 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
 dpexp
-rank  sweep  reproduce
-run  preview  inventory  cli
-loop  plan                                  |  tracking
-trial                                       |
-seen                                        |
-prepare                                     |
-observe  verify  diagnosis                  |  report
-strategies                                  |
-parallel  models  data  timing              |
-distributed                                 |
-devices  environment  progress              |
-features  spec  nested  experiment
-mistakes
-config  record  orphans
+study
+run  cli
+engine                           |  tracking
+strategies                       |  report
+parallel  models  data  timing   |
+distributed                      |
+devices                          |
+config  record  tensors
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""
 
-ONLY_IN = {"mlflow": {"tracking"}, "matplotlib": {"report"}}
+ONLY_IN = {"mlflow": {"tracking"}, "matplotlib": {"report", "study"}}
 """Who may import a heavy library, late or not."""
 
 WITHOUT_TORCH = {"config", "record", "tracking", "report"}
@@ -193,28 +187,28 @@ def test_help_of_a_strategy_brings_no_heavy_library() -> None:
 # --- the checker itself --------------------------------------------------------------------------
 
 FORBIDDEN = {
-    "up": ("dpexp/devices.py", "from dpexp.loop import run", "dpexp.loop"),
-    "same line": ("dpexp/observe.py", "import dpexp.verify", "dpexp.verify"),
-    "left to right": ("dpexp/loop.py", "from dpexp import tracking", "dpexp.tracking"),
+    "up": ("dpexp/devices.py", "from dpexp.engine import run", "dpexp.engine"),
+    "same line": ("dpexp/timing.py", "import dpexp.models", "dpexp.models"),
+    "left to right": ("dpexp/engine/loop.py", "from dpexp import tracking", "dpexp.tracking"),
     "right to left": ("dpexp/report/table.py", "from dpexp.timing import Timer", "dpexp.timing"),
     "right, relative": ("dpexp/report/table.py", "from ..devices import label", "dpexp.devices"),
     "late": ("dpexp/record.py", "def f():\n    from dpexp.run import run", "dpexp.run"),
     "for a type only": ("dpexp/config.py", "if TYPE_CHECKING:\n    import dpexp.models", "dpexp.models"),
-    "by a call": ("dpexp/tracking/live.py", "importlib.import_module('dpexp.loop')", "dpexp.loop"),
+    "by a call": ("dpexp/tracking/live.py", "importlib.import_module('dpexp.engine')", "dpexp.engine"),
     "report to tracking": ("dpexp/report/table.py", "import dpexp.tracking", "dpexp.tracking"),
-    "the package's public name": ("dpexp/loop.py", "from dpexp import RunConfig", "dpexp.RunConfig"),
-    "mlflow on the left": ("dpexp/loop.py", "def f():\n    import mlflow", "only tracking"),
+    "the package's public name": ("dpexp/engine/loop.py", "from dpexp import RunConfig", "dpexp.RunConfig"),
+    "mlflow on the left": ("dpexp/engine/loop.py", "def f():\n    import mlflow", "only tracking"),
     "mlflow in a script": ("scripts/run.py", "from mlflow import log_metric", "only tracking"),
-    "matplotlib": ("dpexp/tracking/live.py", "import matplotlib.pyplot as plt", "only report"),
+    "matplotlib": ("dpexp/tracking/live.py", "import matplotlib.pyplot as plt", "only report, study"),
     "torch on the right": ("dpexp/report/table.py", "import torch.nn", "works without torch"),
     "a script": ("dpexp/run.py", "from scripts.run import app", "knows nothing of scripts"),
     "no place": ("dpexp/helpers.py", "import os", "no place"),
 }
 ALLOWED = {
     "dpexp/__init__.py": "def __getattr__(name):\n    from dpexp.run import run\n    return run",
-    "dpexp/run.py": "from dpexp import loop, tracking\nfrom dpexp.record import Record",
-    "dpexp/loop.py": "import torch\nfrom dpexp import observe\nfrom .timing import Timer",
-    "dpexp/observe.py": "import os.path\nfrom dpexp.config import RunConfig",
+    "dpexp/run.py": "from dpexp import engine, tracking\nfrom dpexp.record import Record",
+    "dpexp/engine/__init__.py": "",
+    "dpexp/engine/loop.py": "import torch\nfrom dpexp import strategies\nfrom ..timing import Timer",
     "dpexp/timing.py": "",
     "dpexp/config.py": "",
     "dpexp/record.py": "",
@@ -225,12 +219,13 @@ ALLOWED = {
     "dpexp/report/table.py": "import matplotlib.pyplot\nfrom dpexp.record import Record",
     "scripts/run.py": "from dpexp.run import run",
 }
+PACKAGES = ("dpexp", "engine", "tracking", "report")
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small repository that keeps the layers, with every unit of the diagram."""
-    stubs = {f"dpexp/{unit}.py": "" for unit in PLACES if unit not in ("dpexp", "tracking", "report")}
+    stubs = {f"dpexp/{unit}.py": "" for unit in PLACES if unit not in PACKAGES}
     for name, source in (stubs | ALLOWED).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from dpexp.record import Record, load
 from dpexp.run import execute
 
 ROOT = Path(__file__).resolve().parents[1]
-MISTAKEN = ROOT / "tests" / "mistaken.py"
+MISTAKEN = ROOT / "tests" / "helpers" / "user_error_cases.py"
 RUN = [sys.executable, str(ROOT / "scripts" / "run.py")]
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from dpexp import spec
-from dpexp.features import Features
-from dpexp.spec import Entry, Option
+from dpexp.config import spec
+from dpexp.config.features import Features
+from dpexp.config.spec import Entry, Option
 
 if TYPE_CHECKING:
     from dpexp.data.base import Source
@@ -99,9 +99,9 @@ def _source(text: str) -> Source:
     parsed = spec.parse(text, SOURCES, "--data", "data source")
     where = f"--data {parsed.text}"
     if not parsed.name:
-        from dpexp.data.own import OwnSource
+        from dpexp.data.user_data import UserSource
 
-        return OwnSource(parsed, where)
+        return UserSource(parsed, where)
     entry = SOURCES[parsed.name]
     options = {option.name: option.default for option in entry.options} | dict(parsed.options)
     argument = {} if parsed.argument is None else {"argument": parsed.argument}

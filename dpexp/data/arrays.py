@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
+from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import TensorDataset
-from dpexp.features import Features
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

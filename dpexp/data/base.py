@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
+from dpexp.config.features import Features
 from dpexp.data.dataset import Dataset, TensorDataset
 from dpexp.data.objective import Objective
-from dpexp.features import Features
 
 _SHOWN = {
     "vector": "vectors of floats",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpexp.config.features import Features
 from dpexp.data.base import Source
-from dpexp.data.chance import generator, mix
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.objective import Objective
-from dpexp.features import Features
+from dpexp.data.rng import generator, mix
 
 
 class ClicksSource(Source):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp import nested
-from dpexp.data.chance import Order
+from dpexp import tensors
+from dpexp.config.features import Features
 from dpexp.data.objective import Objective
-from dpexp.features import Features
+from dpexp.data.rng import Order
 
 Share = Callable[[int], slice]
 """Which rows of a global batch of so many rows a process computes."""
@@ -50,7 +50,7 @@ class Batch:
         """The rows of this global batch that ``share`` gives."""
         rows = share(self.rows)
         taken = rows if rows.stop > rows.start else slice(0, STAND_IN)
-        inputs, targets = nested.map_tensors(lambda tensor: tensor[taken], (self.inputs, self.targets))
+        inputs, targets = tensors.map_tensors(lambda tensor: tensor[taken], (self.inputs, self.targets))
         return Batch(inputs, targets, rows.stop - rows.start, self.rows)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from dpexp.config.features import Features
 from dpexp.data.base import Source
-from dpexp.data.chance import generator
 from dpexp.data.dataset import TensorDataset
-from dpexp.features import Features
+from dpexp.data.rng import generator
 
 TRAIN = 1437
 """Images to train on; the other 360 are held out. Which ones does not depend on the run's seed."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp.config import ConfigError
-from dpexp.features import PADDING
+from dpexp.config.features import PADDING
 
 
 class Objective:

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
+from dpexp.config.user_errors import as_config_error
 from dpexp.data.base import Source
-from dpexp.data.chance import generator
 from dpexp.data.dataset import TensorDataset
-from dpexp.mistakes import reported
+from dpexp.data.rng import generator
 
 
 class RandomSource(Source):
@@ -30,7 +30,7 @@ class RandomSource(Source):
                 "example(samples, generator) that returns (inputs, targets), or choose other data, "
                 "as --data digits or --data package.module:factory"
             )
-        with reported(f"{self.where}: {name}.example"):
+        with as_config_error(f"{self.where}: {name}.example"):
             made = example(self.samples, generator(seed, "random samples"))
         inputs, targets = self._checked(made, name)
         description = f"{self.samples} random samples for {name}, seed {seed}"

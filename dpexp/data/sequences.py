@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpexp.config.features import PADDING, Features
 from dpexp.data.base import Source
-from dpexp.data.chance import generator
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.objective import Objective
-from dpexp.features import PADDING, Features
+from dpexp.data.rng import generator
 
 DECAY = 0.7
 """How much of the hidden state a step keeps."""

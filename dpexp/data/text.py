@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
+from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
-from dpexp.features import Features
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

@@ -35,12 +35,12 @@ class PeerError(RuntimeError):
 
 
 class LostContact(PeerError):  # noqa: N818 - it reads as what happened
-    """Ranks are gone without a word: killed, or cut off."""
+    """TorchProcessGroup are gone without a word: killed, or cut off."""
 
     kind = "LostContact"
 
 
-def told(who: Any, error: BaseException) -> str:
+def error_to_json(who: Any, error: BaseException) -> str:
     """The error as one line of JSON, for the peers."""
     return json.dumps(
         {

@@ -1,6 +1,6 @@
 """Launch: torchrun's own launcher, in this process, with the settings that several hosts need.
 
-Each rank is ``python -m dpexp.rank JOB``; what ended them is told here, once.
+Each rank runs the entry point that the caller names; what ended them is reported here, once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig
-from dpexp.distributed.outcome import Told, box
-from dpexp.orphans import end_with_parent
+from dpexp.config.child_processes import end_with_parent, python_path
+from dpexp.distributed.rank_result import RankResult, results_folder
 
 LAUNCH = "DPEXP_LAUNCH"
 """The environment variable that tells this process's launches apart: they all have one agent."""
@@ -58,10 +58,12 @@ class Job:
         return json.dumps(self.__dict__)
 
 
-def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], BaseException | None]:
-    """Start ``count`` ranks on this host, wait until they have ended, and return what they told.
+def launch(
+    config: RunConfig, count: int, entry: str, *, quiet: bool
+) -> tuple[list[RankResult], BaseException | None]:
+    """Start ``count`` ranks on this host, each ``python -c ENTRY JOB``; return their results at the end.
 
-    Beside it stands what ended them early as far as torchrun knows: LaunchError, or KeyboardInterrupt and
+    The second value is what ended them early as far as torchrun knows: LaunchError, or KeyboardInterrupt and
     Terminated where this process was asked to end. Raises ConfigError for options that cannot work.
     """
     from torch.distributed.launcher.api import elastic_launch
@@ -69,14 +71,18 @@ def launch(config: RunConfig, count: int, *, quiet: bool) -> tuple[list[Told], B
     job = Job(config.to_dict(), quiet, sys.argv)
     os.environ[LAUNCH] = secrets.token_hex(6) if hosts(_options(config))[1] == 1 else ""
     os.environ[LAUNCHER] = str(os.getpid())
-    with box() as letters, tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs, _settings(count):
+    with (
+        results_folder() as results,
+        tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs,
+        _settings(count),
+    ):
         started = _launch_config(config, count, logs)
-        with _bounded(_options(config), letters), _faults_named(config, logs) as faults:
-            elastic_launch(started, sys.executable)("-m", "dpexp.rank", job.to_json())
-        return letters(), faults[0] if faults else None
+        with _bounded(_options(config), results), _faults_named(config, logs) as faults:
+            elastic_launch(started, sys.executable)("-c", entry, job.to_json())
+        return results(), faults[0] if faults else None
 
 
-def die_with_launcher() -> None:
+def end_with_launcher() -> None:
     """In a rank, first of all: it dies when its launcher does.
 
     torchrun's agent ends its ranks when it is interrupted or terminated. Killed outright, by hand or for its
@@ -138,7 +144,7 @@ def hosts(options: LaunchOptions) -> tuple[int, int]:
 
 def meeting(options: LaunchOptions) -> tuple[str, str, bool]:
     """(endpoint, this host's address as the others see it, whether the endpoint is here)."""
-    from dpexp.distributed.group import addresses_here, local_address, resolved
+    from dpexp.distributed.process_group import addresses_here, local_address, resolved
 
     host, colon, port = options.rdzv_endpoint.rpartition(":")
     if not (colon and host and port.isdecimal()):
@@ -150,10 +156,12 @@ def meeting(options: LaunchOptions) -> tuple[str, str, bool]:
 @contextmanager
 def _settings(count: int) -> Iterator[None]:
     """The environment that torchrun's agent and the ranks need, and its loggers silent."""
-    kept = {name: os.environ.get(name) for name in (*ENVIRONMENT, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+    kept = {
+        name: os.environ.get(name) for name in (*ENVIRONMENT, "PYTHONPATH", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+    }
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
-    os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": threads})
+    os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path()})
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
@@ -168,7 +176,7 @@ def _settings(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _bounded(options: LaunchOptions, letters: Callable[[], list[Told]]) -> Iterator[None]:
+def _bounded(options: LaunchOptions, results: Callable[[], list[RankResult]]) -> Iterator[None]:
     """End this process where its ranks have ended and torchrun's agent does not: over a link that was cut,
     its calls to the other hosts do not return."""
     limit_s = options.comm_timeout + (options.join_timeout if options.max_restarts else 0.0)
@@ -180,7 +188,7 @@ def _bounded(options: LaunchOptions, letters: Callable[[], list[Told]]) -> Itera
         idle_since = time.monotonic()
         while not over.wait(0.5):
             ranks = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-            words = letters()
+            words = results()
             if ranks or not words:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpexp.distributed.group import Member
+from dpexp.distributed.process_group import Member
 from dpexp.record import Row
 
 

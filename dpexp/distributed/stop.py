@@ -13,14 +13,14 @@ class Terminated(BaseException):
 
 
 class Stop:
-    """What SIGTERM does to a run: it raises Terminated, or is ``asked`` for while it is held back."""
+    """What SIGTERM does to a run: it raises Terminated, or is ``requested`` for while it is deferred back."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._held = False
+        self.requested = False
+        self._deferred = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Answer SIGTERM while inside; only the main thread can arrange that."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -32,19 +32,19 @@ class Stop:
             signal.signal(signal.SIGTERM, before)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """SIGTERM is only noted while inside: the caller looks at ``asked`` where it can stop."""
-        before, self._held = self._held, True
+    def deferred(self) -> Iterator[None]:
+        """SIGTERM is only noted while inside: the caller looks at ``requested`` where it can stop."""
+        before, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._held = before
+            self._deferred = before
 
     def _answer(self, number: int, frame: object) -> None:
-        self.asked = True
-        if not self._held:
-            self.now()
+        self.requested = True
+        if not self._deferred:
+            self.terminate()
 
-    def now(self) -> None:
+    def terminate(self) -> None:
         """Raises Terminated."""
         raise Terminated(f"ended by {signal.SIGTERM.name}")

@@ -23,12 +23,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpexp import spec
-from dpexp.config import ConfigError
-from dpexp.features import Features
-from dpexp.spec import Entry as ModelEntry
-from dpexp.spec import Option
-from dpexp.spec import Spec as ModelSpec
+from dpexp.config import ConfigError, spec
+from dpexp.config.features import Features
+from dpexp.config.spec import Entry as ModelEntry
+from dpexp.config.spec import Option
+from dpexp.config.spec import Spec as ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn

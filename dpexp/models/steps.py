@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpexp.features import PADDING
+from dpexp.config.features import PADDING
 
 
 def inside(lengths: Tensor, length: int) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.devices import accelerators, home, is_virtual, on, physical, place
+from dpexp.devices import accelerators, is_virtual, on, physical, place, placed_on
+from dpexp.parallel.device_ids import Target, target, targets
 from dpexp.parallel.parallel_apply import parallel_apply
 from dpexp.parallel.replicate import replicate
 from dpexp.parallel.scatter_gather import gather, scatter_kwargs
-from dpexp.parallel.targets import Target, target, targets
 
 
 class DataParallel(nn.Module):
@@ -120,7 +120,7 @@ def check_home(module: nn.Module, expected: torch.device) -> None:
     A tensor cannot tell one virtual device from another; there ``devices.place``'s mark on the module does.
     """
     for name, part in module.named_modules():
-        marked = home(part)
+        marked = placed_on(part)
         for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
             for key, tensor in tensors.items():
                 if tensor is None:

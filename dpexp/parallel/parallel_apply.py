@@ -28,9 +28,9 @@ import torch
 from torch import nn
 
 from dpexp.devices import HOST, label, on
-from dpexp.parallel.targets import Target, target
-from dpexp.parallel.turns import Turns, draws
-from dpexp.parallel.workers import is_worker, run_all
+from dpexp.parallel.device_ids import Target, target
+from dpexp.parallel.rng_order import RngOrder, draws_random_numbers
+from dpexp.parallel.thread_pool import is_worker, run_all
 
 _changed = threading.Event()
 """Set where a worker changed its number of threads, and so the whole process's default."""
@@ -61,8 +61,8 @@ def parallel_apply(
         for input, device in zip(inputs, wanted, strict=True)
     ]
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
-    outcomes: list[Outcome] = [Outcome() for _ in range(count)]
-    turns = Turns(where) if count > 1 and draws(modules[0]) else None
+    outcomes: list[ReplicaResult] = [ReplicaResult() for _ in range(count)]
+    turns = RngOrder(where) if count > 1 and draws_random_numbers(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
@@ -87,7 +87,7 @@ def parallel_apply(
 
 
 @dataclass
-class Outcome:
+class ReplicaResult:
     """What a replica's forward returned or raised."""
 
     output: Any = None
@@ -194,7 +194,7 @@ class CallerState:
 # --- exceptions ----------------------------------------------------------------------------------
 
 
-def _raise_first(outcomes: Sequence[Outcome], devices: Sequence[torch.device]) -> None:
+def _raise_first(outcomes: Sequence[ReplicaResult], devices: Sequence[torch.device]) -> None:
     """Raise the exception of the first replica that has one, with the replica and its device in it."""
     failed = [replica for replica, outcome in enumerate(outcomes) if outcome.error is not None]
     if not failed:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from dpexp.devices import may_not_wait, physical
-from dpexp.parallel.targets import Target, target
+from dpexp.parallel.device_ids import Target, target
 
 M = TypeVar("M", bound=nn.Module)
 Copy = Callable[[torch.Tensor], torch.Tensor]

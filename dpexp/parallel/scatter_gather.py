@@ -25,7 +25,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from dpexp.devices import label, may_not_wait, physical
-from dpexp.parallel.targets import Target, listed, target, targets
+from dpexp.parallel.device_ids import Target, listed, target, targets
 
 
 def pieces(batch_size: int, devices: int | Sequence[Target]) -> list[int]:

@@ -9,33 +9,32 @@
 ``facts`` is the Record itself; ``catalog`` finds runs by name. Needs neither torch nor mlflow.
 """
 
-from dpexp.record.adopt import adopt, journals
-from dpexp.record.catalog import UnknownRunError, find, folders, heads
 from dpexp.record.durable import write_atomically
-from dpexp.record.facts import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
-from dpexp.record.folding import finish, fold, load
-from dpexp.record.head import Head
+from dpexp.record.fold import finish, fold, load
+from dpexp.record.import_journals import import_journal, journals
+from dpexp.record.index import UnknownRunError, find, folders, summaries
 from dpexp.record.journal import JOURNAL, RECORD, Journal, Tail, entries, is_open
+from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
 from dpexp.record.redact import redact
+from dpexp.record.summary import RunSummary
 
 __all__ = [
     "JOURNAL",
     "RECORD",
     "SCHEMA",
-    "Head",
     "Journal",
     "JournalError",
     "Record",
     "Row",
+    "RunSummary",
     "Tail",
     "UnknownRunError",
-    "adopt",
     "entries",
     "find",
     "finish",
     "fold",
     "folders",
-    "heads",
+    "import_journal",
     "is_open",
     "journals",
     "load",
@@ -43,5 +42,6 @@ __all__ = [
     "now",
     "redact",
     "spread",
+    "summaries",
     "write_atomically",
 ]

@@ -27,9 +27,9 @@ from types import TracebackType
 from typing import Any
 
 from dpexp.record.durable import sync_folder
-from dpexp.record.facts import SCHEMA, JournalError, Row, now
-from dpexp.record.head import HEAD
+from dpexp.record.record import SCHEMA, JournalError, Row, now
 from dpexp.record.redact import redact
+from dpexp.record.summary import SUMMARY
 
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
@@ -77,7 +77,7 @@ class Journal:
         journal._seq, journal._size = tail.lines, tail.offset
         journal._file.truncate(tail.offset)
         journal._file.seek(tail.offset)
-        for stale in (RECORD, HEAD):
+        for stale in (RECORD, SUMMARY):
             (folder / stale).unlink(missing_ok=True)
         return journal
 

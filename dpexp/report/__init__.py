@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpexp.record import Record, Row
 
-if TYPE_CHECKING:
-    from dpexp.report.ranking import Comparison
-    from dpexp.report.rules import Finding
-
-__all__ = ["compare", "findings", "html", "inventory", "models", "note", "preview", "render", "summary"]
+__all__ = ["html", "inventory", "models", "note", "preview", "summary", "write_files"]
 
 
 def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
@@ -24,65 +19,53 @@ def summary(record: Record, *, width: int | None = None, color: bool | None = No
 
     ``color`` asks for ANSI colours, by default where stdout is a terminal; NO_COLOR overrules it.
     """
-    from dpexp.report import story, terminal
+    from dpexp.report import sections
+    from dpexp.report.render import terminal
 
-    return terminal.text(story.tell(record), width=width, color=color)
+    return terminal.text(sections.sections(record), width=width, color=color)
 
 
 def note(record: Record) -> str:
     """The same as ``summary`` in Markdown, for ``mlflow.note.content``."""
-    from dpexp.report import markdown, story
+    from dpexp.report import sections
+    from dpexp.report.render import markdown
 
-    return markdown.text(story.tell(record))
+    return markdown.text(sections.sections(record))
 
 
 def html(record: Record) -> str:
     """Summary and timeline as one HTML fragment that needs nothing else: a notebook's rich display."""
-    from dpexp.report import page
+    from dpexp.report.render import page
 
     return page.fragment(record)
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
-    """The runs of these folders, grouped, ranked where they may be, each difference with its interval."""
-    from dpexp.report.ranking import compare
-
-    return compare(folders)
-
-
-def findings(record: Record) -> list[Finding]:
-    """What the Record's own figures say should be changed, most important first."""
-    from dpexp.report.rules import find
-
-    return find(record)
-
-
-def render(record: Record, folder: Path) -> list[Path]:
+def write_files(record: Record, folder: Path) -> list[Path]:
     """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
 
     Returns the files written; what the Record doesn't carry (a run that failed early) is left out.
     """
-    from dpexp.report import pictures
+    from dpexp.report.figures import files
 
-    return pictures.render(record, folder)
+    return files.render(record, folder)
 
 
 def preview(planned: Row) -> str:
-    """A dry run in words; ``planned`` is a ``dpexp.preview.Preview`` as a dict."""
-    from dpexp.report import dry_run
+    """A dry run in words; ``planned`` is a ``dpexp.engine.dry_run.DryRun`` as a dict."""
+    from dpexp.report.render import dry_run
 
     return dry_run.text(planned)
 
 
 def models(registry: Sequence[Row]) -> str:
-    """The models that have names, with their options; ``registry`` is of ``dpexp.inventory``."""
-    from dpexp.report import modules
+    """The models that have names, with their options; ``registry`` is of ``dpexp.engine.inventory``."""
+    from dpexp.report.render import models
 
-    return modules.listing(registry)
+    return models.listing(registry)
 
 
 def inventory(found: Row) -> str:
-    """What a model is made of, in words; ``found`` is a ``dpexp.inventory.Inventory`` as a dict."""
-    from dpexp.report import modules
+    """What a model is made of, in words; ``found`` is a ``dpexp.engine.inventory.Inventory`` as a dict."""
+    from dpexp.report.render import models
 
-    return modules.text(found)
+    return models.text(found)

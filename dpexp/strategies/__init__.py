@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpexp.strategies.base import Needs, Placed, Strategy, Turn
+from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.block import Block
 from dpexp.strategies.ddp import Ddp
 from dpexp.strategies.fsdp import Fsdp
@@ -16,4 +16,4 @@ STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp, Fsdp)
 }
 
-__all__ = ["STRATEGIES", "Needs", "Placed", "Strategy", "Turn"]
+__all__ = ["STRATEGIES", "GradientSync", "Needs", "Placed", "Strategy"]

@@ -13,11 +13,11 @@ from torch import nn
 
 from dpexp.config import RunConfig
 from dpexp.data import Batch
-from dpexp.distributed.group import Alone
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.timing import Timer
 
 
-class Turn:
+class GradientSync:
     """How this process brings its part of a global batch to gradients; alone, all of it.
 
     ``whole`` gives all of a tensor of which this process may hold a part only, and ``put`` writes all of
@@ -28,11 +28,11 @@ class Turn:
         """Gradients of the global batch's mean loss, on every parameter that this process holds."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` is the parameter of this name (as the model's author named it), or its gradient."""
         return tensor.detach()
 
-    def put(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """The inverse of ``whole``."""
         tensor.detach().copy_(value)
 
@@ -48,7 +48,7 @@ class Placed:
     input_device: torch.device
     output_device: torch.device
     devices: tuple[torch.device, ...]
-    turn: Turn = field(default_factory=Turn)
+    gradient_sync: GradientSync = field(default_factory=GradientSync)
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Strategy(ABC):
     name: ClassVar[str]
     needs: ClassVar[Needs]
 
-    def __init__(self, config: RunConfig, ranks: Alone | None = None) -> None:
+    def __init__(self, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.config = config
-        self.ranks = ranks or Alone()
+        self.group = group or ProcessGroup()
 
     def configured(self, config: RunConfig) -> Strategy:
         """The same strategy with another config."""

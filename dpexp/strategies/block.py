@@ -15,7 +15,7 @@ from dpexp.config import BlockOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
-from dpexp.strategies.wrapping import Forward, matching, replace, submodule
+from dpexp.strategies.wrappers import Forward, matching, replace, submodule
 from dpexp.timing import Timer
 
 

@@ -20,7 +20,7 @@ from dpexp import parallel
 from dpexp.config import ConfigError, RunConfig
 from dpexp.devices import HOST, accelerators, autocast, is_virtual, on
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.wrapping import Wrapper
+from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 

@@ -25,19 +25,19 @@ from torch.nn.parallel import DistributedDataParallel
 from dpexp.config import ConfigError, DdpOptions
 from dpexp.data import Batch
 from dpexp.devices import HOST, physical, place
-from dpexp.strategies.base import Needs, Placed, Strategy, Turn
-from dpexp.strategies.wrapping import Forward, Wrapper
+from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
+from dpexp.strategies.wrappers import Forward, Wrapper
 from dpexp.timing import Timer
 
 
-class Weighted(Turn):
+class RowWeightedSync(GradientSync):
     """The mean over all rows, from the means over each rank's rows: the group averages over ranks."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+        self.group = ranks
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        scale = batch.weight * self.ranks
+        scale = batch.weight * self.group
         (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
 
@@ -64,7 +64,7 @@ class Ddp(Strategy):
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
         module = synchronized(self.compiled(place(model, device)), device, timer, self.options)
-        return Placed(module, device, device, (device,), Weighted(self.ranks.size))
+        return Placed(module, device, device, (device,), RowWeightedSync(self.group.size))
 
 
 def synchronized(

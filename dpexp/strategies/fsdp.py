@@ -23,23 +23,23 @@ from torch import nn
 from dpexp.config import FsdpOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.ddp import Weighted
-from dpexp.strategies.wrapping import Forward, check_no_overlap, submodule
+from dpexp.strategies.ddp import RowWeightedSync
+from dpexp.strategies.wrappers import Forward, check_no_overlap, submodule
 from dpexp.timing import Timer
 
 CHILDREN = "*"
 
 
-class Sharded(Weighted):
+class Sharded(RowWeightedSync):
     """Parameters are ``DTensor``s, of which each rank holds its rows."""
 
-    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def put(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         tensor = tensor.detach()
@@ -78,7 +78,7 @@ class Fsdp(Strategy):
         blocks = self.blocks(model)
         place(model, device)
         if torch.distributed.is_initialized():
-            mesh = init_device_mesh(device.type, (self.ranks.size,))
+            mesh = init_device_mesh(device.type, (self.group.size,))
             for unit in (*map(model.get_submodule, blocks), model):
                 fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-        return Placed(Forward(model, timer), device, device, (device,), Sharded(self.ranks.size))
+        return Placed(Forward(model, timer), device, device, (device,), Sharded(self.group.size))

@@ -16,7 +16,7 @@ from dpexp import parallel
 from dpexp.devices import HOST, on, place
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, labelled, uses_torch
-from dpexp.strategies.wrapping import Wrapper
+from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 

@@ -31,8 +31,8 @@ from dpexp.devices import HOST, move, on, physical, place
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import synchronized
-from dpexp.strategies.tables import HostTables, ShardedEmbedding, check_shardable, shard
-from dpexp.strategies.wrapping import (
+from dpexp.strategies.embedding_tables import HostTables, ShardedEmbedding, check_shardable, shard
+from dpexp.strategies.wrappers import (
     Transfer,
     Wrapper,
     check_not_tied,
@@ -70,7 +70,7 @@ class Hybrid(Replicating):
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
-        if self.options.shard_embedding and not self.ranks.members:
+        if self.options.shard_embedding and not self.group.members:
             raise ConfigError("--shard-embedding: the rows are split over ranks: start them with torchrun")
         if self.options.shard_embedding and self.options.pipeline:
             raise ConfigError(
@@ -97,14 +97,14 @@ class Hybrid(Replicating):
 
         def stage(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                tables = shard(child, self.ranks, name) if self.options.shard_embedding else child
+                tables = shard(child, self.group, name) if self.options.shard_embedding else child
                 return OnHost(place(tables, HOST), stages)
             return Dense(self._dense(child, stages), stages)
 
         rewire(model, hosts, stage, lambda module: place_own(module, stages.device))
         module = Pipelined(model, stages.device) if self.options.pipeline else model
         used = (HOST, *(each for each in devices if each != HOST))
-        if not self.ranks.members:
+        if not self.group.members:
             return Placed(module, HOST, stages.device, used)
         tables = {
             name: each
@@ -114,9 +114,9 @@ class Hybrid(Replicating):
         shards = [
             f"{part.name}.weight" for part in parts(module) if isinstance(part.module, ShardedEmbedding)
         ]
-        turn = HostTables(self.ranks, tables, shards, timer)
+        gradient_sync = HostTables(self.group, tables, shards, timer)
         module = synchronized(module, stages.device, timer, apart=tables.values())
-        return Placed(module, HOST, stages.device, used, turn)
+        return Placed(module, HOST, stages.device, used, gradient_sync)
 
     def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
         place(child, stages.device)

@@ -20,9 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp.config import ConfigError, PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, mark, on, place, whereabouts
-from dpexp.nested import tensors
 from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.wrapping import (
+from dpexp.strategies.wrappers import (
     Forward,
     Transfer,
     Wrapper,
@@ -31,6 +30,7 @@ from dpexp.strategies.wrapping import (
     place_own,
     rewire,
 )
+from dpexp.tensors import walk
 from dpexp.timing import Timer
 
 
@@ -123,7 +123,7 @@ class Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in tensors((args, kwargs)):
+        for tensor in walk((args, kwargs)):
             device = whereabouts(tensor, HOST)
             if device != HOST:
                 return mark(result, device)
@@ -136,4 +136,4 @@ def elsewhere(value: Any, device: torch.device, default: torch.device) -> bool:
     ``default`` is where tensors without a mark lie, if it is virtual; real tensors say it themselves.
     """
     default = default if is_virtual(default) else HOST
-    return any(whereabouts(tensor, default) != device for tensor in tensors(value))
+    return any(whereabouts(tensor, default) != device for tensor in walk(value))

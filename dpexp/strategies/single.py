@@ -12,7 +12,7 @@ from torch import nn
 
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Needs, Placed, Strategy
-from dpexp.strategies.wrapping import Forward
+from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
 
 

@@ -55,7 +55,7 @@ def figures(store: Store, experiment: str, run_id: str, record: Record) -> None:
 
     del experiment
     with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:
-        if report.render(record, Path(folder)):
+        if report.write_files(record, Path(folder)):
             store.client.log_artifacts(run_id, folder)
 
 

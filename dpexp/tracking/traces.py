@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.record import Record
 from dpexp.report import units
-from dpexp.report.timeline import Bar, Step, steps, typical
+from dpexp.report.analysis.timeline import Bar, Step, steps, typical
 
 if TYPE_CHECKING:
     from mlflow.entities import LiveSpan

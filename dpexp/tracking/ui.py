@@ -19,10 +19,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO
 
-from dpexp.orphans import end_with_parent
+from dpexp.config.child_processes import end_with_parent, python_path
 from dpexp.record import redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
-from dpexp.tracking.uploader import python_path
 
 START_S = 60.0
 STOP_S = 5.0

@@ -18,8 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = Path(__file__).resolve().parents[2]
-"""Where ``dpexp`` is imported from, for a process started elsewhere."""
+from dpexp.config.child_processes import python_path
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Delivery:
     def from_line(cls, line: bytes) -> Delivery:
         """The inverse of ``to_line``. Raises ValueError for anything else."""
         return cls(**json.loads(line))
-
-
-def python_path() -> str:
-    """PYTHONPATH for a child process that is to find this dpexp."""
-    return os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH", "")]))
 
 
 def how_to_deliver(run_id: str) -> str:

@@ -1,7 +1,7 @@
 """With n devices, should the batch be n times as large? What it does to time per sample and to learning."""
 
 from dpexp.config import RunConfig
-from dpexp.experiment import Claim, Curves
+from dpexp.study.experiment import Claim, Curves
 
 QUESTION = "With n devices, should the batch be n times as large?"
 EPOCHS = 6

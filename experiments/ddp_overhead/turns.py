@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpexp.data import Batch
-from dpexp.prepare import Prepared
+from dpexp.engine.prepare import Prepared
 
 SAMPLES = 8
 WARMUP = 4
@@ -75,16 +75,16 @@ class InTurns(Prepared):
     others: dict[str, Callable[[int], bool]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def own(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
+    def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
         clock, batches = time.perf_counter, super().own(epoch, first=first)
         for _ in range(first, math.ceil(self.data.samples / self.config.batch_size)):
             done = len(self.seconds["recorded"])
             for name in sorted(self.others, reverse=done % 4 >= 2):  # none always comes after the same
-                self.ranks.barrier()
+                self.group.barrier()
                 start = clock()
                 if self.others[name](done):
                     self.seconds[name].append(clock() - start)
-            self.ranks.barrier()
+            self.group.barrier()
             start = clock()
             yield next(batches)
             self.seconds["recorded"].append(clock() - start)
@@ -92,10 +92,10 @@ class InTurns(Prepared):
 
 def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes what all found to a file before anything ends."""
-    from dpexp import loop
     from dpexp.config import RunConfig
     from dpexp.distributed import Stop, World
-    from dpexp.progress import Bar
+    from dpexp.engine import loop
+    from dpexp.engine.progress import Bar
     from dpexp.record import Journal
     from dpexp.run import Unwritten
     from dpexp.timing import Timer
@@ -110,7 +110,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
         threads=1,
     )
     prepared = InTurns(**vars(loop.prepare_together(config, World.of())))
-    ranks = prepared.ranks
+    group = prepared.group
     whole = next(prepared.data.batches(4 * rows, shuffle=False))
     features = whole.inputs[0], whole.targets
     together, alone = (bare(rows, features, alone=each) for each in (False, True))
@@ -120,29 +120,29 @@ def work(rows: int, steps: int, answer: Path) -> None:
         return True
 
     def takes_alone(step: int) -> bool:
-        if step % ranks.size != ranks.rank:
+        if step % group.size != group.rank:
             return False
         next(alone)
         return True
 
     prepared.others = {"bare": takes_bare, "alone": takes_alone}
     with tempfile.TemporaryDirectory() as scratch, Bar() as bar:
-        journal = Journal(Path(scratch) / "runs", "turns") if ranks.is_first else Unwritten()
+        journal = Journal(Path(scratch) / "runs", "turns") if group.is_first else Unwritten()
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-        seen = loop.Seen(prepared, placed)
-        trial = loop.Trial(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
-        trial.warm_up()
+        seen = loop.Observations(prepared, placed)
+        trainer = loop.Trainer(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
+        trainer.warm_up()
         prepared.seconds.clear()
-        trial.time_steps()
+        trainer.time_steps()
         journal.close()
-    by_rank = ranks.gather({name: means(seconds) for name, seconds in prepared.seconds.items()})
-    if ranks.is_first:
+    by_rank = group.all_gather({name: means(seconds) for name, seconds in prepared.seconds.items()})
+    if group.is_first:
         way = by_rank[0] | {
             "alone": [fmean(each) for each in zip(*(rank["alone"] for rank in by_rank), strict=True)]
         }
-        answer.write_text(json.dumps(facts(**way, world=ranks.size)))
-    ranks.leave()
+        answer.write_text(json.dumps(facts(**way, world=group.size)))
+    group.destroy()
 
 
 def means(seconds: list[float]) -> list[float]:
@@ -177,7 +177,7 @@ def main(world: str, rows: str, steps: str, memory: str = "") -> None:
 
     import torch
 
-    from dpexp.environment import environment
+    from dpexp.engine.environment import environment
     from dpexp.record import Record, new_run_id, now
 
     times = [round(each, 6) for each in found.pop("time_ms")]

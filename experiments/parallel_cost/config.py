@@ -1,7 +1,7 @@
 """What does it cost to emulate N devices on one CPU, on a model that does real work?"""
 
 from dpexp.config import RunConfig
-from dpexp.experiment import Bars, Claim
+from dpexp.study.experiment import Bars, Claim
 
 QUESTION = "What does it cost to emulate N devices on one CPU, on a model that does real work?"
 

@@ -103,10 +103,10 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     Returns milliseconds a step, and their ratio to the bare loop's: the two take turns, so that whatever
     else the machine does meets both.
     """
-    from dpexp import loop
     from dpexp.config import RunConfig
     from dpexp.distributed import Stop
-    from dpexp.progress import Bar
+    from dpexp.engine import loop
+    from dpexp.engine.progress import Bar
     from dpexp.record import Journal
     from dpexp.timing import Timer
 
@@ -121,15 +121,15 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     ):
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
-        seen = loop.Seen(prepared, placed)
+        seen = loop.Observations(prepared, placed)
         for _ in range(TURNS):
-            trial = loop.Trial(prepared, placed, Timer(()), journal, bar, lambda: None, seen, Stop())
-            trial.warm_up()
+            measured = loop.Trainer(prepared, placed, Timer(()), journal, bar, lambda: None, seen, Stop())
+            measured.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):
                 bare_step(x, y)
             start = time.perf_counter()
-            trial.time_steps()
+            measured.time_steps()
             end = time.perf_counter()
             found.append(1000 * (end - start) / steps)
             ratios.append((end - start) / (start - before))
@@ -282,7 +282,7 @@ def main(way: str, steps: int) -> None:
     process_s = whole_process_s(way, steps) if way == "bare" else loop_s
     time_ms, ratios = result if isinstance(result, tuple) else (result, [])
 
-    from dpexp.environment import environment
+    from dpexp.engine.environment import environment
     from dpexp.record import Record, new_run_id, now
 
     record = Record(

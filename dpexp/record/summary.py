@@ -1,0 +1,53 @@
+"""RunSummary: the few facts of a run that a list shows, in a file of a few hundred bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from dpexp.record.record import Record, Row
+
+SUMMARY = "head.json"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What ``runs.py list`` shows of a run. ``verified`` is None where nothing was checked."""
+
+    run_id: str
+    name: str
+    experiment: str
+    strategy: str
+    execution: str
+    devices: list[str]
+    verified: bool | None
+    step_ms: Row | None
+    status: str
+    started: str
+    ended: str | None
+
+    @classmethod
+    def of(cls, record: Record) -> RunSummary:
+        """The head of a Record."""
+        return cls(
+            run_id=record.run_id,
+            name=record.name,
+            experiment=record.experiment,
+            strategy=record.strategy,
+            execution=record.execution,
+            devices=list(record.devices.get("used", [])),
+            verified=record.verification.get("passed") if record.verification.get("checked") else None,
+            step_ms=record.summary.get("step_ms"),
+            status=record.status,
+            started=record.started,
+            ended=record.ended,
+        )
+
+    def to_dict(self) -> Row:
+        """JSON-ready."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.to_dict())

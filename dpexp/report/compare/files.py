@@ -1,0 +1,45 @@
+"""A comparison as files: Markdown with its pictures beside it, and one HTML page that holds everything."""
+
+from __future__ import annotations
+
+import base64
+import html
+from pathlib import Path
+
+from dpexp.report.compare import tables
+from dpexp.report.compare.figures import phases_figure, scaling_figure
+from dpexp.report.compare.grouping import Comparison
+from dpexp.report.figures import files
+from dpexp.report.render import markdown, page
+
+MOST = 4
+"""So many groups have a figure of their phases."""
+TITLE = "Comparison of runs"
+
+
+def write(compared: Comparison, folder: Path) -> list[Path]:
+    """Write ``report.md``, ``report.html`` and their PNGs into the folder, made where it isn't there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = _draw(compared, folder)
+    sections = tables.sections(compared)
+    links = "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
+    text = files.write_text(folder / "report.md", f"# {TITLE}\n\n{markdown.text(sections)}{links}")
+    images = "".join(_inline(path) for path in drawn)
+    whole = page.document(TITLE, page.sections(sections) + images)
+    return [text, files.write_text(folder / "report.html", whole), *drawn]
+
+
+def _draw(compared: Comparison, folder: Path) -> list[Path]:
+    several = [group for group in compared.groups if len(group.cells) > 1] or compared.groups
+    figures = {f"phases-{number}": phases_figure(group) for number, group in enumerate(several[:MOST], 1)}
+    figures["scaling"] = scaling_figure(compared)
+    return [
+        files.write_picture(folder / f"{name}.png", figure)
+        for name, figure in figures.items()
+        if figure is not None
+    ]
+
+
+def _inline(path: Path) -> str:
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{content}"></p>'

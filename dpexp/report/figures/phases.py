@@ -1,0 +1,56 @@
+"""phases.png: where a step goes, median and spread by phase."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from dpexp.record import Record
+from dpexp.report import units
+from dpexp.report.analysis import layout
+from dpexp.report.analysis.phases import phases, samples, step_ms
+from dpexp.report.figures import palette, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def phases_figure(record: Record) -> Figure:
+    """A bar a phase: its median, a line from the first to the third quartile, its share of the step."""
+    bars = phases(record)
+    figure = style.figure(10.0, 1.2 + 0.34 * len(bars))
+    axes = figure.add_subplot()
+    style.plain(axes)
+    quartiles = [_quartiles(samples(record, bar.name)) for bar in bars]
+    longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
+    for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
+        axes.barh(
+            place, bar.median, height=0.66, color=palette.color(bar.name), edgecolor=style.SOFT, linewidth=0.5
+        )
+        axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
+        words = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
+        axes.text(
+            max(bar.median, high) + 0.012 * longest, place, words, va="center", fontsize=9, color=style.INK
+        )
+    axes.set_yticks(range(len(bars)), ["    " * bar.depth + style.escape(bar.name) for bar in bars])
+    for label in axes.get_yticklabels():
+        label.set_horizontalalignment("left")
+    axes.tick_params(axis="y", pad=100)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.3)
+    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
+    axes.tick_params(axis="x", labelsize=8, labelcolor=style.SOFT)
+    count = max(bar.n for bar in bars)
+    style.title(
+        axes,
+        f"{record.strategy} on {layout.stage(record)}: where a step of {units.ms(step_ms(record))} goes "
+        f"(median [quartiles] of {count} steps)",
+    )
+    return figure
+
+
+def _quartiles(samples: list[float]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high

@@ -1,0 +1,123 @@
+"""RunConfig: frozen, complete, and clear about what it does not take."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dpexp.config import (
+    STRATEGY_OPTIONS,
+    BlockOptions,
+    ConfigError,
+    HybridOptions,
+    RunConfig,
+    home,
+    option_names,
+)
+
+
+def test_every_strategy_round_trips_through_its_flat_dict() -> None:
+    for strategy in STRATEGY_OPTIONS:
+        config = RunConfig(strategy, virtual=2, batch_size=7)
+        assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_the_flat_dict_names_every_option_once() -> None:
+    flat = RunConfig("hybrid", options=HybridOptions(sparse=True)).to_dict()
+    assert list(flat) == ["strategy", *option_names("hybrid")]
+    assert flat["sparse"] is True
+    assert flat["host"] == ["embedding"]
+
+
+def test_options_may_be_a_plain_mapping() -> None:
+    config = RunConfig("block", options={"block": ["block1", "block3"]})
+    assert config.options == BlockOptions(("block1", "block3"))
+
+
+def test_the_default_model_follows_the_strategy() -> None:
+    assert [RunConfig(name).model for name in ("single", "whole", "block", "functional", "hybrid")] == [
+        "linear",
+        "linear",
+        "blocks",
+        "linear",
+        "embedding",
+    ]
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig("single").seed = 1  # type: ignore[misc]
+
+
+def test_the_digest_is_of_every_value() -> None:
+    config = RunConfig("single")
+    assert config.digest() == RunConfig("single").digest()
+    assert config.digest() != RunConfig("single", seed=1).digest()
+    assert config.digest() != RunConfig("single", options={}, lr=0.02).digest()
+    assert RunConfig("hybrid").digest() != RunConfig("hybrid", options={"sparse": True}).digest()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"strategy": "hybird"}, ["strategy 'hybird'", "did you mean 'hybrid'?", "functional"]),
+        ({"batch_size": 0}, ["--batch-size 0", "at least 1"]),
+        ({"steps": 0}, ["--steps 0", "at least 1"]),
+        ({"epochs": 0}, ["--epochs 0", "at least 1"]),
+        ({"virtual": 0}, ["--virtual 0", "at least 1"]),
+        ({"seed": -1}, ["--seed -1", "at least 0"]),
+        ({"seed": 2**63}, ["--seed", "at most"]),
+        ({"lr": float("nan")}, ["--lr nan", "number"]),
+        ({"dtype": "float23"}, ["--dtype 'float23'", "float32", "did you mean"]),
+        ({"backend": "nccl"}, ["--backend 'nccl'", "portable"]),
+        ({"virtual": 2, "devices": "cuda:0"}, ["--virtual 2", "--devices cuda:0", "one of the two"]),
+        ({"batch_size": "30"}, ["'batch_size' takes a whole number, found '30'"]),
+        ({"batch_size": True}, ["'batch_size' takes a whole number, found True"]),
+        ({"options": {"sparse": True}}, ["unknown option 'sparse'"]),
+        ({"options": HybridOptions()}, ["options of single are a StrategyOptions, not a HybridOptions"]),
+        ({"strategy": "block", "options": {"block": []}}, ["--block", "at least one"]),
+    ],
+)
+def test_bad_values_name_the_option_the_value_and_what_is_valid(
+    values: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**{"strategy": "single", **values})  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({}, ["no 'strategy'"]),
+        (
+            {"strategy": "single", "batchsize": 3},
+            ["unknown key", "'batchsize'", "did you mean 'batch_size'?"],
+        ),
+        ({"strategy": "single", "sparse": True}, ["unknown key for single 'sparse'"]),
+        ({"strategy": "hybrid", "sparse": 1}, ["'sparse' takes true or false, found 1"]),
+        (
+            {"strategy": "hybrid", "host": "embedding"},
+            ["'host' takes a list of texts, as", "found 'embedding'"],
+        ),
+    ],
+)
+def test_a_flat_dict_with_a_mistake_is_refused(flat: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict(flat)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_whole_numbers_serve_as_floats() -> None:
+    assert RunConfig.from_dict({"strategy": "single", "lr": 1}).lr == 1.0
+
+
+def test_home_is_absolute_and_the_environment_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPEXP_HOME", "somewhere")
+    assert home().is_absolute()
+    assert home().name == "somewhere"
+    monkeypatch.delenv("DPEXP_HOME")
+    assert (home() / "dpexp" / "run.py").is_file()

@@ -1,0 +1,361 @@
+"""Mistakes that teach: for each bad input and fault its exit code, and the words that must appear.
+
+Every row is a command line of scripts/run.py in a process of its own (see ``command_lines``). Exit
+code 2 means that nothing was written; any other, that the one run is on the record, in the right status.
+There is no row for sparse gradients with an optimizer that can't take them: dpexp trains with SGD, which can.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_lines import CommandLines, Said
+
+from dpexp.record import fold
+
+HERE = Path(__file__).resolve().parents[1] / "helpers"
+OWN = HERE / "user_error_cases.py"
+SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
+HOST = ["--devices", "cpu"]
+STATUS = {0: "finished", 1: "failed"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command line; ``$own:`` is helpers/user_error_cases.py, ``says`` are words of stdout or stderr."""
+
+    line: str
+    says: tuple[str, ...]
+    code: int = 2
+    files: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.line.replace("$own", str(OWN)))
+
+
+def bad(line: str, *says: str, **more: Any) -> Case:
+    """Bad input: exit code 2, nothing written."""
+    return Case(line, says, **more)
+
+
+def failed(line: str, *says: str, **more: Any) -> Case:
+    """A run that began and failed."""
+    return Case(line, says, code=1, **more)
+
+
+def done(line: str, *says: str, **more: Any) -> Case:
+    """A run that is worth a word, and works."""
+    return Case(line, says, code=0, **more)
+
+
+def npz(**arrays: Any) -> Callable[[Path], None]:
+    """Writes a NumPy archive."""
+    return lambda path: np.savez(path, **arrays)
+
+
+X, Y = np.zeros((40, 5), np.float32), np.zeros((40, 2), np.float32)
+PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + bytes(range(256))
+
+OPTIONS = [
+    bad("hybird", "unknown command 'hybird'", "did you mean 'hybrid'?", "functional"),
+    bad("whole --batchsize 3", "--batchsize", "--batch-size"),
+    bad("whole --batch-size 0", "--batch-size 0: it must be at least 1"),
+    bad("whole --batch-size many", "Invalid value for '--batch-size': 'many' is no whole number"),
+    bad("whole --steps 0", "--steps 0: it must be at least 1"),
+    bad("whole --epochs 0", "--epochs 0: it must be at least 1"),
+    bad("whole --warmup -1", "--warmup -1: it must be at least 0"),
+    bad("whole --lr -1", "--lr -1", "at least 0"),
+    bad("whole --lr fast", "Invalid value for '--lr': 'fast' is no number"),
+    bad("whole --lr nan", "--lr nan: it must be a finite number"),
+    bad("whole --threads 0", "--threads 0: it must be at least 1"),
+    bad("whole --seed -1", "--seed -1: it must be at least 0"),
+    bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),
+    bad("whole --dtype float31", "--dtype 'float31'", "did you mean 'float32'?"),
+    bad("whole --autocast float16", "--autocast 'float16': it is one of bfloat16"),
+    bad("whole --sparse", "--sparse"),
+    bad("whole --compile --virtual 2", "--compile: whole makes its replicas anew at every step", "single"),
+    bad("hybrid --compile --virtual 2",
+        "--compile: with 2 devices the dense part is replicated; give one device"),
+    bad("hybrid --host linear --sparse", "--sparse: host module 'linear' (Linear) has no embedding"),
+    bad("single", "DPEXP_BATCHSIZE is no option: did you mean 'DPEXP_BATCH_SIZE'?",
+        environment={"DPEXP_BATCHSIZE": "3"}),
+    bad("single", "Invalid value for '--seed': 'many' is no whole number (DPEXP_SEED)",
+        environment={"DPEXP_SEED": "many"}),
+]  # fmt: skip
+
+DEVICES = [
+    bad(
+        "whole --devices 99", "--devices 99: this machine has", "--virtual 99 emulates 99 devices on the CPU"
+    ),
+    bad("whole --devices 0", "--devices 0: it must be at least 1; --devices cpu uses none"),
+    bad("whole --devices cuda:99", "--devices 'cuda:99': this machine has", "--virtual N"),
+    bad("whole --devices gpu", "--devices 'gpu': it is auto, cpu, a number, or names as cuda:0,cuda:1"),
+    bad("whole --devices cpu:1", "--devices 'cpu:1': for emulated devices say --virtual N"),
+    bad("whole --virtual 0", "--virtual 0: it must be at least 1"),
+    bad("whole --virtual 1025", "--virtual 1025: it must be at most 1024"),
+    bad("whole --virtual 2 --devices 1", "--virtual 2 emulates devices and --devices 1 names real ones"),
+    bad(
+        "whole --virtual 2 --backend torch", "--backend torch", "not on cpu:0, cpu:1; --backend portable does"
+    ),
+    done("whole --virtual 8 --batch-size 3", "Every batch (3 rows) runs on 3 of 8 devices: 5 idle meanwhile"),
+]
+
+NAMES = [
+    bad("block --block block9", "--block 'block9' not found", "block1, block2, block3", "did you mean"),
+    bad("block --block block2.weight", "'block2.weight': that is a parameter, not a module", "'block2'"),
+    bad("block --block 'x.*'", "--block 'x.*' matches no submodule; the model has block1"),
+    bad("block --block block1 --block block1", "--block 'block1' is given twice"),
+    bad("block --model $own:Nested --block layers.0 --block layers.0.0",
+        "--block 'layers.0.0' lies inside --block 'layers.0'"),
+    done("block --model $own:Nested --block layers --virtual 2", "layers.1"),
+    done("place --model $own:Nested", "layers.0"),
+    bad("block --model $own:Nested --block 'layers.*' --block layers",
+        "'layers.0' lies inside --block 'layers'"),
+    bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
+    bad("place --place block1", "--place 'block1': it is NAME=DEVICE, as layers.*=cuda:0"),
+    bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there is cpu, cpu:0, cpu:1"),
+    bad("place --place 'block9=cpu'", "--place 'block9' not found", "block1, block2, block3"),
+    bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' has its device already"),
+    bad("place --model $own:TwoDevices --place first=cpu:0 --place second=cpu:1 --virtual 2",
+        "mixes devices cpu:", "user_error_cases.py:"),
+]  # fmt: skip
+
+MODELS = [
+    bad("whole --model lineer", "unknown model 'lineer'", "did you mean 'linear'?"),
+    bad("whole --model linear:ins=5", "linear takes no option 'ins'; there is in, out", "did you mean 'in'?"),
+    bad("whole --model linear:in=five", "'in' takes a whole number, found 'five'"),
+    bad("whole --model linear:in=0", "'in' must be at least 1, found 0"),
+    bad("whole --model linear:in=5,in=6", "option 'in' is given twice"),
+    bad("whole --model linear:5", "'5' is no option; write KEY=VALUE"),
+    bad("whole --model nowhere.py:make", "there is no file nowhere.py"),
+    bad("whole --model $own", "name the factory after the file"),
+    bad("whole --model $own:rigth", "has no 'rigth'", "did you mean 'right'?"),
+    bad("whole --model no_such_package:make", "cannot import no_such_package: ModuleNotFoundError"),
+    bad("whole --model broken.py:make", "cannot import broken.py: SyntaxError", "line 1",
+        files={"broken.py": "def make(:\n"}),
+    bad("whole --model $own:NUMBER", "is a int, not a factory"),
+    bad("whole --model $own:right:depth=3", "takes no option 'depth'; there is width"),
+    bad("whole --model $own:needs", "needs width: write", "width="),
+    bad("whole --model $own:raising", "raised KeyError: 'no such layer' (", "user_error_cases.py, line"),
+    bad("whole --model $own:leaving", "raised SystemExit: no GPU here (", "user_error_cases.py, line"),
+    bad("whole --model leaving.py:make", "cannot import leaving.py: SystemExit: 3 (",
+        files={"leaving.py": "import sys\nsys.exit(3)\n"}),
+    bad("whole --model $own:nothing", "returned None, not a torch.nn.Module"),
+    bad("whole --model $own:a_class", "returned the class Model (call it)"),
+    bad("whole --model $own:Empty", "the model has no parameters: there is nothing to train; --eval"),
+    bad("whole --model $own:Frozen", "has 4 parameters, all of them frozen", "--eval"),
+    bad("whole --model $own:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
+    done("whole --model $own:Locked --no-check --virtual 2", "--no-check"),
+    done("whole --model $own:Lazy --virtual 2", "first"),
+    done("whole --model $own:Frozen --eval --virtual 2", "cpu:1"),
+    done("whole --model $own:Counting --virtual 2",
+         "the model changes calls in its forward: what replicas change is lost"),
+]  # fmt: skip
+
+DATA = [
+    bad("whole --data digit", "unknown data source 'digit'", "did you mean 'digits'?"),
+    bad("whole --data random:sample=3", "random takes no option 'sample'; there is samples"),
+    bad("whole --data text", "it needs PATH, as text:PATH"),
+    bad("hybrid --data text:gone.txt", "there is no file or folder", "gone.txt"),
+    bad("hybrid --data text:empty.txt", "empty.txt is empty", files={"empty.txt": b""}),
+    bad("hybrid --data text:short.txt",
+        "has 5 bytes; length=32 needs at least 33", files={"short.txt": b"brief"}),
+    bad("hybrid --data text:folder", "no text file in", "looked for .txt", files={"folder/": ""}),
+    done("hybrid --virtual 1 --data text:picture.png", "text", files={"picture.png": PNG}),
+    bad("whole --data arrays:gone.npz", "there is no file gone.npz"),
+    bad("whole --data arrays:folder", "folder is a folder, not an .npz archive", files={"folder/": ""}),
+    bad("whole --data arrays:a.npz", "a.npz is empty", files={"a.npz": b""}),
+    bad("whole --data arrays:a.npz", "a.npz is no readable .npz archive", files={"a.npz": b"only words\n"}),
+    bad("whole --data arrays:a.npz", "no readable .npz archive", files={"a.npz": b"PK\x03\x04" + bytes(60)}),
+    bad("whole --data arrays:a.npz", "has no 'y'; there is x", files={"a.npz": npz(x=X)}),
+    bad("whole --data arrays:a.npz", "x has 40 samples and y has 30", files={"a.npz": npz(x=X, y=Y[:30])}),
+    bad("whole --data arrays:a.npz", "x in a.npz has type <U1", files={"a.npz": npz(x=np.array(["a"]), y=Y)}),
+    bad("whole --data arrays:a.npz", "holds nan at [0, 0]", files={"a.npz": npz(x=X * np.nan, y=Y)}),
+    bad("whole --data arrays:a.npz", "y in a.npz holds -1; integers are classes",
+        files={"a.npz": npz(x=X, y=-np.ones(40, int))}),
+    bad("hybrid --model embedding:rows=10 --data arrays:a.npz", "module 'embedding'",
+        "id 12 is beyond the table of 10 rows (ids 0 to 9)",
+        files={"a.npz": npz(x=np.full((40, 3), 12), y=np.zeros((40, 3), int))}),
+    bad("whole --data arrays:a.npz --model linear:in=4", "module 'fc'", "(30, 5) float32",
+        files={"a.npz": npz(x=X, y=Y)}),
+    bad("whole --data digits --model embedding",
+        "the samples are images (1, 8, 8) and the model takes integer ids"),
+    bad("whole --data digits --model mlp:out=3", "the data has 10 classes and the model gives 3 outputs"),
+    bad("whole --data $own:first_raises --model $own:Model", "sample 0 of",
+        "raised FileNotFoundError: image 37 is gone"),
+    bad("whole --data $own:one_raises --model $own:Model", "sample 37 raised FileNotFoundError",
+        "user_error_cases.py, line"),
+    bad("whole --data $own:no_pairs --model $own:Model", "sample 0", "it must be a pair (input, target)"),
+    bad("whole --data $own:shapes_differ --model $own:Model --batch-size 60", "must have equal shapes",
+        "stack"),
+    bad("whole --data $own:stream --model $own:Model",
+        "returned a Stream; it must return a map-style dataset"),
+    bad("whole --data $own:empty --model $own:Model", "is empty"),
+    bad("whole --data $own:odd_targets", "the targets are a dict, for which there is no standard loss"),
+    bad("whole --data $own:integers --model $own:Model", "module 'first'", "int64"),
+    bad("whole --model $own:RaisingExample", "RaisingExample.example raised OSError: no samples today"),
+    bad("whole --model $own:ShortExample", "each with 100 rows; found (a tensor (100, 5), a tensor (99, 2))"),
+]  # fmt: skip
+
+LOSSES = [
+    bad("whole --loss hinge", "--loss: unknown loss 'hinge'; there is cross_entropy"),
+    bad("whole --loss huber:gamma=1", "huber takes no option 'gamma'; there is delta"),
+    bad("whole --loss $own:no_loss", "has no 'no_loss'"),
+    bad("whole --loss $own:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
+    bad(
+        "whole --loss $own:raising_loss",
+        "the loss does not take",
+        "AssertionError: no targets (",
+        "user_error_cases.py",
+    ),
+    bad("whole --model $own:VectorLoss", "the loss must be a scalar tensor", "found shape (30,)"),
+    bad("whole --model $own:NumberLoss", "must be a scalar tensor", "found a float"),
+    bad(
+        "whole --loss mse --data digits --model mlp",
+        "the loss does not take the model's outputs (30, 10) with",
+        "targets (30,)",
+    ),
+]
+
+FORWARDS = [
+    bad("whole --model $own:Raising", "KeyError: 'mask' (", "user_error_cases.py, line"),
+    failed("whole --virtual 2 --model $own:RaisingInReplicas",
+           "LookupError", "replica 0 on device cpu:0", "where are the others?", "user_error_cases.py, line"),
+    failed("single --model $own:Leaving", "SystemExit: 7 (", "user_error_cases.py, line"),
+    failed("single --model $own:NoWayBack", "ArithmeticError: no way back", "user_error_cases.py, line"),
+    bad("whole --model $own:Spectrum --dtype bfloat16", "BFloat16", "user_error_cases.py, line"),
+    failed("whole --virtual 2 --batch-size 3 --model $own:Normed",
+           "Expected more than 1 value per channel", "BatchNorm needs two rows in every shard"),
+    failed("whole --virtual 2 --model $own:Words", "output['language'] is a str ('en')", "cannot be joined"),
+    failed("whole --virtual 2 --model $own:Number", "output['rows'] is an int", "torch.tensor([number])"),
+    failed("whole --virtual 2 --model $own:OtherKeys", "output differs between replicas in its keys"),
+    failed("block --virtual 2 --model $own:Unequal --block join",
+           "inputs[1] has 2 rows and inputs[0] has 30", "must have the same batch size"),
+    failed("whole --virtual 2 --model $own:Scalar",
+           "does not compute what a single device computes", "outputs (2,) instead of ()"),
+    failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+           "the loss became inf in step 3", "the first to make it was module 'burst'"),
+    failed("whole --virtual 2 --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+           "the loss became inf in step 3", "the first to make it was module 'burst'"),
+    failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
+]  # fmt: skip
+
+CONFIGS = [
+    bad("whole --config gone.toml", "--config gone.toml: No such file"),
+    bad("whole --config a.toml", "unknown key for whole 'batchsize'", "did you mean 'batch_size'?",
+        files={"a.toml": "batchsize = 3"}),
+    bad("whole --config a.toml", "'batch_size' takes a whole number, found '3'",
+        files={"a.toml": "batch_size = '3'"}),
+    bad("whole --config a.toml", "'seed' takes a whole number, found 1.5", files={"a.toml": "seed = 1.5"}),
+    bad("whole --config a.toml", "--config a.toml", "overwrite", files={"a.toml": "seed = 1\nseed = 2"}),
+    bad("whole --config a.json", "key 'seed' is there twice", files={"a.json": '{"seed": 1, "seed": 2}'}),
+    bad("whole --config a.yaml", "key 'seed' is there twice", files={"a.yaml": "seed: 1\nseed: 2"}),
+    bad("whole --config a.yaml", "--config a.yaml", files={"a.yaml": "a: ["}),
+    bad("whole --config a.json", "must hold keys and values, found a list", files={"a.json": "[1]"}),
+    bad("whole --config a.toml", "for strategy 'block', the command says 'whole'",
+        files={"a.toml": 'strategy = "block"'}),
+    bad("whole --config a.toml", "--virtual 0: it must be at least 1", files={"a.toml": "virtual = 0"}),
+    bad("whole --config a.ini", "'.ini'; there is .toml", files={"a.ini": ""}),
+    bad("whole --config a.toml", "--config a.toml", "utf-8", files={"a.toml": PNG}),
+    bad("whole --config folder.toml", "--config folder.toml", "directory", files={"folder.toml/": ""}),
+]  # fmt: skip
+
+HOMES = [
+    bad("single", "DPEXP_HOME", "gone is no directory: make it", environment={"DPEXP_HOME": "gone"}),
+    bad("single", "a_file is no directory", files={"a_file": "x"}, environment={"DPEXP_HOME": "a_file"}),
+    bad("single", "cannot write a journal at /proc", "DPEXP_HOME", environment={"DPEXP_HOME": "/proc"}),
+]
+
+CASES = [*OPTIONS, *DEVICES, *NAMES, *MODELS, *DATA, *LOSSES, *FORWARDS, *CONFIGS, *HOMES]
+
+
+def run(command_lines: CommandLines, case: Case, folder: Path, home: Path) -> Said:
+    return command_lines.run(short(case.words), folder, **{"DPEXP_HOME": str(home), **case.environment})
+
+
+def make(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        if name.endswith("/"):
+            path.mkdir()
+        elif callable(content):
+            content(path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def short(words: list[str]) -> list[str]:
+    """The words with options that make a run short and local, where these are not given."""
+    strategy, *rest = words
+    added = list(SHORT)
+    for option in ("--steps", "--warmup"):
+        if option in rest:
+            place = added.index(option)
+            del added[place : place + 2]
+    host = [] if {"--virtual", "--devices"} & set(rest) else HOST
+    return [strategy, *added, *host, *rest]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.line)
+def test_a_mistake_is_told_in_one_message(
+    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    make(folder, case.files)
+    there = sorted(folder.rglob("*"))
+    said = run(command_lines, case, folder, dpexp_home)
+    everything = said.stdout + said.stderr
+    assert said.code == case.code, everything
+    assert "Traceback" not in everything
+    for words in case.says:
+        assert words in (everything if case.code != 2 else said.stderr)
+    if case.code == 2:
+        assert said.stdout == ""
+        assert not list(dpexp_home.iterdir())
+        assert sorted(folder.rglob("*")) == there
+    else:
+        (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
+        record = fold(journal)
+        assert (record.status, record.damage) == (STATUS[case.code], [])
+
+
+def test_there_are_enough_cases_and_no_two_alike() -> None:
+    assert len({(case.line, case.says) for case in CASES}) == len(CASES) >= 60
+
+
+def test_the_model_without_mistakes_has_none(
+    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    case = done("whole --virtual 2 --model $own:right")
+    said = run(command_lines, case, tmp_path, dpexp_home)
+    assert said.code == 0, said.stderr
+    assert said.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        bad("block --block block9 --debug", "--block 'block9' not found", "in submodule"),
+        bad("whole --config gone.toml --debug", "No such file", "in use_config"),
+        failed("single --model $own:NoWayBack --debug", "no way back", "in backward"),
+    ],
+    ids=lambda case: case.line,
+)
+def test_debug_shows_the_traceback_before_the_message(
+    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    said = run(command_lines, case, tmp_path, dpexp_home)
+    assert said.code == case.code
+    assert said.stderr.startswith("Traceback")
+    assert said.stderr.splitlines()[-1].startswith("error: ")
+    for words in case.says:
+        assert words in said.stderr

@@ -1,0 +1,92 @@
+"""Several hosts, for real: two network namespaces, two ranks in each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import namespaces
+import pytest
+from launching import SCRIPT, ranks_of, record, run, until_step, wait, words
+from namespaces import Host
+
+ENDPOINT = f"{namespaces.NET}.1:29531"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    if not namespaces.available():
+        pytest.skip("network namespaces cannot be made here: it takes root and iproute2")
+    with namespaces.two_hosts(tmp_path / "hosts") as both:
+        yield both
+
+
+def start(host: Host, folder: Path, *more: str, nnodes: str = "2", steps: int = 60) -> subprocess.Popen[str]:
+    several = ("--nnodes", nnodes, "--rdzv-endpoint", ENDPOINT, "--join-timeout", "60", "--no-track")
+    return host.start(SCRIPT, *words(folder, steps=steps), "--devices", "2", *several, *more)
+
+
+def launcher(process: subprocess.Popen[str]) -> int:
+    """The pid of scripts/run.py: ``ip`` and ``unshare`` become it, one after the other."""
+    return process.pid
+
+
+def test_two_hosts_of_two_ranks_compute_what_one_host_of_four_does_though_a_rank_is_killed(
+    hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    a, b = hosts
+    first, second = start(a, tmp_path), start(b, tmp_path)
+    until_step(a.home, 12, first)
+    os.kill(ranks_of(second)[3], signal.SIGKILL)
+    found = record(wait(first))
+    assert wait(second).returncode == 0
+    assert [(rank["rank"], rank["host"]) for rank in found["devices"]["ranks"]] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "b"),
+        (3, "b"),
+    ]
+    together = record(run(*words(tmp_path, steps=60), "--devices", "4"))
+    assert found["digest"]["weights"] == together["digest"]["weights"]
+    assert found["steps"]["loss"] == together["steps"]["loss"]
+
+
+def test_a_lost_host_is_named_in_time(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    a, b = hosts
+    first, second = (start(each, tmp_path, "--max-restarts", "0", steps=2000) for each in (a, b))
+    until_step(a.home, 12, first)
+    os.kill(launcher(second), signal.SIGKILL)
+    wait(second)
+    began = time.monotonic()
+    done = wait(first, timeout=60)
+    assert time.monotonic() - began < 45
+    assert done.returncode == 1
+    assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cut_link_is_noticed_within_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    a, b = hosts
+    more = ("--max-restarts", "0", "--comm-timeout", "6")
+    first, second = (start(each, tmp_path, *more, steps=2000) for each in (a, b))
+    until_step(a.home, 12, first)
+    b.cut()
+    done, other = wait(first, timeout=90), wait(second, timeout=90)
+    assert (done.returncode, other.returncode) == (1, 1)
+    assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
+    assert "rank 0 on host a" in other.stderr
+
+
+def test_the_rest_goes_on_without_a_lost_host(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    a, b = hosts
+    first, second = (start(each, tmp_path, nnodes="1:2") for each in (a, b))
+    until_step(a.home, 12, first)
+    os.kill(launcher(second), signal.SIGKILL)
+    wait(second)
+    found = record(wait(first))
+    assert len(found["devices"]["ranks"]) == 2
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * 15

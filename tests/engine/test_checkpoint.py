@@ -1,0 +1,142 @@
+"""Snapshots: killed ranks, preempted runs and damaged files lose nothing, and the bits stay the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import SCRIPT, STEPS, ranks_of, record, run, start, until_step, wait, words
+from tracking_processes import wait_until_gone
+
+from dpexp.config import ConfigError
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.checkpoint import DamagedError, Snapshots, check_same, read, undamaged, write
+from dpexp.record import Record, fold, load
+
+
+def the_record(home: Path) -> Record:
+    (folder,) = (home / "runs").iterdir()
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "victim", "step"),
+    [("ddp", 2, 0, 12), ("ddp", 3, 2, 31), ("ddp", 4, 1, 17), ("fsdp", 2, 1, 22)],
+)
+def test_a_killed_rank_changes_no_bit(
+    dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int
+) -> None:
+    arguments = [*words(tmp_path, strategy), "--devices", str(world), "--no-track"]
+    process = start(SCRIPT, *arguments)
+    before = until_step(dpexp_home, step, process)
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    found = record(wait(process))
+    assert found["run_id"] == before.run_id
+    assert the_record(dpexp_home).status == "finished"
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+    undisturbed = record(run(*words(tmp_path, strategy), "--devices", str(world)))
+    assert found["digest"] == undisturbed["digest"]
+    assert found["steps"]["loss"] == undisturbed["steps"]["loss"]
+    assert not list(dpexp_home.glob("snapshots/*"))
+
+
+def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    process = start(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
+    until_step(dpexp_home, 1, process)
+    process.send_signal(signal.SIGTERM)
+    stopped = wait(process)
+    assert stopped.returncode == 143, stopped.stderr[-3000:]
+    half = json.loads(stopped.stdout)
+    assert half["status"] == "killed"
+    done = len(half["steps"]["loss"])
+    assert 1 <= done < STEPS
+    again = start(
+        SCRIPT, *words(tmp_path, every=1000), "--devices", "2", "--resume", "last", "--track-timeout", "60"
+    )
+    found = record(wait(again))
+    assert found["run_id"] == half["run_id"]
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+    assert found["steps"]["loss"][:done] == half["steps"]["loss"]
+    assert len(found["devices"]["ranks"]) == 2
+    with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
+        runs = store.execute("SELECT status FROM runs").fetchall()
+        steps = store.execute("SELECT step FROM metrics WHERE key = 'loss' ORDER BY step").fetchall()
+    assert runs == [("FINISHED",)]
+    assert [step for (step,) in steps] == list(range(STEPS))
+
+
+def test_ranks_die_with_their_launcher_and_the_run_goes_on_from_its_snapshot(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    until_step(dpexp_home, 12, process)
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    for pid in ranks.values():
+        wait_until_gone(pid)
+    assert fold(next(dpexp_home.glob("runs/*/journal.jsonl"))).status == "killed"
+    found = record(run(*words(tmp_path), "--devices", "2", "--resume", "last"))
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+
+
+def test_what_cannot_be_resumed_is_refused(dpexp_home: Path) -> None:
+    done = run("ddp", "--devices", "1", "--resume", "nothing")
+    assert done.returncode == 2
+    assert "--resume: there is no run" in done.stderr
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "parameters": {"weight": torch.arange(4.0)}}
+
+
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+def test_a_damaged_snapshot_is_left_for_the_one_before(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        write(folder(tmp_path), step, state(step))
+    paths = sorted(folder(tmp_path).iterdir())
+    assert [path.stem for path in paths] == ["step-0000000010", "step-0000000015"]
+    content = bytearray(paths[1].read_bytes())
+    content[-40] ^= 1
+    paths[1].write_bytes(content)
+    with pytest.raises(DamagedError, match="its hash"):
+        read(paths[1])
+    assert list(undamaged(folder(tmp_path))) == [10]
+    newest = Snapshots(folder(tmp_path), ProcessGroup()).newest()
+    assert newest is not None
+    assert newest["step"] == 10
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_a_snapshot_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
+    write(folder(tmp_path), 5, state(5))
+    (path,) = folder(tmp_path).iterdir()
+    path.write_bytes(path.read_bytes()[:cut])
+    assert list(undamaged(folder(tmp_path))) == []
+
+
+def test_no_snapshot_is_no_state(tmp_path: Path) -> None:
+    assert Snapshots(tmp_path / "none", ProcessGroup()).newest() is None
+
+
+def test_a_run_goes_on_with_the_options_that_it_had() -> None:
+    then = {"lr": 0.01, "devices": "2", "seed": 0}
+    check_same(then, then | {"devices": "3"}, "abc")
+    with pytest.raises(ConfigError, match=r"with lr 0\.01 and is to go on with 0\.1"):
+        check_same(then, then | {"lr": 0.1}, "abc")

@@ -1,0 +1,127 @@
+"""Prediction: the shapes of a run without running it, and layouts that cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpexp.config import RunConfig
+from dpexp.engine import loop
+from dpexp.engine.observe import device_map, observe
+from dpexp.engine.predict import PlacementError, predict
+from dpexp.models import MODELS
+from dpexp.record import Row
+from dpexp.timing import Timer
+
+LAYOUTS: list[tuple[str, Any]] = [
+    ("single", {}),
+    ("whole", {}),
+    ("functional", {}),
+    ("block", {"block": ["*"]}),
+    ("hybrid", {"host": ["FIRST"]}),
+    ("place", {"place": ["FIRST=cpu:1"]}),
+]
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize(("strategy", "options"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
+def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, options: Any) -> None:
+    single = loop.prepare(RunConfig("single", model=model, batch_size=7, devices="cpu"))
+    first = next(name for name, _ in single.model.named_children())
+    chosen = {key: [each.replace("FIRST", first) for each in names] for key, names in options.items()}
+    if strategy == "block":
+        chosen = {"block": [first]}
+    prepared = loop.prepare(RunConfig(strategy, model=model, batch_size=7, virtual=3, options=chosen))
+    batches = [batch.inputs for batch, _ in zip(prepared.batches(0), range(2), strict=False)]
+    if (model, strategy) == ("dlrm", "place"):  # it concatenates what `first` gives with what others give
+        with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at dlrm\.py:\d+"):
+            predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+        return
+    predicted = predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    assert without_packed(predicted.shapes) == without_packed(observe(placed, batches))
+    assert predicted.note == ""
+    held: dict[str, int] = {}
+    for row in device_map(placed):
+        for device in [row["device"], *row["replicas"]]:
+            held[device] = held.get(device, 0) + row["bytes"]
+    assert {device: sum(kinds.values()) for device, kinds in predicted.memory.items()} == held
+
+
+def without_packed(rows: list[Row]) -> list[Row]:
+    """Without what the LSTM inside ``rnn`` gets: a packed batch is as long as its lengths say."""
+    return [row for row in rows if not row["module"].endswith("cells")]
+
+
+def test_a_model_that_looks_at_values_is_run_on_emulated_devices_and_the_note_says_so(tmp_path: Path) -> None:
+    source = tmp_path / "counting.py"
+    source.write_text(
+        "import torch\n"
+        "class Counting(torch.nn.Linear):\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) * (1 if x.sum().item() > 0 else 2)\n"
+        "def build():\n"
+        "    return Counting(5, 2)\n"
+    )
+    prepared = loop.prepare(RunConfig("whole", model=f"{source}:build", virtual=2))
+    batches = [next(prepared.batches(0)).inputs]
+    predicted = predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+    assert "looks at values" in predicted.note
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    assert predicted.shapes == observe(placed, batches)
+
+
+def test_the_real_model_and_batch_stay_as_they_are() -> None:
+    prepared = loop.prepare(RunConfig("whole", virtual=2))
+    before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
+    predict(prepared.model, prepared.strategy, prepared.selection.used, [next(prepared.batches(0)).inputs])
+    after = prepared.model.state_dict()
+    assert all(
+        type(after[name]) is torch.Tensor and torch.equal(before[name], after[name]) for name in before
+    )
+
+
+@pytest.fixture
+def mixing(tmp_path: Path) -> str:
+    source = tmp_path / "mixing.py"
+    source.write_text(
+        "import torch\n"
+        "class Mixing(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.left = torch.nn.Linear(5, 2)\n"
+        "        self.right = torch.nn.Linear(5, 2)\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.left(x) * self.right(x)\n"
+        "def build():\n"
+        "    return Mixing()\n"
+    )
+    return f"{source}:build"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "devices"),
+    [
+        ("place", {"place": ["left=cpu", "right=cpu:1"]}, ("cpu", "cpu:1")),
+        ("place", {"place": ["left=cpu:1"]}, ("cpu:1", "cpu:0")),
+    ],
+)
+def test_a_layout_that_mixes_devices_is_refused_with_both_and_the_line(
+    mixing: str, strategy: str, options: Any, devices: tuple[str, str]
+) -> None:
+    prepared = loop.prepare(RunConfig(strategy, model=mixing, virtual=2, options=options))
+    with pytest.raises(PlacementError) as caught:
+        predict(
+            prepared.model, prepared.strategy, prepared.selection.used, [next(prepared.batches(0)).inputs]
+        )
+    message = str(caught.value)
+    assert "mixing.py:10 (return self.left(x) * self.right(x))" in message
+    for device in devices:
+        assert device in message

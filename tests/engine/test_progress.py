@@ -1,0 +1,46 @@
+"""The progress bar: what it shows at a terminal, and that it costs one redraw a flush."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from in_terminal import in_terminal
+
+CODE = """
+import time
+from dpexp.engine.progress import Bar
+with Bar() as bar:
+    bar.begin("warm up")
+    bar.begin("steps", 1000)
+    for flush in range({flushes}):
+        time.sleep(0.15)  # a flush every half a second; tqdm redraws ten times a second at most
+        bar.advance(1000 // {flushes}, 0.25, 1.5)
+    bar.begin("phases")
+"""
+
+
+def test_a_terminal_sees_stage_steps_step_time_and_loss() -> None:
+    shown = in_terminal(CODE.format(flushes=4), columns=100)
+    assert "warm up…" in shown
+    assert "phases…" in shown
+    assert re.search(r"steps: +\d+%\|.*\| \d+/1000 .*0\.25 ms/step, loss 1\.5", shown)
+
+
+def test_a_narrow_terminal_is_not_overrun() -> None:
+    lines = re.split(r"[\r\n]", in_terminal(CODE.format(flushes=4), columns=40))
+    assert max(len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)) for line in lines) <= 40
+
+
+def test_a_pipe_sees_nothing() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", CODE.format(flushes=4)], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout + shown.stderr == ""
+
+
+def test_flushes_not_steps_redraw_it() -> None:
+    """A million steps in ten flushes: ten redraws at most, so that no step pays for the bar."""
+    shown = in_terminal(CODE.format(flushes=10).replace("1000", "1_000_000"), columns=100)
+    assert 1 <= len(re.findall(r"steps: ", shown)) <= 12

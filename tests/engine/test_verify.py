@@ -1,0 +1,244 @@
+"""Verification: correct layouts pass at rounding, wrong ones fail by what they got wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp import devices
+from dpexp.config import RunConfig
+from dpexp.data import Batch
+from dpexp.engine import loop
+from dpexp.engine.verify import (
+    MisfitError,
+    Verification,
+    digest,
+    naming_the_module,
+    relative_error,
+    settle,
+    verify,
+)
+from dpexp.strategies import STRATEGIES, Placed, Strategy
+from dpexp.strategies.base import Needs
+from dpexp.strategies.wrappers import Wrapper
+from dpexp.timing import Timer
+
+
+def check(
+    prepared: loop.Prepared, strategy: Strategy | None = None, batch: Batch | None = None
+) -> Verification:
+    return verify(
+        prepared.model,
+        strategy or prepared.strategy,
+        prepared.selection.used,
+        prepared.data,
+        batch or next(prepared.batches(0)),
+    )
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [30, 10])
+def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
+    result = check(loop.prepare(RunConfig(strategy, virtual=count, batch_size=rows)))
+    assert result.passed
+    assert result.dtype == "float64"
+    assert result.output_error is not None
+    assert result.output_error < 1e-15
+    assert result.gradient_error is not None
+    assert result.gradient_error < 1e-15
+
+
+@pytest.mark.parametrize(
+    "options", [{"sparse": True}, {"pipeline": True}, {"sparse": True, "pipeline": True}]
+)
+def test_every_kind_of_hybrid_equals_the_single_device(options: Any) -> None:
+    assert check(loop.prepare(RunConfig("hybrid", virtual=2, options=options))).passed
+
+
+def test_a_model_in_float32_is_verified_in_float64_and_left_alone() -> None:
+    prepared = loop.prepare(RunConfig("whole", virtual=2))
+    before = copy.deepcopy(prepared.model.state_dict())
+    check(prepared)
+    after = prepared.model.state_dict()
+    assert all(
+        torch.equal(before[name], after[name]) and after[name].dtype == torch.float32 for name in before
+    )
+    assert all(parameter.grad is None for parameter in prepared.model.parameters())
+
+
+def test_eval_compares_outputs_alone() -> None:
+    result = check(loop.prepare(RunConfig("whole", virtual=2, eval=True)))
+    assert result.passed
+    assert result.gradient_error is None
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("own", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"dtype": "float16"}])
+def test_a_short_type_is_verified_to_its_own_rounding(strategy: str, own: dict[str, Any]) -> None:
+    result = check(loop.prepare(RunConfig(strategy, virtual=3, **own)))
+    assert result.passed
+    assert result.output_error is not None
+    assert result.output_error < 1e-15  # in float64
+    assert result.rounding is not None
+    assert 1e-4 < result.rounding["output_error"] < 0.05
+    assert 1e-4 < result.rounding["single_output_error"] < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+def test_a_compiled_model_is_verified_as_it_runs() -> None:
+    result = check(loop.prepare(RunConfig("single", compile=True, devices="cpu")))
+    assert result.passed
+    assert result.rounding is not None
+    assert result.rounding["compile"] is True
+    assert 0 < result.rounding["output_error"] < 1e-6
+
+
+def test_more_error_than_the_type_rounds_by_fails() -> None:
+    prepared = loop.prepare(RunConfig("single", dtype="bfloat16", devices="cpu"))
+    lossy = Wrong(
+        lambda module, inputs: module(inputs) if inputs.dtype == torch.float64 else module(inputs) * 1.1
+    )
+    lossy.config = prepared.config
+    result = check(prepared, lossy)
+    assert result.output_error == 0.0
+    assert result.rounding is not None
+    assert result.passed is False
+
+
+class Wrong(Strategy):
+    """A layout that computes something else, as ``change`` says."""
+
+    name = "wrong"
+    needs = Needs(devices=True)
+
+    def __init__(self, change: Any) -> None:
+        super().__init__(RunConfig("single"))
+        self.change = change
+
+    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        host = torch.device("cpu")
+        return Placed(Changed(model, self.change), host, host, (host,))
+
+
+class Changed(Wrapper):
+    def __init__(self, module: nn.Module, change: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.change = change
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        changed: torch.Tensor = self.change(self.module, inputs)
+        return changed
+
+
+def shard_means(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Right outputs; gradients as the mean of the shards' means: biased where shards are uneven."""
+    outputs = [module(piece) for piece in inputs.chunk(3)]
+    rows = sum(len(each) for each in outputs)
+    weight = [rows / (3 * len(each)) for each in outputs]
+    return torch.cat(
+        [each.detach() + (each - each.detach()) * w for each, w in zip(outputs, weight, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda module, inputs: module(inputs) * 1.001, ("output_error", "gradient_error")),
+        (lambda module, inputs: module(inputs.flip(0)), ("output_error",)),
+        (lambda module, inputs: module(inputs).detach().requires_grad_(), ("gradient_error",)),
+        (lambda module, inputs: module(inputs)[:-1].repeat(2, 1)[: len(inputs)], ("output_error",)),
+        (shard_means, ("gradient_error",)),
+    ],
+    ids=["scaled", "rows in another order", "no gradient", "a row lost", "mean of uneven means"],
+)
+def test_a_layout_that_computes_something_else_fails(change: Any, wrong: tuple[str, ...]) -> None:
+    prepared = loop.prepare(RunConfig("single", batch_size=10, devices="cpu"))
+    result = check(prepared, Wrong(change))
+    assert result.passed is False
+    for name in wrong:
+        assert getattr(result, name) > 1e-4
+
+
+def test_a_result_that_is_no_number_fails() -> None:
+    prepared = loop.prepare(RunConfig("single", devices="cpu"))
+    result = check(prepared, Wrong(lambda module, inputs: module(inputs) / 0))
+    assert result.passed is False
+
+
+def test_errors_are_relative_to_all_tensors_together() -> None:
+    expected = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert relative_error([torch.tensor([3.0]), torch.tensor([4.5])], expected) == pytest.approx(0.1)
+    assert relative_error([torch.zeros(2)], [torch.zeros(2)]) == 0.0
+    assert relative_error([torch.zeros(2)], [torch.zeros(3)]) == float("inf")
+
+
+def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_says_so() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LSTM(2, 2, 2, dropout=0.3))
+    note = settle(model)
+    assert note == "BatchNorm in eval mode (1); dropout in eval mode (2, 3)"
+    assert [model[index].training for index in range(4)] == [True, False, False, True]
+    assert model[3].dropout == 0.0
+    assert settle(nn.Linear(2, 2)) == ""
+
+
+class Drops(nn.Linear):
+    """Drops inputs by a function, which no module shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("strategy", ["single", "whole"])
+def test_a_model_that_draws_random_numbers_anywhere_is_compared_in_eval_mode(strategy: str) -> None:
+    prepared = loop.prepare(RunConfig(strategy, virtual=2))
+    prepared.model = Drops(5, 2)
+    state = torch.get_rng_state()
+    result = check(prepared)
+    assert result.passed
+    assert "the whole model in eval mode: it draws random numbers" in result.note
+    assert torch.equal(state, torch.get_rng_state())
+    assert prepared.model.training
+
+
+def test_a_misfit_names_the_innermost_module_and_its_shapes() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(5, 2)))
+    with pytest.raises(MisfitError) as caught, naming_the_module(model):
+        model(torch.zeros(30, 7))
+    message = str(caught.value)
+    assert "module '1.0' (Linear(in_features=5, out_features=2, bias=True)) got (30, 7)" in message
+    assert not model[0]._forward_hooks  # left as it was
+
+
+def test_digests_see_names_dtypes_shapes_and_bits() -> None:
+    base = {"a": torch.tensor([1.0, 2.0])}
+    assert digest(base) == digest({"a": torch.tensor([1.0, 2.0])})
+    others = [
+        {"b": torch.tensor([1.0, 2.0])},
+        {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"a": torch.tensor([[1.0, 2.0]])},
+        {"a": torch.tensor([1.0, 2.0000002])},
+        {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)},
+    ]
+    assert len({digest(each) for each in [base, *others]}) == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("where", ["cuda:0", "cuda:0,cuda:0"])
+def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> None:
+    assert check(loop.prepare(RunConfig(strategy, devices=where))).passed
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("backend", ["torch", "portable"])
+def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -> None:
+    assert len(devices.accelerators()) >= 2
+    assert check(loop.prepare(RunConfig(strategy, devices="auto", backend=backend))).passed

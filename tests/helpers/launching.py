@@ -1,0 +1,109 @@
+"""Runs with ranks, as a user starts them: real torchrun agents, real gloo processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from command_lines import PATIENCE_S, shared
+
+from dpexp.record import Record, fold
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "scripts" / "run.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def start(*words: str, **more: str) -> subprocess.Popen[str]:
+    """``python WORDS``, not waited for."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT | more,
+        cwd=ROOT,
+    )
+
+
+def wait(process: subprocess.Popen[str], timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    """Its end, its output read meanwhile."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout} s\n{out[-3000:]}\n{err[-3000:]}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """``scripts/run.py WORDS --no-track``; where it starts ranks, they are new processes."""
+    said = shared().run([*words, "--no-track"], ROOT, **(os.environ | ENVIRONMENT | more))
+    return subprocess.CompletedProcess(words, said.code, said.stdout, said.stderr)
+
+
+def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track``."""
+    agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    return wait(start(*agent, SCRIPT, *words, "--no-track"))
+
+
+def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The Record that ``--json`` printed: all of stdout, and nothing else."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# --- runs that are slow enough to be killed -----------------------------------------------------
+
+MODEL = """
+import torch, time
+from torch import nn
+class Slow(nn.Sequential):
+    def example(self, samples, generator):
+        return torch.randn(samples, 6, generator=generator), torch.zeros(samples, 2)
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.02)
+        return super().forward(x)
+def make():
+    return Slow(nn.Linear(6, 16), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 2))
+"""
+STEPS = 60
+
+
+def words(folder: Path, strategy: str = "ddp", steps: int = STEPS, every: int = 5) -> list[str]:
+    (folder / "slow.py").write_text(MODEL)
+    common = ["--model", f"{folder}/slow.py:make", "--no-check", "--warmup", "1", "--phase-steps", "1"]
+    return [strategy, *common, "--steps", str(steps), "--snapshot-every", str(every), "--json"]
+
+
+def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
+    """The pid of every rank of a launcher, by rank."""
+    found = {}
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [each for each in environ if each.startswith(b"RANK=")]
+        if ranks:
+            found[int(ranks[0].removeprefix(b"RANK="))] = int(child)
+    return found
+
+
+def until_step(home: Path, step: int, process: subprocess.Popen[str]) -> Record:
+    """Wait until the only run's journal has so many steps."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        journals = list(home.glob("runs/*/journal.jsonl"))
+        if journals:
+            found = fold(journals[0])
+            if len(found.steps["loss"]) >= step:
+                return found
+        time.sleep(0.05)
+    raise AssertionError(f"no step {step}: {process.poll()}")

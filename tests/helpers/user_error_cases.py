@@ -1,0 +1,344 @@
+"""Models, data and losses that somebody got wrong, each in one way: test_user_errors.py runs them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+
+class Model(nn.Module):
+    """5 values -> 2, right in every way; the mistakes are in its subclasses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))
+
+    def loss(self, outputs: Any, targets: Tensor) -> Any:
+        return (outputs - targets).square().mean()
+
+    def example(self, samples: int, generator: torch.Generator) -> Any:
+        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+
+
+# --- factories -----------------------------------------------------------------------------------
+
+
+def right(width: int = 3) -> nn.Module:
+    del width
+    return Model()
+
+
+def needs(width: int) -> nn.Module:
+    return right(width)
+
+
+def leaving() -> nn.Module:
+    sys.exit("no GPU here")
+
+
+def raising() -> nn.Module:
+    raise KeyError("no such layer")
+
+
+def nothing() -> None:
+    pass
+
+
+def a_class() -> type[nn.Module]:
+    return Model
+
+
+NUMBER = 3
+
+
+# --- what a model is made of ---------------------------------------------------------------------
+
+
+class Empty(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Flatten(), nn.Flatten()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :2]
+
+
+class Frozen(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class Locked(Model):
+    """Cannot be copied, nor pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))  # type: ignore[assignment]
+
+
+class Nested(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(5, 5)), nn.Sequential(nn.Linear(5, 5))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.second(self.first(x))
+
+
+# --- forward -------------------------------------------------------------------------------------
+
+
+class Counting(Model):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Raising(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("mask")
+
+
+class RaisingInReplicas(Model):
+    """Minds a batch of fewer than the 30 rows of the whole batch and the 10 of the last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in (10, 30):
+            raise LookupError("where are the others?")
+        return super().forward(x)
+
+
+class Leaving(Model):
+    """Ends the program, once it is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and len(x) == 30 and x.dtype == torch.float32:
+            sys.exit(7)
+        return super().forward(x)
+
+
+class Lazy(Model):
+    """Learns its input width from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(4)
+
+
+class Spectrum(Model):
+    """A Fourier transform, which knows no short types."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.fft.fft(x).real)
+
+
+class TwoDevices(Model):
+    """Adds what two submodules gave, which ``--place`` may have put on two devices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)) + self.first(x)[:, :2]
+
+
+class Unequal(Model):
+    """Gives one submodule two tensors of different batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = Join()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.join(self.first(x), torch.ones(2, 4)))
+
+
+class Centered(nn.Linear):
+    """Subtracts the batch's mean: pieces of a batch have others, so that no layout of it verifies."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Join(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y.mean(0)
+
+
+class Words(Model):
+    """Outputs that cannot be joined: a string beside the tensor."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x), "language": "en"}
+
+    def loss(self, outputs: Any, targets: Tensor) -> Any:
+        return super().loss(outputs["logits"], targets)
+
+
+class Number(Words):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": Model.forward(self, x), "rows": len(x)}
+
+
+class OtherKeys(Words):
+    """Keys that depend on the rows: they differ between replicas."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": Model.forward(self, x), f"of {float(x[0, 0]):.6f}": x}
+
+
+class Scalar(Model):
+    """The loss, computed inside of the model: no rows are left to gather."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.mean()
+
+
+class Bursting(Model):
+    """The submodule ``burst`` gives infinities from the 14th training step on, with --lr 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.burst = Burst()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.burst(super().forward(x).detach())
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.mean()
+
+
+class Burst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(()))  # rises by the learning rate at every step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs() / (self.level < 12.5) - self.level
+
+
+class Stuck(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise ArithmeticError("no way back")
+
+
+class NoWayBack(Model):
+    def forward(self, x: Tensor) -> Any:
+        return Stuck.apply(super().forward(x))
+
+
+# --- loss and samples ----------------------------------------------------------------------------
+
+
+class VectorLoss(Model):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean(1)
+
+
+class NumberLoss(Model):
+    def loss(self, outputs: Tensor, targets: Tensor) -> float:
+        return 0.5
+
+
+class RaisingExample(Model):
+    def example(self, samples: int, generator: torch.Generator) -> Any:
+        raise OSError("no samples today")
+
+
+class ShortExample(Model):
+    def example(self, samples: int, generator: torch.Generator) -> Any:
+        return torch.randn(samples, 5), torch.zeros(samples - 1, 2)
+
+
+def vector_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean(1)
+
+
+def raising_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise AssertionError("no targets")
+
+
+class Rows(Dataset[Any]):
+    """60 samples for ``Model``; sample ``bad`` is what ``make`` says."""
+
+    def __init__(self, bad: int = -1, make: Any = None) -> None:
+        self.bad, self.make = bad, make
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make() if index == self.bad else (torch.full((5,), index / 60), torch.zeros(2))
+
+
+def lost() -> Any:
+    raise FileNotFoundError("image 37 is gone")
+
+
+def first_raises() -> Rows:
+    return Rows(0, lost)
+
+
+def one_raises() -> Rows:
+    return Rows(37, lost)
+
+
+def no_pairs() -> Rows:
+    return Rows(0, lambda: torch.zeros(5))
+
+
+def shapes_differ() -> Rows:
+    return Rows(37, lambda: (torch.zeros(4), torch.zeros(2)))
+
+
+def odd_targets() -> Any:
+    return [(torch.zeros(5), {"left": 1.0}) for _ in range(60)]
+
+
+def integers() -> Any:
+    return [(torch.arange(5), torch.zeros(2)) for _ in range(60)]
+
+
+def empty() -> Any:
+    return []
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(5), torch.zeros(2)
+
+
+def stream() -> Stream:
+    return Stream()

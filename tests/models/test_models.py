@@ -1,0 +1,437 @@
+"""Models: each by name, fitted to the data, equal for equal seeds, and learning what it should."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dpexp import data, models
+from dpexp.config import ConfigError
+from dpexp.config.features import PADDING, Features
+from dpexp.data import Batch, Dataset
+from dpexp.models.capsnet import ABSENT, PRESENT, CapsNet, squash
+
+NAMES = sorted(models.MODELS)
+SEQUENCE_MODELS = ["rnn", "transformer"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are fastest on one thread, and two that wait for each other are slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(text: str, features: Features | None = None, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return models.build(text, features)
+
+
+def ready(model_text: str, data_text: str = "random", seed: int = 0) -> tuple[nn.Module, Dataset]:
+    source = data.source(data_text)
+    model = built(model_text, source.features, seed)
+    return model, source.dataset(model, seed)
+
+
+def first(dataset: Dataset, rows: int = 30) -> Batch:
+    return next(dataset.batches(rows))
+
+
+def train(model: nn.Module, dataset: Dataset, *, epochs: int, lr: float, batch_size: int = 30) -> list[float]:
+    """Plain SGD; the loss of every step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for epoch in range(epochs):
+        for batch in dataset.batches(batch_size, seed=0, epoch=epoch):
+            optimizer.zero_grad()
+            loss = dataset.loss(model(*batch.inputs), batch.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def accuracy(model: nn.Module, dataset: Dataset) -> float:
+    assert dataset.test is not None
+    whole = next(dataset.test.batches(dataset.test.samples, shuffle=False))
+    with torch.no_grad():
+        value = dataset.test.accuracy(model(*whole.inputs), whole.targets)
+    assert value is not None
+    return value
+
+
+# --- every model ---------------------------------------------------------------------------------
+
+
+def test_importing_the_registries_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, dpexp.models, dpexp.data\n"
+        "dpexp.models.parse('linear:in=4'); dpexp.models.parse('pkg.mod:factory')\n"
+        "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_builds_the_same_weights(name: str) -> None:
+    one, two, other = built(name), built(name), built(name, seed=1)
+    pairs = list(zip(one.parameters(), two.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+    assert all(p.dtype is torch.float32 and p.device.type == "cpu" for p in one.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_trains_on_its_own_random_samples(name: str) -> None:
+    model, dataset = ready(name)
+    assert dataset.samples == 100
+    losses = train(model, dataset, epochs=1, lr=0.01)
+    assert len(losses) == 4
+    assert all(math.isfinite(loss) for loss in losses)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shard_computes_what_the_whole_batch_does(name: str) -> None:
+    """Outputs of the shards are those of the batch, padded alike, and losses weighted by rows add up."""
+    model, dataset = ready(name)
+    model, dataset = model.double(), dataset.to(torch.float64)
+    batch = first(dataset, 10)
+    shards = zip(*(tensor.chunk(3) for tensor in (*batch.inputs, batch.targets)), strict=True)
+    outputs, losses = [], torch.zeros(())
+    for *inputs, targets in shards:
+        outputs.append(model(*inputs))
+        losses = losses + dataset.loss(outputs[-1], targets) * len(targets) / batch.rows
+    whole = model(*batch.inputs)
+    assert torch.allclose(torch.cat(outputs), whole, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(losses.double(), dataset.loss(whole, batch.targets), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_is_copied_and_pickled(name: str) -> None:
+    model, dataset = ready(name)
+    inputs = first(dataset).inputs
+    expected = model(*inputs)
+    assert torch.equal(copy.deepcopy(model)(*inputs), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(*inputs), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_the_registry_reaches_the_model(name: str) -> None:
+    entry = models.MODELS[name]
+    for option in entry.options:
+        value = not option.default if option.type is bool else option.default * 2 or 8
+        changed = built(f"{name}:{option.name}={value}")
+        default = built(name)
+        shapes = [p.shape for p in changed.parameters()]
+        same = shapes == [p.shape for p in default.parameters()]
+        dataset = data.source("random").dataset(changed, 0)
+        inputs, targets = first(dataset).inputs, first(dataset).targets
+        before = first(data.source("random").dataset(default, 0))
+        alike = [t.shape for t in (*inputs, targets)] == [t.shape for t in (*before.inputs, before.targets)]
+        assert not (same and alike) or _differs(changed, default, inputs), option.name
+
+
+def _differs(changed: nn.Module, default: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
+    outputs = changed(*inputs), default(*inputs)
+    return outputs[0].shape != outputs[1].shape or not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
+    model, dataset = ready(name)
+    batch = first(dataset)
+    expected = model(*batch.inputs).shape
+    with FakeTensorMode() as mode:
+        fake = built(name)
+        outputs = fake(*(mode.from_tensor(tensor) for tensor in batch.inputs))
+        dataset.loss(outputs, mode.from_tensor(batch.targets)).backward()  # type: ignore[no-untyped-call]
+    assert outputs.shape == expected
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in fake.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_computes_in_every_type(name: str, dtype: torch.dtype) -> None:
+    model, dataset = ready(name)
+    model, batch = model.to(dtype), first(dataset.to(dtype))
+    outputs = model(*batch.inputs)
+    assert outputs.dtype is dtype
+    dataset.loss(outputs, batch.targets).backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+def test_linear_is_one_layer_named_fc() -> None:
+    model = built("linear")
+    assert [name for name, _ in model.named_children()] == ["fc"]
+    assert model(torch.zeros(30, 5)).shape == (30, 2)
+
+
+def test_blocks_are_named_and_run_in_order() -> None:
+    model = built("blocks")
+    widths = {name: (part.in_features, part.out_features) for name, part in model.named_children()}
+    assert widths == {"block1": (10, 20), "block2": (20, 20), "block3": (20, 20)}
+    inputs = torch.randn(4, 10)
+    expected = model.block3(model.block2(model.block1(inputs)))  # type: ignore[operator]
+    assert torch.equal(model(inputs), expected)
+
+
+def test_embedding_answers_one_position_or_many() -> None:
+    model = built("embedding")
+    assert [name for name, _ in model.named_children()] == ["embedding", "linear"]
+    assert model(torch.zeros(3, dtype=torch.int64)).shape == (3, 10)
+    assert model(torch.zeros(3, 7, dtype=torch.int64)).shape == (3, 7, 10)
+
+
+@pytest.mark.parametrize("name", ["cnn", "capsnet"])
+@pytest.mark.parametrize("size", [7, 8, 28])
+def test_image_models_take_images_of_any_size(name: str, size: int) -> None:
+    model = built(f"{name}:channels=3,size={size},out=4")
+    assert model(torch.randn(2, 3, size, size)).shape == (2, 4)
+
+
+def test_dlrm_looks_each_column_up_in_its_own_table() -> None:
+    model = built("dlrm:tables=2,rows=10,dim=4")
+    ids = torch.tensor([[3, 5]])
+    vectors = model.embedding(ids)  # type: ignore[operator]
+    assert torch.equal(vectors[0, 0], model.embedding.tables[0].weight[3])  # type: ignore[union-attr, index]
+    assert torch.equal(vectors[0, 1], model.embedding.tables[1].weight[5])  # type: ignore[union-attr, index]
+    assert model(torch.zeros(1, 13), ids).shape == (1,)
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SEQUENCE_MODELS)
+def test_outputs_are_padded_to_the_global_length(name: str) -> None:
+    model = built(name)
+    assert model(torch.randn(2, 12, 8), torch.tensor([3, 5])).shape == (2, 12, 4)
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+@pytest.mark.parametrize("name", SEQUENCE_MODELS)
+def test_what_stands_behind_the_end_of_a_sequence_does_not_matter(name: str, stepwise: bool) -> None:
+    model = built(f"{name}:stepwise={stepwise}").double()
+    lengths = torch.tensor([3, 12, 1])
+    one = torch.randn(3, 12, 8, dtype=torch.float64)
+    two = one.clone()
+    for row, length in enumerate(lengths):
+        two[row, length:] = 9.0
+    outputs = model(one, lengths), model(two, lengths)
+    if stepwise:
+        outputs = tuple(torch.cat([o[r, :n] for r, n in enumerate(lengths)]) for o in outputs)
+    assert torch.allclose(*outputs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+@pytest.mark.parametrize("name", SEQUENCE_MODELS)
+def test_full_lengths_and_none_are_the_same(name: str, stepwise: bool) -> None:
+    model = built(f"{name}:stepwise={stepwise}").double()
+    values = torch.randn(2, 12, 8, dtype=torch.float64)
+    assert torch.allclose(model(values), model(values, torch.tensor([12, 12])), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SEQUENCE_MODELS)
+def test_a_step_does_not_see_later_ones(name: str) -> None:
+    model = built(f"{name}:vocabulary=50").double()
+    one = torch.randint(50, (2, 12))
+    two = one.clone()
+    two[:, 6:] = 0
+    assert torch.allclose(model(one)[:, :6], model(two)[:, :6], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(model(one)[:, 6:], model(two)[:, 6:])
+
+
+def test_a_transformer_says_how_many_positions_it_has() -> None:
+    with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
+        built("transformer")(torch.randn(1, 13, 8))
+
+
+def test_heads_divide_the_width_of_a_transformer() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--model transformer:dim=10: dim=10 cannot be split among heads=4"
+    ):
+        built("transformer:dim=10")
+
+
+# --- capsules ------------------------------------------------------------------------------------
+
+
+def test_squash_keeps_the_direction_and_bounds_the_length() -> None:
+    capsules = torch.tensor([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]], requires_grad=True)
+    squashed = squash(capsules)
+    assert torch.allclose(squashed.norm(dim=1), torch.tensor([25 / 26, 0.0025 / 1.0025, 0.0]))
+    assert torch.allclose(squashed[0] / squashed[0].norm(), torch.tensor([0.6, 0.8]))
+    squashed.sum().backward()  # type: ignore[no-untyped-call]
+    assert capsules.grad is not None
+    assert capsules.grad.isfinite().all()
+
+
+def test_the_margin_loss_is_that_of_the_paper() -> None:
+    model = built("capsnet:out=3")
+    assert isinstance(model, CapsNet)
+    lengths, classes = torch.tensor([[0.95, 0.3, 0.05], [0.2, 0.2, 0.2]]), torch.tensor([0, 2])
+    first_row = 0.5 * (0.3 - ABSENT) ** 2
+    second_row = (PRESENT - 0.2) ** 2 + 2 * 0.5 * (0.2 - ABSENT) ** 2
+    assert model.loss(lengths, classes).item() == pytest.approx((first_row + second_row) / 2)
+
+
+def test_routing_sends_each_capsule_to_the_class_that_agrees() -> None:
+    """Two capsules predict class 0 alike and class 1 oppositely: routing strengthens class 0."""
+    one, three = (built(f"capsnet:out=2,routing={rounds}") for rounds in (1, 3))
+    predictions = torch.zeros(2, 2, 16, 8)
+    predictions[:, 0, 0, 0] = 1.0
+    predictions[0, 1, 0, 0], predictions[1, 1, 0, 0] = 1.0, -1.0
+    below = torch.zeros(1, 2, 8)
+    below[..., 0] = 1.0
+    lengths = []
+    for model in (one, three):
+        assert isinstance(model, CapsNet)
+        model.classes.weight = nn.Parameter(predictions)
+        lengths.append(model.classes(below).norm(dim=2)[0].tolist())
+    assert lengths[0][0] == pytest.approx(0.5)  # both give half of 1: a sum of 1, squashed
+    assert lengths[1][0] > lengths[0][0]
+    assert lengths[1][1] < 1e-6
+
+
+# --- fitted to the data --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "features", "expected"),
+    [
+        ("linear", Features("image", (1, 8, 8), classes=10), {"fc": (64, 10)}),
+        ("linear:out=3", Features("image", (1, 8, 8), classes=10), {"fc": (64, 3)}),
+        ("linear", Features("vector", (7,), targets=3), {"fc": (7, 3)}),
+        ("linear", None, {"fc": (5, 2)}),
+    ],
+)
+def test_options_given_win_and_the_others_fit(
+    text: str, features: Features | None, expected: dict[str, tuple[int, int]]
+) -> None:
+    children = built(text, features).named_children()
+    assert {name: (part.in_features, part.out_features) for name, part in children} == expected
+
+
+def test_a_vocabulary_turns_sequence_models_to_ids() -> None:
+    features = Features("ids", (16,), classes=256, vocabulary=256, stepwise=True)
+    for name in SEQUENCE_MODELS:
+        model = built(name, features)
+        assert model.input_kind == "ids"
+        assert model(torch.zeros(2, 16, dtype=torch.int64)).shape == (2, 16, 256)
+
+
+# --- own models ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, width=4, data_features=None):\n"
+        "        super().__init__()\n"
+        "        self.fc = nn.Linear(data_features.width if data_features else width, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x.flatten(1))\n"
+        "def number():\n    return 7\n"
+        "def itself():\n    return Net\n"
+        "def nothing():\n    pass\n"
+    )
+    return path
+
+
+def test_an_own_model_is_built_from_a_file(own: Path) -> None:
+    assert built(f"{own}:Net:width=8")(torch.zeros(3, 8)).shape == (3, 2)
+
+
+def test_an_own_model_may_ask_what_the_data_is(own: Path) -> None:
+    assert built(f"{own}:Net", Features("image", (1, 8, 8)))(torch.zeros(3, 1, 8, 8)).shape == (3, 2)
+
+
+def test_a_class_of_torch_is_a_factory_too() -> None:
+    model = built("torch.nn:Linear:in_features=3,out_features=4")
+    assert model(torch.zeros(2, 3)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("number", "returned a int, not a torch.nn.Module"),
+        ("itself", "returned the class Net (call it), not a torch.nn.Module"),
+        ("nothing", "returned None, not a torch.nn.Module"),
+    ],
+)
+def test_what_a_factory_returns_instead_of_a_module_is_named(own: Path, factory: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(f"{own}:{factory}")
+    assert words in str(caught.value)
+
+
+def test_a_mistyped_model_is_recognized() -> None:
+    with pytest.raises(ConfigError, match=r"unknown model 'linaer'.*did you mean 'linear'"):
+        models.parse("linaer:in=5")
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cnn_reads_digits(seed: int) -> None:
+    model, dataset = ready("cnn", "digits", seed)
+    train(model, dataset, epochs=8, lr=0.1)
+    assert accuracy(model, dataset) >= 0.95
+
+
+def test_capsnet_reads_digits_better() -> None:
+    model, dataset = ready("capsnet", "digits")
+    train(model, dataset, epochs=10, lr=2.0)
+    assert accuracy(model, dataset) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "epochs", "lr", "wanted"),
+    [
+        ("mlp", "digits", 5, 0.1, 0.9),
+        ("rnn", "digits", 8, 0.5, 0.9),
+        ("transformer", "digits", 8, 0.1, 0.85),
+        ("rnn", "sequences", 4, 0.5, 0.7),
+        ("transformer", "sequences", 4, 0.1, 0.5),
+        ("dlrm", "clicks:rows=100", 5, 1.0, 0.68),
+    ],
+)
+def test_every_other_model_learns_its_task(
+    name: str, source: str, epochs: int, lr: float, wanted: float
+) -> None:
+    model, dataset = ready(name, source)
+    untrained = accuracy(model, dataset)
+    train(model, dataset, epochs=epochs, lr=lr)
+    assert untrained < 0.6
+    assert accuracy(model, dataset) >= wanted
+
+
+def test_padding_has_a_class_that_no_model_gives() -> None:
+    _, dataset = ready("rnn", "sequences")
+    batch = first(dataset, dataset.samples)
+    values, lengths = batch.inputs
+    ended = torch.arange(values.shape[1]) >= lengths.unsqueeze(1)
+    assert torch.equal(batch.targets == PADDING, ended)
+    assert values[ended].abs().sum() == 0

@@ -1,0 +1,315 @@
+"""Pictures and pages of a run: what they hold, that they stay legible, and that they need nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from record_factory import hybrid, whole
+
+from dpexp import report
+from dpexp.record import Record
+from dpexp.report import units
+from dpexp.report.analysis import timeline
+from dpexp.report.figures import palette
+from dpexp.report.figures.layout import layout_figure
+from dpexp.report.figures.phases import phases_figure
+from dpexp.report.figures.timeline import timeline_figure
+
+NAMES = ["layout.png", "phases.png", "timeline.html", "timeline.png", "trace.json"]
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+RECORDS = {
+    "1 device": lambda: whole(1),
+    "2 devices": lambda: whole(2),
+    "8 devices": lambda: whole(8),
+    "32 devices": lambda: whole(32, batches=(60, 60, 20)),
+    "1000 devices": lambda: whole(1000, batches=(2000,)),
+    "100 modules": lambda: whole(2, modules=100),
+    "hybrid": hybrid,
+}
+
+
+@pytest.fixture(params=RECORDS, scope="module")
+def record(request: pytest.FixtureRequest) -> Record:
+    made = RECORDS[request.param]()
+    assert isinstance(made, Record)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pictures(record: Record, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files that ``render`` wrote, by name."""
+    return {path.name: path for path in report.write_files(record, tmp_path_factory.mktemp("run") / "new")}
+
+
+def test_every_picture_of_a_finished_run_is_written(pictures: dict[str, Path]) -> None:
+    assert sorted(pictures) == NAMES
+    assert all(path.stat().st_size > 0 for path in pictures.values())
+
+
+def test_a_run_that_recorded_nothing_has_no_pictures(tmp_path: Path) -> None:
+    assert report.write_files(Record(), tmp_path) == []
+
+
+# --- legible -------------------------------------------------------------------------------------
+
+
+def drawn(record: Record) -> list[Figure]:
+    figures = [
+        timeline_figure(record, timeline.steps(record)),
+        phases_figure(record),
+        layout_figure(record),
+    ]
+    for figure in figures:
+        FigureCanvasAgg(figure).draw()
+    return figures
+
+
+def test_no_words_overlap_and_none_is_cut_off(record: Record) -> None:
+    for figure in drawn(record):
+        boxes = [(text.get_text(), text.get_window_extent()) for text in words_of(figure)]
+        for text, box in boxes:
+            assert min(box.x0, box.y0) > -1, text
+            assert max(box.x1 - figure.bbox.width, box.y1 - figure.bbox.height) < 1, text
+        for (first, a), (second, b) in itertools.combinations(boxes, 2):
+            inside = min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+            assert not inside, (first, second)
+
+
+def words_of(figure: Figure) -> list[Text]:
+    """Every text that is drawn: ticks beyond their axis are not."""
+    beyond = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = axis.get_major_ticks()
+            if axes.axison:
+                ticks = [tick for tick in ticks if not low <= tick.get_loc() <= high]
+            beyond |= {label for tick in ticks for label in (tick.label1, tick.label2)}
+    return [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in beyond
+    ]
+
+
+def test_no_picture_is_larger_than_a_page(record: Record) -> None:
+    for figure in drawn(record):
+        width, height = figure.get_size_inches()
+        assert width <= 16
+        assert height <= 16
+
+
+# Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}  # fmt: skip
+TOGETHER = {
+    "whole": [
+        "transfer",
+        "scatter",
+        "replicate",
+        "parallel_apply",
+        "gather",
+        "loss",
+        "backward",
+        "optimizer",
+    ],
+    "block": ["forward", "scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer"],
+    "hybrid": ["embedding", "transfer", "dense", "parallel_apply", "gather", "loss", "backward", "optimizer"],
+    "ddp": ["transfer", "forward", "loss", "backward", "allreduce", "optimizer"],
+}
+
+
+def lightness_and_hue(color: str, seen: np.ndarray) -> np.ndarray:
+    """CIELAB of a colour as it is seen."""
+    srgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.clip(seen @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4), 0, 1)
+    to_xyz = np.array(
+        [
+            [0.4124564, 0.3575761, 0.1804375],
+            [0.2126729, 0.7151522, 0.0721750],
+            [0.0193339, 0.1191920, 0.9503041],
+        ]
+    )
+    relative = to_xyz @ linear / np.array([0.95047, 1.0, 1.08883])
+    f = np.where(relative > 216 / 24389, np.cbrt(relative), (24389 / 27 * relative + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+@pytest.mark.parametrize("blindness", BLINDNESS)
+def test_phases_of_a_strategy_stay_apart_to_every_kind_of_colour_blindness(
+    strategy: str, blindness: str
+) -> None:
+    for first, second in itertools.combinations(TOGETHER[strategy], 2):
+        seen = [lightness_and_hue(palette.color(phase), BLINDNESS[blindness]) for phase in (first, second)]
+        assert np.linalg.norm(seen[0] - seen[1]) > 15, (first, second)
+
+
+def test_words_on_a_bar_have_contrast() -> None:
+    for color in [*palette.PHASES.values(), palette.STEP, palette.OTHER]:
+        light, dark = sorted((palette.luminance(color), palette.luminance(palette.ink(color))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, color
+
+
+# --- timeline.html -------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The tags of a page, and the addresses that it would fetch."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+
+def test_the_timeline_page_fetches_nothing(pictures: dict[str, Path]) -> None:
+    content = pictures["timeline.html"].read_text()
+    page = Page(content)
+    assert page.addresses == []
+    assert page.tags.count("script") == 1
+    assert not re.search(
+        r"https?:|url\(|@import|fetch\(|XMLHttpRequest|localStorage|document\.cookie", content
+    )
+
+
+def hostile() -> Record:
+    """A Record with markup in every name that a user can choose."""
+    made = whole(2, name=HOSTILE)
+    for row in [*made.device_map, *made.shapes]:
+        row["module"] = HOSTILE
+    for row in made.timeline:
+        row["device"] = HOSTILE
+    made.config |= {"model": HOSTILE, "data": HOSTILE}
+    made.environment |= {"host": HOSTILE}
+    return made
+
+
+def test_markup_in_names_stays_text_in_every_page(tmp_path: Path) -> None:
+    record = hostile()
+    report.write_files(record, tmp_path)
+    page = Page((tmp_path / "timeline.html").read_text())
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    assert page.handlers == []
+    fragment = Page(report.html(record))
+    assert not {"script", "img"} & set(fragment.tags)
+    assert fragment.handlers == []
+    assert "<script" not in re.sub(r"`[^`]*`", "", report.note(record))  # a code span shows it as it is
+
+
+def test_a_notebook_gets_summary_and_timeline_without_scripts() -> None:
+    content = report.html(whole(2))
+    page = Page(content)
+    assert "script" not in page.tags
+    for words in ("Verified", "Shapes", "Timeline", "Findings", "replica 1", "15 + 15"):
+        assert words in content
+    assert page.tags.count("style") == 1
+
+
+def test_hovering_tells_shape_bytes_and_time() -> None:
+    content = report.html(whole(2))
+    assert "in  (15, 5)\nout (15, 2)" in content
+    assert "moves 600 B" in content
+    assert "0.9 ms, 45% of the step" in content
+
+
+def test_devices_without_rows_have_a_lane_of_their_own() -> None:
+    steps = timeline.steps(whole(8, batches=(6,)))
+    assert [lane.name for lane in steps[0].lanes if not lane.bars] == ["cpu:6 idle", "cpu:7 idle"]
+
+
+# --- trace.json ----------------------------------------------------------------------------------
+
+
+def test_the_chrome_trace_has_complete_events_named_processes_and_lanes(
+    record: Record, tmp_path: Path
+) -> None:
+    report.write_files(record, tmp_path)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert len(bars) == len(record.timeline)
+    for event in bars:
+        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
+        assert event["dur"] >= 0
+        assert isinstance(event["pid"], int)
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert named == {(event["pid"], event["tid"]) for event in bars if event["cat"] != "step"}
+    assert sum(event["dur"] for event in bars if event["cat"] == "backward") == pytest.approx(3 * 500)
+
+
+def test_bars_of_one_lane_of_the_trace_do_not_overlap(pictures: dict[str, Path]) -> None:
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in json.loads(pictures["trace.json"].read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
+    for spans in lanes.values():
+        for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
+            assert end <= start + 0.02
+
+
+# --- cheap ---------------------------------------------------------------------------------------
+
+
+def test_words_and_figures_need_neither_torch_nor_mlflow(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from record_factory import whole; from dpexp import report\n"
+        "r = whole(2); report.summary(r); report.note(r); report.html(r)\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        f"report.write_files(r, Path({str(tmp_path)!r}))\n"
+        "assert not {'torch', 'mlflow', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=Path(__file__).parents[1] / "helpers",
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+
+
+def test_times_and_sizes_are_told_in_the_unit_that_suits() -> None:
+    assert [units.ms(value) for value in (0.0, 0.042, 0.31, 12.34, 2500.0)] == [
+        "0 ms",
+        "42 µs",
+        "0.31 ms",
+        "12.3 ms",
+        "2.5 s",
+    ]
+    assert [units.size(value) for value in (48, 3280, 256e6, 3e12)] == [
+        "48 B",
+        "3.28 kB",
+        "256 MB",
+        "3,000 GB",
+    ]
+    assert [units.percent(value) for value in (0.0, 0.0042, 0.0996, 0.42)] == ["0%", "0.4%", "10%", "42%"]

@@ -1,0 +1,111 @@
+"""Every model under every strategy: laid over three devices, each computes what one device does.
+
+README's table of them is made here: where it is wrong, the failing test prints the right one.
+"""
+
+from __future__ import annotations
+
+import functools
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig
+from dpexp.engine import loop
+from dpexp.engine.verify import verify
+from dpexp.models import MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
+PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
+"""By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
+
+LAYOUTS = ("single", "whole", "block", "functional", "hybrid", "place")
+README = ROOT / "README.md"
+OTHER_DATA = [
+    ("cnn", "digits"),
+    ("capsnet", "digits"),
+    ("mlp", "digits"),
+    ("rnn", "digits"),
+    ("transformer", "digits"),
+    ("rnn", "sequences:samples=40"),
+    ("transformer", "sequences:samples=40"),
+    ("dlrm", "clicks:samples=40"),
+    ("embedding", f"text:{__file__}"),
+    ("rnn", f"text:{__file__}"),
+    ("transformer", f"text:{__file__}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are fastest on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def option(strategy: str, model: str) -> tuple[str, str] | None:
+    """The name and value of the option that tells the strategy about this model's parts."""
+    block, host = PARTS[model]
+    return {"block": ("block", block), "hybrid": ("host", host), "place": ("place", f"{block}=cpu:1")}.get(
+        strategy
+    )
+
+
+@functools.cache
+def outcome(strategy: str, model: str, data: str = "random") -> str:
+    """``verified``, or why not."""
+    given = option(strategy, model)
+    options = {given[0]: (given[1],)} if given else {}
+    try:
+        prepared = loop.prepare(
+            RunConfig.from_dict({"strategy": strategy, "model": model, "data": data, "virtual": 3} | options)
+        )
+    except ConfigError as error:
+        return f"no: {error}"
+    batch = next(prepared.batches(0))
+    result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
+    return "verified" if result.passed else f"no: {result}"
+
+
+def table() -> str:
+    """The table of README: how every model does under every strategy, with the option that names its part."""
+    rows = [["model", "", *LAYOUTS], ["---"] * (len(LAYOUTS) + 2)]
+    for model, entry in MODELS.items():
+        cells = []
+        for strategy in LAYOUTS:
+            given = option(strategy, model)
+            cells.append(outcome(strategy, model) + (f", `--{given[0]} {given[1]}`" if given else ""))
+        rows.append([f"`{model}`", entry.help, *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def test_every_model_has_its_parts_named() -> None:
+    assert set(PARTS) == set(MODELS)
+    assert set(LAYOUTS) <= set(STRATEGY_OPTIONS)
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_verifies_under_every_strategy(model: str, strategy: str) -> None:
+    assert outcome(strategy, model) == "verified"
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize(("model", "data"), OTHER_DATA)
+def test_every_source_verifies_with_the_models_that_take_it(model: str, data: str, strategy: str) -> None:
+    assert outcome(strategy, model, data) == "verified"
+
+
+def test_readme_has_the_table() -> None:
+    _, _, rest = README.read_text().partition("<!-- models -->\n")
+    found, mark, _ = rest.partition("\n<!-- /models -->")
+    assert mark, "README.md has no table between <!-- models --> and <!-- /models -->"
+    assert found == table(), (
+        f"README.md needs this table between <!-- models --> and <!-- /models -->:\n{table()}"
+    )

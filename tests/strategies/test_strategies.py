@@ -1,0 +1,359 @@
+"""The layouts, on the tutorials' models: what lies where, and which rows each replica sees."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp import devices, models
+from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
+from dpexp.engine import loop
+from dpexp.engine.observe import device_map, observe
+from dpexp.record import Row
+from dpexp.strategies import STRATEGIES, Placed
+from dpexp.strategies.wrappers import Wrapper, matching, named_parameters, parts, submodule
+from dpexp.timing import Timer
+
+TUTORIAL = [30, 30, 30, 10]
+"""The batches of one epoch: 100 samples, 30 at a time."""
+
+
+def lay(strategy: str, *, virtual: int | None, options: Any = None, model: str = "", **more: Any) -> Placed:
+    config = RunConfig(
+        strategy,
+        virtual=virtual,
+        devices="auto" if virtual else "cpu",
+        model=model,
+        options=options or {},
+        **more,
+    )
+    prepared = loop.prepare(config)
+    return prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
+
+
+def rows_of(placed: Placed, width: int | None = 5) -> list[Row]:
+    return observe(
+        placed, [(torch.randn(rows, width) if width else torch.randint(1000, (rows,)),) for rows in TUTORIAL]
+    )
+
+
+def split(rows: list[Row], module: str, scope: str) -> list[list[tuple[list[list[int]], list[list[int]]]]]:
+    """By batch, the (inputs, outputs) of a module's calls."""
+    return [
+        [
+            (row["inputs"], row["outputs"])
+            for row in rows
+            if (row["batch"], row["module"], row["scope"]) == (batch, module, scope)
+        ]
+        for batch in range(len(TUTORIAL))
+    ]
+
+
+def test_the_registry_the_options_and_the_help_name_the_same_strategies() -> None:
+    assert list(STRATEGIES) == list(STRATEGY_OPTIONS) == list(STRATEGY_HELP)
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+@pytest.mark.parametrize(
+    ("count", "pieces"),
+    [
+        (1, [[30], [30], [30], [10]]),
+        (2, [[15, 15]] * 3 + [[5, 5]]),
+        (3, [[10, 10, 10]] * 3 + [[4, 4, 2]]),
+        (8, [[4, 4, 4, 4, 4, 4, 4, 2]] * 3 + [[2, 2, 2, 2, 2]]),
+    ],
+)
+def test_replicas_see_the_rows_that_the_tutorials_print(
+    strategy: str, count: int, pieces: list[list[int]]
+) -> None:
+    rows = rows_of(lay(strategy, virtual=count))
+    assert split(rows, "", "replica") == [[([[n, 5]], [[n, 2]]) for n in of_batch] for of_batch in pieces]
+    assert split(rows, "", "outside") == [[([[n, 5]], [[n, 2]])] for n in TUTORIAL]
+    of_first = [
+        row for row in rows if row["batch"] == 0 and row["scope"] == "replica" and row["module"] == ""
+    ]
+    assert [(row["replica"], row["device"]) for row in of_first] == [(i, f"cpu:{i}") for i in range(count)]
+
+
+def test_only_block2_is_split_and_the_others_see_the_whole_batch() -> None:
+    rows = rows_of(lay("block", virtual=3), width=10)
+    for whole in ("block1", "block3"):
+        assert split(rows, whole, "replica") == [[], [], [], []]
+        assert [call[0][1] for call in split(rows, whole, "outside")] == [[[n, 20]] for n in TUTORIAL]
+    assert split(rows, "block2", "replica")[3] == [([[n, 20]], [[n, 20]]) for n in (4, 4, 2)]
+    assert split(rows, "block2", "outside") == [[([[n, 20]], [[n, 20]])] for n in TUTORIAL]
+
+
+def test_the_device_map_tells_what_is_replicated() -> None:
+    mapped = {
+        row["module"]: row for row in device_map(lay("block", virtual=3)) if row["parameter"] == "weight"
+    }
+    assert (mapped["block1"]["device"], mapped["block1"]["replicas"]) == ("cpu:0", [])
+    assert (mapped["block2"]["device"], mapped["block2"]["replicas"]) == ("cpu:0", ["cpu:1", "cpu:2"])
+    assert (mapped["block2"]["shape"], mapped["block2"]["bytes"]) == ([20, 20], 1600)
+
+
+def test_hybrid_keeps_the_embedding_on_the_host_and_shows_the_transfer() -> None:
+    placed = lay("hybrid", virtual=1)
+    first = [row for row in rows_of(placed, width=None) if row["batch"] == 0 and row["module"]]
+    assert [(row["module"], row["device"], row["inputs"], row["outputs"]) for row in first] == [
+        ("embedding", "cpu", [[30]], [[30, 10]]),
+        ("embedding.transfer", "cpu:0", [[30, 10]], [[30, 10]]),
+        ("linear", "cpu:0", [[30, 10]], [[30, 10]]),
+    ]
+    assert {row["module"]: row["device"] for row in device_map(placed)} == {
+        "embedding": "cpu",
+        "linear": "cpu:0",
+    }
+    assert (placed.input_device, placed.output_device) == (devices.HOST, torch.device("cpu", 0))
+
+
+def test_hybrid_on_several_devices_splits_the_dense_part_only() -> None:
+    placed = lay("hybrid", virtual=2)
+    rows = rows_of(placed, width=None)
+    assert split(rows, "embedding", "replica") == [[], [], [], []]
+    assert split(rows, "linear", "replica")[0] == [([[15, 10]], [[15, 10]])] * 2
+    replicas = {row["module"]: row["replicas"] for row in device_map(placed)}
+    assert replicas == {"embedding": [], "linear": ["cpu:1"]}
+
+
+def test_a_pipelined_batch_passes_in_two_parts_and_gives_the_same() -> None:
+    ids = torch.arange(30)
+    torch.manual_seed(0)
+    serial = lay("hybrid", virtual=1)
+    pipelined = lay("hybrid", virtual=1, options={"pipeline": True})
+    assert torch.allclose(serial.module(ids), pipelined.module(ids), atol=1e-6)
+    calls = split(rows_of(pipelined, width=None), "embedding", "outside")
+    assert calls[0] == [([[15]], [[15, 10]])] * 2
+
+
+def test_sparse_gradients_hold_only_the_rows_of_the_batch() -> None:
+    placed = lay("hybrid", virtual=1, options={"sparse": True})
+    placed.module(torch.tensor([3, 3, 7])).sum().backward()
+    gradient = named_parameters(placed.module)["embedding.weight"].grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert gradient.coalesce().indices().tolist() == [[3, 7]]
+
+
+@pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid"])
+def test_without_devices_a_layout_passes_through(strategy: str) -> None:
+    prepared = loop.prepare(RunConfig(strategy, devices="cpu"))
+    assert prepared.execution == "passthrough"
+    placed = prepared.strategy.place(prepared.model, (), Timer())
+    batch = next(prepared.batches(0))
+    expected = loop.prepare(RunConfig("single", devices="cpu", model=prepared.config.model)).model(
+        *batch.inputs
+    )
+    assert torch.equal(placed.module(*batch.inputs), expected)
+    assert all(row["replicas"] == [] for row in device_map(placed))
+
+
+def test_single_on_the_cpu_is_real() -> None:
+    assert loop.prepare(RunConfig("single", devices="cpu")).execution == "real"
+    assert loop.prepare(RunConfig("single", virtual=1)).execution == "virtual"
+
+
+class Nested(nn.Module):
+    """Two levels, a list, tied weights and parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.tables = nn.ModuleDict({"words": nn.Embedding(50, 4)})
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+        self.again = self.layers[0]
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.tables["words"](ids) * self.scale
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.again(hidden) + self.layers[0].weight.sum()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_hybrid_reaches_into_containers_and_keeps_the_results(count: int) -> None:
+    model, ids = Nested(), torch.arange(12)
+    expected = model(ids)
+    config = RunConfig("hybrid", virtual=count, options={"host": ["tables.words"]})
+    used = devices.virtual(count)
+    placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
+    assert torch.allclose(placed.module(ids), expected)
+    where = {f"{row['module']}.{row['parameter']}": row["device"] for row in device_map(placed)}
+    assert where["tables.words.weight"] == "cpu"
+    assert where[".scale"] == where["layers.1.0.weight"] == "cpu:0"
+
+
+def test_a_device_map_places_each_module_and_inserts_transfers() -> None:
+    placed = lay("place", virtual=2, options={"place": ["block1=cpu", "block[3]=cpu:1"]})
+    first = [row for row in rows_of(placed, width=10) if row["batch"] == 3]
+    assert [(row["module"], row["device"], row["inputs"]) for row in first] == [
+        ("", "cpu:0", [[10, 10]]),
+        ("block1", "cpu", [[10, 10]]),
+        ("block1.transfer", "cpu", [[10, 10]]),
+        ("block2", "cpu:0", [[10, 20]]),
+        ("block2.transfer", "cpu:0", [[10, 20]]),
+        ("block3", "cpu:1", [[10, 20]]),
+        ("block3.transfer", "cpu:1", [[10, 20]]),
+        ("transfer", "cpu:0", [[10, 20]]),
+    ]
+    assert {row["module"]: row["device"] for row in device_map(placed)} == {
+        "block1": "cpu",
+        "block2": "cpu:0",
+        "block3": "cpu:1",
+    }
+
+
+def test_modules_on_one_device_need_no_transfer() -> None:
+    placed = lay("place", virtual=2, options={"place": ["block*=cpu:0"]})
+    assert not [row for row in rows_of(placed, width=10) if "transfer" in row["module"]]
+
+
+def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
+    model = Nested()
+    assert matching(model, ["layers.*"], "--block") == ("layers.0", "layers.1")
+    assert matching(model, ["layers.?.0", "tables.*"], "--block") == ("layers.1.0", "tables.words")
+    with pytest.raises(
+        ConfigError, match=r"--block 'nothing\.\*' matches no submodule; the model has tables"
+    ):
+        matching(model, ["nothing.*"], "--block")
+
+
+class Tied(nn.Module):
+    """A language model's usual tie: the head's weight is the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 4)
+        self.head = nn.Linear(4, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_a_parameter_tied_across_host_and_device_is_refused() -> None:
+    strategy = STRATEGIES["hybrid"](RunConfig("hybrid"))
+    with pytest.raises(ConfigError, match=r"--host: 'embedding\.weight' and 'head\.weight' are one tied"):
+        strategy.prepare(Tied(), devices.virtual(1))
+    both = STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": ["embedding", "head"]}))
+    both.prepare(Tied(), devices.virtual(1))
+    STRATEGIES["whole"](RunConfig("whole")).prepare(Tied(), devices.virtual(2))
+
+
+def test_a_module_of_two_names_is_replicated_under_both() -> None:
+    model = Nested()
+    config = RunConfig("hybrid", virtual=2, options={"host": ["tables.words"]})
+    used = devices.virtual(2)
+    placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
+    assert model.again is model.layers[0]
+    calls = [row for row in observe(placed, [(torch.arange(12),)]) if row["module"] == "layers.0"]
+    assert [row["replica"] for row in calls] == [None, None, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+def test_replicas_compute_in_autocasts_own_type(strategy: str) -> None:
+    placed = lay(strategy, virtual=2, autocast="bfloat16")
+    with devices.autocast(devices.HOST, "bfloat16"):
+        assert placed.module(torch.randn(30, 5)).dtype == torch.bfloat16
+
+
+def test_names_are_those_of_the_model_as_written() -> None:
+    placed = lay("block", virtual=2)
+    plain = models.build("blocks")
+    assert set(named_parameters(placed.module)) == {name for name, _ in plain.named_parameters()}
+    assert {part.name for part in parts(placed.module)} == {name for name, _ in plain.named_modules()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        (
+            "block",
+            {"block": ["block9"]},
+            ["--block 'block9' not found", "block1, block2, block3", "did you mean"],
+        ),
+        ("block", {"block": ["block2.weight"]}, ["a parameter, not a module", "'block2'"]),
+        ("block", {"block": ["block2", "block2"]}, ["given twice"]),
+        ("hybrid", {"host": ["embeding"]}, ["--host 'embeding' not found", "did you mean 'embedding'?"]),
+        ("hybrid", {"host": ["linear"], "sparse": True}, ["--sparse", "'linear' (Linear) has no embedding"]),
+        ("hybrid", {"host": ["embedding", "emb*"]}, ["--host 'embedding' is given twice"]),
+        ("place", {"place": ["block1"]}, ["--place 'block1'", "NAME=DEVICE"]),
+        ("place", {"place": ["block9=cpu"]}, ["--place 'block9' not found"]),
+        ("place", {"place": ["block1=cpu:7"]}, ["no device 'cpu:7'", "cpu, cpu:0, cpu:1", "--virtual"]),
+        ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' has its device already, cpu"]),
+    ],
+)
+def test_names_that_the_model_does_not_have_are_refused(
+    strategy: str, options: Any, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lay(strategy, virtual=2, options=options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_block_inside_another_is_refused() -> None:
+    strategy = STRATEGIES["block"](RunConfig("block", options={"block": ["layers", "layers.1"]}))
+    with pytest.raises(ConfigError, match=r"'layers\.1' lies inside --block 'layers'"):
+        strategy.prepare(Nested(), ())
+
+
+def test_torchs_own_class_is_refused_on_devices_that_it_does_not_know() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--backend torch: .* not on cpu:0, cpu:1; --backend portable does"
+    ):
+        lay("whole", virtual=2, backend="torch")
+
+
+def test_submodule_finds_the_parent() -> None:
+    model = Nested()
+    parent, key, module = submodule(model, "layers.1.0", "--block")
+    assert (parent, key, module) == (model.layers[1], "0", model.layers[1][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["torch", "portable"])
+@pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
+def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> None:
+    config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend)
+    prepared = loop.prepare(config)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
+    rows = observe(placed, (batch.inputs for batch in prepared.batches(0)))
+    module = "block2" if strategy == "block" else ""
+    assert [
+        (row["replica"], row["device"])
+        for row in rows
+        if row["batch"] == 3 and row["scope"] == "replica" and row["module"] == module
+    ] == [(0, "cuda:0"), (1, "cuda:0")]
+    library = "torch.nn.parallel" if backend == "torch" else "dpexp.parallel"
+    wrappers = [part.module for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    used = [getattr(each, "library", None) for each in wrappers] + [
+        sys.modules[base.__module__] for each in wrappers for base in type(each).__mro__
+    ]
+    assert any(each is not None and each.__name__.startswith(library) for each in used)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+@pytest.mark.parametrize("backend", ["torch", "portable"])
+def test_replicas_on_a_gpu_compute_in_autocasts_own_type(strategy: str, backend: str) -> None:
+    config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend, autocast="bfloat16")
+    prepared = loop.prepare(config)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
+    with devices.autocast(placed.output_device, "bfloat16"):
+        assert placed.module(torch.randn(30, 5, device="cuda:0")).dtype == torch.bfloat16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"sparse": True}, {"pipeline": True}])
+def test_hybrid_puts_the_dense_part_on_the_gpu(options: Any) -> None:
+    prepared = loop.prepare(RunConfig("hybrid", devices="cuda:0", options=options))
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
+    outputs = placed.module(torch.arange(30))
+    assert outputs.device == torch.device("cuda", 0)
+    outputs.sum().backward()
+    gradients = {name: each.grad for name, each in named_parameters(placed.module).items()}
+    assert gradients["embedding.weight"].device == devices.HOST
+    assert gradients["linear.weight"].device == torch.device("cuda", 0)

@@ -1,0 +1,110 @@
+"""Claims: what Records say of them, and what they leave open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from record_factory import whole
+
+from dpexp.config import ConfigError, RunConfig
+from dpexp.study.claims import judge
+from dpexp.study.experiment import Bars, Claim, Experiment, Measured
+from dpexp.study.readme import fill
+
+
+def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wide-3")) -> Experiment:
+    runs = {cell: RunConfig("single") for cell in cells}
+    return Experiment(Path("nowhere"), "Why?", runs, claims, "", (), Bars("", "step_ms", {}))
+
+
+def rounds(cell: str, devices: int, *step_ms: float) -> list[Measured]:
+    """One run a round with about this step time."""
+    return [
+        Measured(cell, number, whole(devices, step_ms=ms, steps=40), wall_s=2 * ms)
+        for number, ms in enumerate(step_ms, start=1)
+    ]
+
+
+CELLS = {
+    "single": rounds("single", 1, 1.0, 1.01, 0.99),
+    "wide-2": rounds("wide-2", 2, 2.0, 2.02, 1.98),
+    "wide-3": rounds("wide-3", 3, 0.8, 1.0, 1.3),
+}
+
+
+def outcome(claim: Claim) -> str:
+    (verdict,) = judge(experiment(claim), CELLS)
+    return verdict.outcome
+
+
+def slower(cell: str, relation: str = ">", value: float = 1.0) -> Claim:
+    return Claim("it takes longer", "step_ms", cell, relation, value, against="single")
+
+
+def test_a_ratio_whose_whole_interval_is_beyond_the_margin_holds() -> None:
+    assert outcome(slower("wide-2", ">", 1.8)) == "holds"
+
+
+def test_a_ratio_whose_whole_interval_breaks_the_relation_is_contradicted() -> None:
+    assert outcome(slower("wide-2", "<", 1.8)) == "contradicted"
+
+
+def test_a_difference_within_the_noise_between_runs_is_not_shown() -> None:
+    assert outcome(slower("wide-3")) == "not shown"
+    assert outcome(slower("wide-3", "<")) == "not shown"
+
+
+def test_runs_that_differ_widen_the_interval_although_each_has_many_steps() -> None:
+    steady = rounds("wide-3", 3, 1.1, 1.1, 1.1)
+    (verdict,) = judge(experiment(slower("wide-3")), {**CELLS, "wide-3": steady})
+    assert verdict.outcome == "holds"
+    assert outcome(slower("wide-3", ">", 0.999)) == "not shown"
+
+
+def test_a_claim_of_several_cells_is_as_good_as_its_worst_and_names_it() -> None:
+    (verdict,) = judge(experiment(slower("wide-*", ">", 1.5)), CELLS)
+    assert verdict.outcome == "contradicted"
+    assert verdict.figures.startswith("wide-3: ")
+
+
+def test_facts_are_compared_as_they_are() -> None:
+    assert outcome(Claim("halves", "split", "wide-2", "==", "15 + 15; 5 + 5")) == "holds"
+    assert outcome(Claim("halves", "split", "wide-3", "==", "15 + 15; 5 + 5")) == "contradicted"
+    assert outcome(Claim("all equal one device", "verified", "*", "==", True)) == "holds"
+    copies = Claim("more devices, more copies", "replicated_bytes", "wide-3", ">=", 2.0, against="wide-2")
+    assert outcome(copies) == "holds"
+
+
+def test_runs_of_a_cell_that_disagree_in_a_fact_contradict_the_claim() -> None:
+    mixed = {**CELLS, "wide-2": [*CELLS["wide-2"], Measured("wide-2", 4, whole(3))]}
+    (verdict,) = judge(experiment(Claim("halves", "split", "wide-2", "==", "15 + 15; 5 + 5")), mixed)
+    assert verdict.outcome == "contradicted"
+    assert "disagree" in verdict.figures
+
+
+def test_a_cell_without_a_finished_run_is_not_measured() -> None:
+    (verdict,) = judge(experiment(slower("wide-2")), {"single": CELLS["single"]})
+    assert (verdict.outcome, verdict.figures) == ("not measured", "no finished run of wide-2")
+
+
+def test_whole_processes_are_compared_by_their_seconds() -> None:
+    assert outcome(Claim("twice", "wall_s", "wide-2", "<=", 2.1, against="single")) == "holds"
+
+
+def test_an_answer_may_state_that_nothing_is_shown() -> None:
+    said = Claim("no difference", "step_ms", "wide-3", ">", 1.0, "single", stated="not shown")
+    (verdict,) = judge(experiment(said), CELLS)
+    assert verdict.is_as_stated
+
+
+@pytest.mark.parametrize("wrong", [{"relation": "~"}, {"relation": ">", "stated": "perhaps"}])
+def test_a_claim_that_says_nothing_is_an_error(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="there is"):
+        Claim("?", "step_ms", "single", **wrong)
+
+
+def test_an_answer_is_filled_with_figures_and_their_spread() -> None:
+    told = fill("It takes {ratio step_ms wide-2 single}; rows {value split wide-2}.", CELLS)
+    assert told.startswith("It takes 2.00x (1.9")
+    assert told.endswith("; rows 15 + 15; 5 + 5.")

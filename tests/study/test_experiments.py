@@ -1,0 +1,164 @@
+"""The committed experiments: what their READMEs say is what their Records give; and a check that can fail."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpexp.config import ConfigError
+from dpexp.study.experiment import load
+from dpexp.study.figure import text_chunk
+from dpexp.study.readme import Page, with_index
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = ROOT / "experiments"
+NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))
+SECTIONS = ["Prediction", "Results", "Why", "Set-up", "Reproduce", "Limits"]
+
+
+def report(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "report.py"), *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_every_experiment_is_as_its_records_say_and_still_builds() -> None:
+    done = report("--check")
+    assert done.returncode == 0, done.stderr
+    assert len(NAMES) >= 1
+    assert done.stdout.splitlines() == [f"{name}: as its Records say" for name in NAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_readme_is_a_lesson(name: str) -> None:
+    asked = load(EXPERIMENTS / name)
+    text = (asked.folder / "README.md").read_text()
+    assert text.startswith(f"# {asked.question}\n")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
+    assert f"python scripts/sweep.py experiments/{name}" in text
+    assert (asked.folder / "config.py").read_text().startswith(f'"""{asked.question}')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_record_names_its_lock_and_its_commit(name: str) -> None:
+    asked = load(EXPERIMENTS / name)
+    for kind in asked.kinds():
+        for runs in Page(asked).cells(kind).values():
+            for run in runs:
+                environment = run.record.environment
+                assert environment["lock"]["sha256"]
+                assert environment["git"]["commit"]
+                assert environment["git"]["dirty"] is False
+                assert run.record.damage == []
+
+
+def test_the_index_names_every_experiment() -> None:
+    text = (EXPERIMENTS / "README.md").read_text()
+    assert all(f"[{name}]({name}/)" in text for name in NAMES)
+    lesson = text.partition("<!--")[0]
+    assert set(re.findall(r"\]\((\w+)/\)", lesson)) == set(NAMES)
+
+
+# --- a check that can fail -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of a committed experiment, its name kept."""
+    folder = tmp_path / "seed_tables"
+    shutil.copytree(EXPERIMENTS / "seed_tables", folder)
+    return folder
+
+
+def problems(folder: Path) -> str:
+    return "\n".join(Page(load(folder)).problems())
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_an_untouched_copy_has_no_problems(copied: Path) -> None:
+    assert problems(copied) == ""
+
+
+def test_an_edited_answer_is_found(copied: Path) -> None:
+    changed(copied / "README.md", "7 × 4 + 2", "8 × 4")
+    assert "README.md is not what its Records give" in problems(copied)
+
+
+def test_an_edited_record_is_found(copied: Path) -> None:
+    changed(copied / "records" / "cpu" / "whole-8.r2.json", '"finished"', '"finished" ')
+    assert "never edited" in problems(copied)
+
+
+def test_a_missing_run_is_found(copied: Path) -> None:
+    (copied / "records" / "cpu" / "whole-8.r2.json").unlink()
+    assert "cell 'whole-8' has rounds [1, 3]" in problems(copied)
+
+
+def test_a_claim_that_the_records_contradict_is_found(copied: Path) -> None:
+    changed(copied / "config.py", '"15 + 15; 5 + 5"', '"16 + 14; 5 + 5"')
+    found = problems(copied)
+    assert "contradicted on cpu, not holds: 15 + 15; 5 + 5" in found
+    Page(load(copied)).write()
+    assert "**Not answered:**" in (copied / "README.md").read_text()
+
+
+def test_a_config_that_is_not_that_of_the_records_is_found(copied: Path) -> None:
+    changed(copied / "config.py", "steps=40, warmup=4", "steps=41, warmup=4")
+    assert "is of another config: steps" in problems(copied)
+
+
+def test_a_config_that_no_longer_builds_is_found(copied: Path) -> None:
+    changed(
+        copied / "config.py",
+        'RunConfig("whole", virtual=devices',
+        'RunConfig("whole", "nomodel", virtual=devices',
+    )
+    done = report("--check", str(copied))
+    assert done.returncode == 1
+    assert "cell 'whole-1' no longer builds: --model: unknown model 'nomodel'" in done.stderr
+    changed(copied / "config.py", '"whole", "nomodel"', '"hole"')
+    done = report("--check", str(copied))
+    assert done.returncode == 2
+    assert "did you mean 'whole'" in done.stderr
+
+
+def test_another_picture_is_found_and_a_new_one_carries_its_digest(copied: Path) -> None:
+    picture = copied / "figure.png"
+    before = text_chunk(picture.read_bytes())
+    changed(copied / "config.py", '"8 devices"', '"eight devices"')
+    assert "figure.png is not drawn from the Records" in problems(copied)
+    Page(load(copied)).write()
+    assert text_chunk(picture.read_bytes()) not in (None, before)
+    assert problems(copied) == ""
+
+
+def test_a_stale_index_is_found(copied: Path) -> None:
+    index = copied.parent / "README.md"
+    index.write_text("1. [seed_tables](seed_tables/)\n<!-- begin: index -->\n<!-- end: index -->\n")
+    assert report("--check", str(copied)).returncode == 1
+    index.write_text(with_index(copied.parent))
+    assert report("--check", str(copied)).returncode == 0
+    assert "6 holds" in index.read_text()
+
+
+def test_what_an_experiment_lacks_is_named(copied: Path) -> None:
+    path = copied / "config.py"
+    path.write_text(path.read_text().replace("ANSWER =", "REPLY ="))
+    with pytest.raises(ConfigError, match="it must define ANSWER"):
+        load(copied)
+    with pytest.raises(ConfigError, match="did you mean 'seed_tables'"):
+        load(copied.parent / "seedtables")

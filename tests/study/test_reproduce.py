@@ -1,0 +1,127 @@
+"""Reproducing a run: equal where it must be, and the first place where two runs part."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_factory import whole
+
+import dpexp
+from dpexp.config import ConfigError, RunConfig
+from dpexp.record import Record
+from dpexp.study.reproduce import Reproduction, compare, config_of, reproduce, worktree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pair() -> tuple[Record, Record]:
+    record = whole(2)
+    record.digest = {"weights": "a" * 64, "outputs": "b" * 64}
+    record.data = {"sha256": "c" * 64}
+    return record, copy.deepcopy(record)
+
+
+def said(result: Reproduction, what: str) -> tuple[bool | None, bool, str]:
+    (found,) = [each for each in result.findings if each.what == what]
+    return found.is_equal, found.must, found.told
+
+
+def test_a_run_of_this_machine_comes_out_bitwise_equal(dpexp_home: Path, tmp_path: Path) -> None:
+    record = dpexp.run(RunConfig("whole", virtual=2, steps=5, threads=1, track=False), quiet=True)
+    path = tmp_path / "record.json"
+    path.write_text(record.to_json())
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "runs.py"), "reproduce", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bitwise equal" in done.stdout
+    assert "equal in all 5 steps" in done.stdout
+
+    losses = json.loads(path.read_text())
+    losses["steps"]["loss"][3] *= 1.5
+    losses["digest"]["weights"] = "0" * 64
+    result = reproduce(Record.from_dict(losses))
+    assert not result.is_reproduced
+    assert said(result, "losses")[2].startswith("part at step 3 by ")
+    assert said(result, "outputs at the end")[0] is True
+
+
+def test_bits_need_not_be_equal_under_another_torch_but_shapes_must() -> None:
+    then, now = pair()
+    now.environment["torch"] = "9.9.9"
+    now.digest["weights"] = "0" * 64
+    result = compare(then, now)
+    assert said(result, "weights at the end") == (False, False, "other bits")
+    assert result.is_reproduced
+    now.shapes[1] = {**now.shapes[1], "device": "cpu:7"}
+    result = compare(then, now)
+    assert not result.is_reproduced
+    assert "row 1" in said(result, "shapes")[2]
+    assert "cpu:7" in said(result, "shapes")[2]
+
+
+def test_what_differs_of_the_environment_says_whether_it_matters() -> None:
+    then, now = pair()
+    now.environment |= {"threads": 4, "host": "another"}
+    then.environment["packages"], now.environment["packages"] = {"numpy": "1"}, {"numpy": "2"}
+    found = [(each.what, each.matters) for each in compare(then, now).differences]
+    assert found == [("threads", "bits"), ("host", "time"), ("numpy", "nothing expected")]
+
+
+def test_other_data_is_no_reproduction() -> None:
+    then, now = pair()
+    now.data["sha256"] = "d" * 64
+    assert not compare(then, now).is_reproduced
+
+
+def test_times_of_another_kind_of_execution_are_not_compared() -> None:
+    then, now = pair()
+    now.execution = "real"
+    assert said(compare(then, now), "time of a step")[2].startswith("not compared")
+
+
+def test_dirty_code_is_a_warning() -> None:
+    then, now = pair()
+    then.environment["git"] = {**then.environment["git"], "dirty": True}
+    (warning,) = compare(then, now).warnings
+    assert "uncommitted" in warning
+
+
+def test_the_recorded_threads_are_asked_for() -> None:
+    assert config_of(whole(2))["threads"] == 2
+
+
+def test_a_record_that_is_no_run_says_so() -> None:
+    with pytest.raises(ConfigError, match="no run that can be repeated"):
+        config_of(Record(run_id="ab", name="bare"))
+
+
+def test_a_config_of_another_dpexp_names_what_is_unknown() -> None:
+    record: Any = whole(2)
+    record.config["stages"] = 4
+    with pytest.raises(ConfigError, match="stages"):
+        reproduce(record)
+
+
+def test_exact_checks_the_recorded_commit_out_and_leaves_nothing() -> None:
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    record = whole(2)
+    record.environment["git"] = {"commit": commit, "dirty": False}
+    with worktree(record) as code:
+        assert (code / "scripts" / "run.py").is_file()
+    assert not code.exists()
+    record.environment["git"] = {"commit": "0" * 40, "dirty": False}
+    with pytest.raises(ConfigError, match="cannot be checked out"), worktree(record):
+        pass

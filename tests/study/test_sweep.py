@@ -1,0 +1,201 @@
+"""A sweep: every cell each round, a failure does not stop it, and it goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dpexp.config import ConfigError
+from dpexp.engine.environment import lock
+from dpexp.record import Journal, JournalError, Record, entries, finish
+from dpexp.record import load as load_run
+from dpexp.study.experiment import Experiment, load, measured
+from dpexp.study.sweep import Done, Sweep, new, plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+from dpexp.config import RunConfig
+from dpexp.study.experiment import Bars, Claim, Program
+QUESTION = "Does it?"
+RUNS = {
+    "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),
+    "quick": Program("program.py", ("quick",)),
+    "fragile": Program("program.py", ("fragile",)),
+}
+CLAIMS = [Claim("It is quick.", "step_ms", "quick", "<", 5.0)]
+ANSWER, COLUMNS, FIGURE, REPEATS = "It takes {value step_ms quick}.", ("step_ms",), Bars("", "step_ms", {}), 2
+"""
+PROGRAM = """
+import os, pathlib, signal, sys
+sys.path.insert(0, %r)
+from dpexp.record import Record, new_run_id
+if sys.argv[1] == "fragile" and not pathlib.Path(__file__).with_name("mended").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
+record = Record(run_id=new_run_id(), name=sys.argv[1], status="finished", parent=os.environ["DPEXP_PARENT"])
+record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
+record.summarize()
+print(record.to_json())
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Experiment:
+    """An experiment of three cells and two rounds, one cell of which is killed until it is mended."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.py").write_text(CONFIG)
+    (folder / "program.py").write_text(PROGRAM % str(ROOT))
+    return load(folder)
+
+
+def test_every_round_holds_every_cell_once_in_an_order_of_its_own() -> None:
+    slots = plan(load(ROOT / "experiments" / "seed_tables"))
+    cells = {each.cell for each in slots}
+    rounds = [[each.cell for each in slots if each.round == number] for number in (1, 2, 3)]
+    assert all(set(order) == cells and len(order) == len(cells) for order in rounds)
+    assert len({tuple(order) for order in rounds}) > 1
+    assert [each.round for each in slots] == sorted(each.round for each in slots)
+    assert slots == plan(load(ROOT / "experiments" / "seed_tables"))
+
+
+def test_only_keeps_the_single_device(asked: Experiment) -> None:
+    assert {each.cell for each in plan(asked, only="qui*")} == {"single", "quick"}
+    with pytest.raises(ConfigError, match=r"no cell 'quik'.*did you mean 'quick'"):
+        plan(asked, only="quik")
+
+
+def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(
+    asked: Experiment, dpexp_home: Path
+) -> None:
+    sweep, told = new(asked), []
+    done = sweep.run(sweep.missing(plan(asked)), told.append)
+    assert done == told
+    assert Counter((each.slot.cell, each.is_well) for each in done) == {
+        ("single", True): 2,
+        ("quick", True): 2,
+        ("fragile", False): 2,
+    }
+    own = load_run(sweep.folder)
+    assert (own.status, own.summary["done"], own.summary["failed"]) == ("finished", 4, 2)
+    children = [load_run(folder) for folder in (dpexp_home / "runs").iterdir() if folder != sweep.folder]
+    assert {(each.parent, each.experiment) for each in children} == {(sweep.folder.name, "small")}
+    with pytest.raises(ConfigError, match="2 runs are missing"):
+        sweep.publish()
+
+    (asked.folder / "mended").touch()
+    again = Sweep.latest(asked)
+    assert again is not None
+    missing = again.missing(plan(asked))
+    assert {each.cell for each in missing} == {"fragile"}
+    again.run(missing, told.append)
+    cells, record = measured(again.publish())
+    assert {cell: len(runs) for cell, runs in cells.items()} == {"single": 2, "quick": 2, "fragile": 2}
+    assert all(run.wall_s and run.wall_s > 0 for runs in cells.values() for run in runs)
+    assert record is not None
+    assert record.run_id == sweep.folder.name
+
+
+def test_an_interrupted_sweep_goes_on_under_the_same_parent(asked: Experiment) -> None:
+    (asked.folder / "mended").touch()
+    sweep, slots = new(asked), plan(asked)
+
+    def interrupt(done: Done) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(slots, interrupt)
+    assert load_run(sweep.folder).status == "killed"
+    again = Sweep.latest(asked)
+    assert again is not None
+    assert again.folder == sweep.folder
+    assert again.missing(slots) == slots[1:]
+
+
+def test_a_cell_that_changed_since_cannot_be_resumed(asked: Experiment) -> None:
+    sweep = new(asked)
+    slots = [each for each in plan(asked) if each.cell == "single"][:1]
+    sweep.run(slots, lambda done: None)
+    path = asked.folder / "config.py"
+    path.write_text(path.read_text().replace("steps=3", "steps=4"))
+    again = Sweep.latest(load(asked.folder))
+    assert again is not None
+    with pytest.raises(ConfigError, match=r"'single' has changed since that sweep \(steps\)"):
+        again.missing(slots)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
+def test_in_mlflow_the_runs_are_nested_under_their_sweep(asked: Experiment, dpexp_home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(asked.folder), "--only", "quick"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "HOLDS: It is quick." in done.stdout
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{dpexp_home}/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'small'")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if run.data.tags["dpexp.strategy"] == "sweep"]
+    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted(run.info.run_name for run in nested) == ["single.r1", "single.r2"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert all("summary/step_ms/median" in run.data.metrics for run in nested)
+
+
+def test_a_dry_run_shows_the_order_and_writes_nothing(asked: Experiment, dpexp_home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(asked.folder), "--dry-run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "6 of 6 runs" in done.stdout
+    assert not list(dpexp_home.iterdir())
+
+
+def test_a_record_is_what_the_run_wrote(asked: Experiment) -> None:
+    sweep = new(asked)
+    (slot,) = [each for each in plan(asked) if each.name == "single.r1"]
+    (done,) = sweep.run([slot], lambda done: None)
+    assert isinstance(done.record, Record)
+    own = sweep.folder.parent / done.record.run_id / "record.json"
+    assert (sweep.records / "single.r1.json").read_bytes() == own.read_bytes()
+
+
+def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
+    with Journal(dpexp_home / "runs", "abc") as journal:
+        journal.extend({"steps.loss": [1.0, 2.0]})
+        with pytest.raises(JournalError, match="its writer is at work"):
+            Journal.reopen(journal.folder)
+    with open(journal.path, "ab") as file:
+        file.write(b'{"seq":1,"at":1,"set":{"sta')
+    with Journal.reopen(journal.folder) as again:
+        again.extend({"steps.loss": [3.0]})
+        again.set(status="finished")
+    record = finish(journal.path)
+    assert (record.status, record.steps["loss"], record.damage) == ("finished", [1.0, 2.0, 3.0], [])
+    assert [entry.get("from") for entry in entries(journal.path)] == [{"steps.loss": 0}, {"steps.loss": 2}]
+    with pytest.raises(JournalError, match="cannot go on with"):
+        Journal.reopen(tmp_path)
+
+
+def test_a_run_names_the_lock_that_its_environment_was_made_from(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.lock"
+    path.write_text("# made by hand\nTorch_Extra==1.2.0\nnumpy==2.0.0 ; python_version > '3'\nmissing==1.0\n")
+    found = lock(path, {"torch-extra": "1.2.0+cpu", "numpy": "2.1.0"})
+    assert found["differs"] == {"numpy": "2.1.0", "missing": None}
+    assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert lock(tmp_path / "none.lock", {}) == {"sha256": None, "differs": None}

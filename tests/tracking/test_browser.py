@@ -1,0 +1,274 @@
+"""MLflow's pages of real runs, in a real browser: what a reader finds, and nothing leaves the machine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ALONE = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 30_000
+RUN = ["whole", "--model", "unhurried:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
+CONFIG = """
+from dpexp.config import RunConfig
+from dpexp.study.experiment import Bars, Claim
+QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
+RUNS = {
+    "single": RunConfig("single", devices="cpu", steps=6, threads=1),
+    "three": RunConfig("whole", virtual=3, steps=6, threads=1),
+}
+CLAIMS = [Claim("Three cost more.", "step_ms", "three", ">", 1.0, "single")]
+ANSWER, FIGURE = "They take {value step_ms three}.", Bars("", "step_ms", {"single": "", "three": ""})
+"""
+REMEMBERED = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.panelOpen_v1": "false",
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+}
+"""What MLflow's pages keep in a browser that has been there before: no guided tour."""
+
+
+@dataclass
+class Visit:
+    """A browser page on the MLflow UI of a real run and a real sweep, with every request that it made."""
+
+    page: Page
+    links: dict[str, str]
+    requests: list[str] = field(default_factory=list)
+
+    def runs(self, experiment: str = "dpexp") -> None:
+        """Follow the link that ``scripts/ui.py`` printed."""
+        self.page.goto("about:blank")
+        self.page.goto(self.links[experiment])
+
+    def run(self, tab: str) -> None:
+        """A tab of the page of the run whose replicas overlap."""
+        self.runs()
+        self.page.get_by_role("link", name="overlap").click()
+        self.page.get_by_role("tab", name=tab, exact=True).click()
+
+    def artifact(self, name: str) -> None:
+        self.run("Artifacts")
+        self.page.get_by_text(name, exact=True).click()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DPEXP_HOME with a real run and a real sweep of two, delivered to its store side by side."""
+    folder = tmp_path_factory.mktemp("home")
+    asked = tmp_path_factory.mktemp("experiments") / "replicas"
+    asked.mkdir()
+    (asked / "config.py").write_text(CONFIG)
+    env = os.environ | {"DPEXP_HOME": str(folder), "PYTHONPATH": str(ROOT / "tests")}
+    run = ["scripts/run.py", *RUN, "--run-name", "overlap", "--quiet", "--track-timeout", "120"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command in (run, ["scripts/sweep.py", str(asked)])
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    wait_for_pictures(env)
+    return folder
+
+
+def wait_for_pictures(env: dict[str, str]) -> None:
+    """They are delivered after the runs are over, in the background: until ``runs.py list`` says so."""
+    command = [sys.executable, "scripts/runs.py", "list", "--json"]
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+        states = {run["name"]: run["delivered"] for run in json.loads(listed.stdout)}
+        if len(states) == 4 and set(states.values()) == {"yes"}:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"not all was delivered: {states}")
+
+
+@pytest.fixture(scope="module")
+def links(home: Path) -> Iterator[dict[str, str]]:
+    """``scripts/ui.py``, running: the links that it printed, by experiment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = os.environ | {"DPEXP_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "scripts/ui.py", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            printed = (line.strip().partition(": ") for line in itertools.islice(server.stdout, 2))
+            yield {experiment: link for experiment, _, link in printed}
+        finally:
+            server.terminate()
+            assert server.wait(timeout=30) is not None
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip("no chromium here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ALONE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def visit(browser: Browser, links: dict[str, str]) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    for key, value in REMEMBERED.items():
+        context.add_init_script(f"try {{ localStorage.setItem({key!r}, {value!r}) }} catch {{}}")
+    seen = Visit(context.new_page(), links)
+    context.on("request", lambda request: seen.requests.append(request.url))
+    yield seen
+    context.close()
+
+
+def test_the_printed_link_lands_on_the_runs(visit: Visit) -> None:
+    visit.runs()
+    expect(visit.page.get_by_role("link", name="overlap")).to_be_visible()
+
+
+def test_the_runs_page_opens_with_the_summary(visit: Visit) -> None:
+    visit.run("Overview")
+    expect(visit.page.get_by_role("heading", name=re.compile("^Run overlap"))).to_be_visible()
+    expect(visit.page.get_by_text("VIRTUAL devices, emulated on the CPU")).to_be_visible()
+    visit.page.get_by_text("Show more").first.click()
+    expect(visit.page.get_by_role("heading", name="Where a step goes")).to_be_visible()
+
+
+def test_metrics_are_charts_grouped_by_prefix(visit: Visit) -> None:
+    visit.run("Model metrics")
+    for group in ("time_ms", "summary/phases_ms"):
+        expect(visit.page.get_by_text(group, exact=True).first).to_be_visible()
+    expect(visit.page.locator(".js-plotly-plot, .plot-container").first).to_be_visible()
+
+
+def test_shapes_are_a_table(visit: Visit) -> None:
+    visit.artifact("shapes.json")
+    expect(visit.page.get_by_text("View as table")).to_be_visible()
+    for word in ("[[30, 5]]", "[[15, 5]]", "[[5, 2]]"):
+        expect(visit.page.get_by_text(word, exact=True).first).to_be_visible()
+
+
+def test_the_device_map_is_a_table(visit: Visit) -> None:
+    visit.artifact("device_map.json")
+    expect(visit.page.get_by_text("View as table")).to_be_visible()
+    for word in ("weight", "cpu:0", "float32"):
+        expect(visit.page.get_by_text(word, exact=True).first).to_be_visible()
+
+
+def test_the_timelines_own_scripts_run_in_the_sandboxed_preview(visit: Visit) -> None:
+    visit.artifact("timeline.html")
+    expect(visit.page.locator("iframe")).to_have_attribute("sandbox", re.compile("allow-scripts"))
+    preview = visit.page.frame_locator("iframe")
+    bar = preview.locator("section:not([hidden]) .bar", has_text="replica 1")
+    bar.hover()
+    expect(preview.locator("#tip")).to_contain_text("parallel_apply, replica 1")
+    expect(preview.locator("#tip")).to_contain_text("in (15, 5)")
+    preview.locator("#step").select_option("3")
+    expect(preview.locator("section[data-step='3']")).to_be_visible()
+    bar = preview.locator("section:not([hidden]) .bar", has_text="replica 0")
+    narrow = width(bar)
+    preview.get_by_role("button", name="zoom in").click()
+    assert width(bar) > 1.5 * narrow
+
+
+def width(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["width"]
+
+
+@pytest.mark.parametrize("picture", ["timeline.png", "phases.png", "layout.png"])
+def test_pictures_are_shown(visit: Visit, picture: str) -> None:
+    visit.artifact(picture)
+    shown = visit.page.locator(
+        "img[src^='blob:'], img[src*='get-artifact'], .image-outer-container img"
+    ).first
+    expect(shown).to_be_visible()
+    assert shown.evaluate("image => image.naturalWidth") > 500
+
+
+def test_the_trace_shows_replicas_that_overlap(visit: Visit) -> None:
+    visit.run("Traces")
+    visit.page.get_by_text(re.compile("^tr-")).first.click()
+    visit.page.get_by_label("Show execution timeline").click()
+    whole, first, second = (
+        bar(visit.page.get_by_text(name).first)
+        for name in (re.compile("^step "), "replica 0 on cpu:0", "replica 1 on cpu:1")
+    )
+    assert max(first[0], second[0]) < min(first[1], second[1])
+    for begin, end in (first, second):
+        assert 0.8 < (end - begin) / (whole[1] - whole[0]) < 1
+    visit.page.get_by_text("replica 1 on cpu:1", exact=True).first.click()
+    expect(visit.page.get_by_text("cpu:1", exact=True).first).to_be_visible()
+
+
+def bar(name: Locator) -> tuple[float, float]:
+    """Left and right end of the bar that a span's name is written on: its nearest coloured ancestor."""
+    expect(name).to_be_visible()
+    left, right = name.evaluate(
+        """element => {
+            const bare = (one) => getComputedStyle(one).backgroundColor === "rgba(0, 0, 0, 0)";
+            while (bare(element)) element = element.parentElement;
+            const box = element.getBoundingClientRect();
+            return [box.left, box.right];
+        }"""
+    )
+    return left, right
+
+
+def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
+    visit.runs("replicas")
+    sweep = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="sweep of replicas"))
+    expect(sweep).to_be_visible()
+    expect(visit.page.get_by_role("link", name="single.r1")).to_have_count(0)
+    sweep.get_by_role("button").first.click()  # the sign that unfolds it
+    for name in ("single.r1", "three.r1"):
+        row = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name=name))
+        row.get_by_role("checkbox").first.check()
+    visit.page.get_by_role("button", name="Compare").click()
+    expect(visit.page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
+    expect(visit.page.get_by_text("summary/step_ms/median", exact=True).first).to_be_attached()
+
+
+def test_no_request_left_the_machine(visit: Visit) -> None:
+    """Last: it judges all that the pages above asked for."""
+    visit.runs()
+    expect(visit.page.get_by_role("link", name="overlap")).to_be_visible()
+    asked = [urlsplit(address) for address in visit.requests]
+    assert any(address.hostname == "127.0.0.1" for address in asked)
+    assert {address.geturl() for address in asked if address.hostname not in (None, "127.0.0.1")} == set()
