@@ -1,58 +1,89 @@
-"""Nested values: what models take and give, as dict, list, tuple, namedtuple and dataclass of tensors.
+"""Pytrees: what models take and return, as dict, list, tuple, namedtuple and dataclass of tensors.
 
-Everything that is neither a container nor a tensor (None, numbers, strings) is left as it is.
+Everything else (None, numbers, strings) is a leaf that stays as it is. This is the only walker of dpexp:
+unlike ``torch.utils._pytree`` it enters dataclasses and subclasses of dict without registration.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def walk(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of a nested value, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from walk(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from walk(item)
-    elif _is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from walk(getattr(value, field.name))
+def entries(value: Any, sort_keys: bool = False) -> list[tuple[str, Any]] | None:
+    """(path, entry) of a container's entries, paths as ``['key']``, ``[0]`` and ``.field``; None of a leaf."""
+    names = getattr(value, "_fields", None) if isinstance(value, tuple) else None
+    if isinstance(value, Mapping):
+        items = sorted(value.items()) if sort_keys else value.items()
+        return [(f"[{key!r}]", entry) for key, entry in items]
+    if isinstance(value, list | tuple) and not names:
+        return [(f"[{index}]", entry) for index, entry in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+    return [(f".{name}", getattr(value, name)) for name in names] if names is not None else None
+
+
+def rebuild(container: Any, values: Iterable[Any]) -> Any:
+    """A container of the same type and keys, with other values in the order of ``entries``."""
+    if isinstance(container, defaultdict):
+        return type(container)(container.default_factory, zip(container, values, strict=True))
+    if isinstance(container, Mapping):
+        return type(container)(dict(zip(container, values, strict=True)))  # type: ignore[call-arg]
+    if isinstance(container, tuple) and hasattr(container, "_fields"):
+        return type(container)(*values)
+    if isinstance(container, list | tuple):
+        return type(container)(values)
+    changed = copy.copy(container)
+    for field, value in zip(dataclasses.fields(container), values, strict=True):
+        object.__setattr__(changed, field.name, value)  # frozen ones too
+    return changed
+
+
+def leaves(
+    value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False, sort_keys: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """(path, leaf) of every leaf of a pytree, in order; ``is_leaf`` may name containers not to enter.
+
+    ``sort_keys`` takes the entries of a dict in the order of its keys.
+    """
+    inside = None if isinstance(value, torch.Tensor) or is_leaf(value) else entries(value, sort_keys)
+    if inside is None:
+        yield path, value
+        return
+    for step, entry in inside:
+        yield from leaves(entry, path + step, is_leaf, sort_keys)
+
+
+def walk(value: Any, sort_keys: bool = False) -> Iterator[torch.Tensor]:
+    """Every tensor of a pytree, in the order of ``leaves``."""
+    return (leaf for _, leaf in leaves(value, sort_keys=sort_keys) if isinstance(leaf, torch.Tensor))
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The nested value with ``change`` applied to every tensor; containers keep their type."""
+    """The pytree with ``change`` applied to every tensor; containers keep their type."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return type(value)((key, map_tensors(change, item)) for key, item in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(change, item) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(change, item) for item in value)
-    if _is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(
-            value, **{name: map_tensors(change, getattr(value, name)) for name in fields}
-        )
-    return value
+    inside = entries(value)
+    return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
 
 
 def shapes(value: Any) -> list[list[int]]:
-    """The shapes of all tensors of a nested value, in order; a scalar's shape is ``[]``."""
+    """The shapes of all tensors of a pytree, in order; a scalar's shape is ``[]``."""
     return [list(tensor.shape) for tensor in walk(value)]
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in the dtype (complex ones in its complex kind); ids and labels stay."""
+    """The pytree with floating-point tensors in this dtype and complex ones in its complex counterpart.
+
+    Integers and booleans (ids, labels, masks) keep their dtype.
+    """
     return map_tensors(lambda tensor: _cast(tensor, dtype), value)
 
 
@@ -68,5 +99,24 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def digest(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> str:
+    """SHA-256 over dtypes, shapes and bytes, and names where there are any: equal only for equal bits.
+
+    Named tensors are taken in the order of their names, others as they come, one in memory at a time.
+    Records and snapshots hold these digests, so the headers below must not change.
+    """
+    sha = hashlib.sha256()
+    if isinstance(tensors, Mapping):
+        for name, tensor in sorted(tensors.items()):
+            sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+            sha.update(_bytes(tensor))
+    else:
+        for tensor in tensors:
+            sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            sha.update(_bytes(tensor))
+    return sha.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return data

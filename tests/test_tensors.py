@@ -1,9 +1,9 @@
-"""Nested values: every tensor found, every container kept."""
+"""Pytrees: every tensor is found and every container keeps its type; casts and digests."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,8 +38,67 @@ def test_mapping_keeps_containers_and_everything_else() -> None:
     assert all(bool((tensor == 1).all()) for tensor in tensors.walk(ones))
 
 
+def test_a_mapping_a_defaultdict_and_a_field_without_init_are_mapped() -> None:
+    @dataclass
+    class Cached:
+        cache: torch.Tensor = field(init=False)
+
+    cached = Cached()
+    cached.cache = torch.zeros(1)
+    value = (UserDict(a=torch.zeros(1)), defaultdict(list, b=torch.zeros(1)), cached)
+    user, default, changed = tensors.map_tensors(torch.ones_like, value)
+    assert (type(user), user["a"].item()) == (UserDict, 1)
+    assert (default.default_factory, default["b"].item()) == (list, 1)
+    assert (changed.cache.item(), cached.cache.item()) == (1, 0)
+
+
+def test_leaves_have_paths_and_dicts_may_be_sorted() -> None:
+    assert [path for path, _ in tensors.leaves(VALUE, "x")] == [
+        "x['a']",
+        "x['b'][0].left",
+        "x['b'][0].right",
+        "x['b'][1]",
+        "x['c'].logits",
+        "x['c'].hidden[0]",
+        "x['c'].hidden[1]",
+    ]
+    unsorted = {"b": torch.zeros(2), "a": [torch.zeros(1)]}
+    assert [len(tensor) for tensor in tensors.walk(unsorted)] == [2, 1]
+    assert [len(tensor) for tensor in tensors.walk(unsorted, sort_keys=True)] == [1, 2]
+    assert [path for path, _ in tensors.leaves(unsorted, is_leaf=lambda value: isinstance(value, list))] == [
+        "['b']",
+        "['a']",
+    ]
+
+
 def test_casting_leaves_ids_and_keeps_complex_numbers_complex() -> None:
     floats, ids, waves = tensors.cast(
         (torch.ones(1), torch.ones(1, dtype=torch.long), torch.ones(1) * 1j), torch.float64
     )
     assert [each.dtype for each in (floats, ids, waves)] == [torch.float64, torch.int64, torch.complex128]
+
+
+def test_digests_depend_on_names_dtypes_shapes_and_bits() -> None:
+    base = {"a": torch.tensor([1.0, 2.0])}
+    assert tensors.digest(base) == tensors.digest({"a": torch.tensor([1.0, 2.0])})
+    others = [
+        {"b": torch.tensor([1.0, 2.0])},
+        {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"a": torch.tensor([[1.0, 2.0]])},
+        {"a": torch.tensor([1.0, 2.0000002])},
+        {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)},
+    ]
+    assert len({tensors.digest(each) for each in [base, *others]}) == 6
+
+
+def test_digests_are_those_that_earlier_records_hold() -> None:
+    content = {
+        "b": torch.arange(3.0),
+        "a": torch.zeros(0, 2, dtype=torch.bfloat16),
+        "c": torch.tensor(1j),
+        "d": torch.tensor([True]),
+    }
+    named = "6b281c7f381e15e5350142d8e56bd7fc0bc131f8b13c761b6066cb9c7a4461f5"
+    unnamed = "09a0ee41b47891f330a88d49e8bc8ab9a65cca64acd7d54f5778440c474cbd11"
+    assert tensors.digest(content) == named
+    assert tensors.digest(content.values()) == unnamed

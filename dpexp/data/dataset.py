@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +127,7 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over types, shapes and bytes of the samples; computed when first asked for."""
-        return digest(self.content())
+        return tensors.digest(self.content())
 
 
 class TensorDataset(Dataset):
@@ -157,23 +156,9 @@ class TensorDataset(Dataset):
         yield from (*self.inputs, self.targets)
 
     def to(self, dtype: torch.dtype) -> TensorDataset:
-        inputs = [cast(tensor, dtype) for tensor in self.inputs]
+        inputs = tensors.cast(self.inputs, dtype)
         test = self.test.to(dtype) if self.test is not None else None
-        targets = cast(self.targets, dtype)
+        targets = tensors.cast(self.targets, dtype)
         return TensorDataset(
             self.name, inputs, targets, self.description, self.features, self.objective, test
         )
-
-
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """The tensor in this type if it is a floating-point one; everything else as it is."""
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def digest(tensors: Iterator[Tensor]) -> str:
-    """SHA-256 over type, shape and bytes of each tensor in turn."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()

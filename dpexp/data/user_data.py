@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from dpexp import tensors
 from dpexp.config import ConfigError, spec
 from dpexp.config.features import Features
 from dpexp.config.user_errors import as_config_error
 from dpexp.data.base import Source
-from dpexp.data.dataset import Batch, Dataset, cast
+from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
 
 DIGESTED = 10_000
@@ -102,14 +103,14 @@ class UserDataset(Dataset):
         inputs, targets = self._joined(indices)
         inputs = inputs if isinstance(inputs, list | tuple) else [inputs]
         if self.dtype is not None:
-            inputs, targets = [cast(item, self.dtype) for item in inputs], cast(targets, self.dtype)
+            inputs, targets = tensors.cast((inputs, targets), self.dtype)
         return Batch(tuple(inputs), targets, len(indices))
 
     def content(self) -> Iterator[Tensor]:
         step = max(1, -(-self.samples // DIGESTED))
         yield torch.tensor([self.samples, step])
         for index in range(0, self.samples, step):
-            yield from _tensors(self._joined([index]))
+            yield from tensors.walk(self._joined([index]), sort_keys=True)
 
     def _joined(self, indices: Sequence[int]) -> Any:
         """The samples as a batch. Raises ConfigError where one cannot be had or not be joined to others."""
@@ -125,15 +126,3 @@ class UserDataset(Dataset):
     def to(self, dtype: torch.dtype) -> UserDataset:
         test = self.test.to(dtype) if self.test is not None else None
         return UserDataset(self.name, self.held, self.features, self.objective, test, dtype)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of a collated sample, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for key in sorted(value):
-            yield from _tensors(value[key])
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _tensors(item)

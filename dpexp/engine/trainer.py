@@ -24,7 +24,6 @@ from dpexp.engine.checkpoint import State
 from dpexp.engine.diagnosis import first_not_finite
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.engine.verify import digest
 from dpexp.record import Journal
 from dpexp.strategies import Placed
 from dpexp.strategies.wrappers import Forward, named_parameters, parts
@@ -367,8 +366,10 @@ class Trainer:
         weights |= self._buffers()
         self.journal.set(
             digest={
-                "weights": digest(weights),
-                "outputs": digest({str(index): each for index, each in enumerate(tensors.walk(outputs))}),
+                "weights": tensors.digest(weights),
+                "outputs": tensors.digest(
+                    {str(index): each for index, each in enumerate(tensors.walk(outputs))}
+                ),
             },
             memory=self.observations.memory(),
         )

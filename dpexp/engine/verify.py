@@ -1,4 +1,4 @@
-"""Verify: does the layout compute the same as a single device? And digests of what was computed.
+"""Verify: does the layout compute the same as a single device?
 
 A strategy is proven on one global batch, in float64: outputs, and the gradient of every parameter,
 against the same weights on one device. Float64 separates rounding (about 1e-16) from wrong semantics
@@ -9,7 +9,6 @@ against the same weights on one device. Float64 separates rounding (about 1e-16)
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
 from dpexp.config.user_errors import describe
 from dpexp.data import Batch, Dataset
+from dpexp.parallel.rng_order import is_random_layer
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy
 from dpexp.strategies.wrappers import named_parameters
@@ -227,11 +226,13 @@ def settle(model: nn.Module, still: bool = False) -> str:
     real devices as here: neither equals a single device, and neither is wrong.
     """
     normed = [name for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
-    dropped = [name for name, part in model.named_modules() if _draws(part)]
+    dropped = [name for name, part in model.named_modules() if is_random_layer(part)]
     if still:
         model.eval()
-    for name in normed + dropped:
+    for name in normed:
         model.get_submodule(name).eval()
+    for name in dropped:  # without its submodules: a block may keep its probability beside other layers
+        model.get_submodule(name).training = False
     for part in model.modules():
         if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
@@ -239,17 +240,11 @@ def settle(model: nn.Module, still: bool = False) -> str:
     if still:
         return "the whole model in eval mode: it draws random numbers outside of dropout modules"
     told = [
-        f"{kind} in eval mode ({', '.join(names)})"
+        f"{kind} in eval mode ({', '.join(name or 'the model' for name in names)})"
         for kind, names in (("BatchNorm", normed), ("dropout", dropped))
         if names
     ]
     return "; ".join(told)
-
-
-def _draws(part: nn.Module) -> bool:
-    if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
-        return part.dropout > 0
-    return isinstance(part, _DropoutNd) and part.p > 0
 
 
 # --- what the model and the data do not agree on --------------------------------------------------
@@ -300,16 +295,3 @@ def _misfit(name: str, module: nn.Module, given: list[torch.Tensor], error: Exce
             rows = module.num_embeddings
             cause = f"id {low if low < 0 else high} is beyond the table of {rows} rows (ids 0 to {rows - 1})"
     return f"the model does not fit the data: {where}{inside} got {', '.join(shown) or 'no tensor'}: {cause}"
-
-
-# --- digests ---------------------------------------------------------------------------------------
-
-
-def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes: equal only for bitwise equal tensors."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to(devices.HOST).contiguous()
-        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()

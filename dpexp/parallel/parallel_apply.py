@@ -62,11 +62,11 @@ def parallel_apply(
     ]
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
     outcomes: list[ReplicaResult] = [ReplicaResult() for _ in range(count)]
-    turns = RngOrder(where) if count > 1 and draws_random_numbers(modules[0]) else None
+    rng_order = RngOrder(where) if count > 1 and draws_random_numbers(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        turn = turns.turn(replica) if turns is not None else contextlib.nullcontext()
+        turn = rng_order.after_previous(replica) if rng_order is not None else contextlib.nullcontext()
         with turn, on(where[replica], replica):
             try:
                 outcomes[replica].output = modules[replica](*args, **kwargs[replica])

@@ -1,15 +1,13 @@
 """RngOrder: replicas that draw random numbers from one generator compute one after the other.
 
-Every accelerator has a random generator of its own, but all virtual devices draw from the CPU's, and so do
-two replicas on one accelerator. Drawing at the same time, who gets which numbers would be chance, and the
-same seed would not give the same bits. So in training, with dropout for example, such replicas take turns::
+Every accelerator has a random number generator of its own. All virtual devices share that of the CPU, and
+two replicas on one accelerator share its generator too. If such replicas drew at the same time, the order
+of threads would decide who gets which numbers, and the same seed would not give the same bits. So in
+training, with dropout for example, they compute in the order of the replicas::
 
     cpu:0  ├─ forward ─┤
     cpu:1              ├─ forward ─┤
     cpu:2                          ├─ forward ─┤
-
-Layers are known by their class or by a probability that they keep in an attribute. A forward that draws
-without either (a bare ``torch.rand``) is not seen.
 """
 
 from __future__ import annotations
@@ -30,41 +28,48 @@ PROBABILITIES = ("p", "dropout", "dropout_p", "dropout_prob", "drop_prob", "drop
 RANDOM_LAYERS = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-def draws_random_numbers(module: Any) -> bool:
-    """Whether a layer of the module draws random numbers in its forward as it is set now.
+def is_random_layer(layer: nn.Module) -> bool:
+    """Whether the layer itself, without its submodules, draws random numbers in training.
 
-    A callable that keeps its module in the attribute ``module`` is seen through.
+    A layer is known by its class, or by a probability (above 0, at most 1) in one of its attributes. A
+    forward that draws without either (a bare ``torch.rand``) is not recognized.
+    """
+    attributes = vars(layer)
+    return isinstance(layer, RANDOM_LAYERS) or any(
+        isinstance(attributes.get(name), int | float) and 0 < attributes[name] <= 1 for name in PROBABILITIES
+    )
+
+
+def draws_random_numbers(module: Any) -> bool:
+    """Whether a layer of the module is random and in training mode.
+
+    Of a callable that is no module, its attribute ``module`` is examined.
     """
     if not isinstance(module, nn.Module):
         module = getattr(module, "module", None)
-    return isinstance(module, nn.Module) and any(part.training and _draws(part) for part in module.modules())
-
-
-def _draws(layer: nn.Module) -> bool:
-    kept = vars(layer)
-    return isinstance(layer, RANDOM_LAYERS) or any(
-        isinstance(kept.get(name), int | float) and kept[name] > 0 for name in PROBABILITIES
+    return isinstance(module, nn.Module) and any(
+        layer.training and is_random_layer(layer) for layer in module.modules()
     )
 
 
 class RngOrder:
-    """Who has to be done before a replica begins: the one before it on the same physical device."""
+    """The order of replicas that share a generator: each one waits for the one before it."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._done = [threading.Event() for _ in devices]
-        places = [physical(device) for device in devices]
-        self._before = [
-            max((i for i in range(replica) if places[i] == place), default=None)
-            for replica, place in enumerate(places)
+        self._finished = [threading.Event() for _ in devices]
+        generators = [physical(device) for device in devices]
+        self._previous = [
+            max((i for i in range(replica) if generators[i] == generator), default=None)
+            for replica, generator in enumerate(generators)
         ]
 
     @contextlib.contextmanager
-    def turn(self, replica: int) -> Iterator[None]:
-        """Wait for the turn of the replica; when it is done, or has raised, it is the next one's."""
-        before = self._before[replica]
-        if before is not None:
-            self._done[before].wait()
+    def after_previous(self, replica: int) -> Iterator[None]:
+        """Wait until the previous replica on the generator has finished or raised."""
+        previous = self._previous[replica]
+        if previous is not None:
+            self._finished[previous].wait()
         try:
             yield
         finally:
-            self._done[replica].set()
+            self._finished[replica].set()

@@ -17,7 +17,6 @@ from dpexp.engine import loop
 from dpexp.engine.verify import (
     MisfitError,
     Verification,
-    digest,
     naming_the_module,
     relative_error,
     settle,
@@ -214,19 +213,6 @@ def test_a_misfit_names_the_innermost_module_and_its_shapes() -> None:
     message = str(caught.value)
     assert "module '1.0' (Linear(in_features=5, out_features=2, bias=True)) got (30, 7)" in message
     assert not model[0]._forward_hooks  # left as it was
-
-
-def test_digests_see_names_dtypes_shapes_and_bits() -> None:
-    base = {"a": torch.tensor([1.0, 2.0])}
-    assert digest(base) == digest({"a": torch.tensor([1.0, 2.0])})
-    others = [
-        {"b": torch.tensor([1.0, 2.0])},
-        {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
-        {"a": torch.tensor([[1.0, 2.0]])},
-        {"a": torch.tensor([1.0, 2.0000002])},
-        {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)},
-    ]
-    assert len({digest(each) for each in [base, *others]}) == 6
 
 
 @pytest.mark.gpu

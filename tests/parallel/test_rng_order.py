@@ -1,4 +1,4 @@
-"""RngOrder: which modules draw random numbers, and that their replicas then compute one after the other."""
+"""RngOrder: which modules draw random numbers, and that their replicas compute one after the other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import torch
 from torch import nn
 
 from dpexp.devices import here, virtual
+from dpexp.engine.verify import settle
 from dpexp.parallel import parallel_apply
-from dpexp.parallel.rng_order import RngOrder, draws_random_numbers
+from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
 
 
 class StochasticDepth(nn.Module):
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
         self.drop_prob = drop_prob
+
+
+class PowerMean(nn.Module):
+    """Its ``p`` is an exponent."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
 
 
 @pytest.mark.parametrize(
@@ -33,15 +42,34 @@ class StochasticDepth(nn.Module):
         (nn.LSTM(2, 2), False),
         (nn.MultiheadAttention(4, 2), False),
         (StochasticDepth(0.0), False),
+        (PowerMean(3.0), False),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.ReLU()), False),
     ],
 )
-def test_layers_that_draw_in_training_are_known(module: nn.Module, expected: bool) -> None:
+def test_layers_that_draw_in_training_are_recognized(module: nn.Module, expected: bool) -> None:
     assert draws_random_numbers(module) is expected
     assert not draws_random_numbers(module.eval())
 
 
-def test_a_wrapped_module_is_seen_and_any_other_callable_is_not() -> None:
+@pytest.mark.parametrize(
+    "layer", [StochasticDepth(0.2), nn.RReLU(), nn.LSTM(2, 2, 2, dropout=0.5), nn.Dropout()]
+)
+def test_verification_puts_exactly_the_random_layers_into_eval_mode(layer: nn.Module) -> None:
+    """Attributes, RReLU: two detectors used to disagree on them."""
+    model = nn.Sequential(nn.Linear(2, 2), layer, PowerMean(2.0))
+    assert settle(model) == "dropout in eval mode (1)"
+    assert [is_random_layer(part) for part in model] == [False, not isinstance(layer, nn.LSTM), False]
+    assert [part.training for part in model] == [True, isinstance(layer, nn.LSTM), True]
+
+
+def test_a_block_that_keeps_a_probability_leaves_its_submodules_in_training() -> None:
+    block = StochasticDepth(0.2)
+    block.inner = nn.ReLU()
+    assert settle(block) == "dropout in eval mode (the model)"
+    assert (block.training, block.inner.training) == (False, True)
+
+
+def test_a_callable_with_a_module_is_examined_and_any_other_is_not() -> None:
     class Wrapper:
         module = nn.Dropout(0.5)
 
@@ -62,7 +90,7 @@ def test_replicas_with_dropout_compute_one_after_the_other_in_order() -> None:
         assert order == [(what, i) for i in range(4) for what in ("begin", "end")]
 
 
-def test_the_turn_passes_on_when_a_replica_raises() -> None:
+def test_the_next_replica_computes_when_one_raises() -> None:
     class Failing(nn.Dropout):
         def forward(self) -> None:  # type: ignore[override]
             done.append(here()[1])
@@ -75,13 +103,13 @@ def test_the_turn_passes_on_when_a_replica_raises() -> None:
 
 
 def test_replicas_on_different_generators_do_not_wait_for_each_other() -> None:
-    turns = RngOrder(
+    order = RngOrder(
         [torch.device("meta"), torch.device("cpu", 0), torch.device("meta"), torch.device("cpu", 1)]
     )
-    with turns.turn(0), turns.turn(1):
-        later = threading.Thread(target=lambda: turns.turn(3).__enter__())
-        later.start()
-        later.join(0.05)
-        assert later.is_alive()
-    later.join(60)
-    assert not later.is_alive()
+    last = threading.Thread(target=lambda: order.after_previous(3).__enter__())
+    with order.after_previous(0), order.after_previous(1):
+        last.start()
+        last.join(0.05)
+        assert last.is_alive()
+    last.join(60)
+    assert not last.is_alive()
