@@ -1,21 +1,22 @@
-"""Devices: which there are, virtual ones, moving to them, their names, clocks and memory.
+"""Devices: selection, virtual devices, placement and copies, random number generators, memory.
 
-Every difference between kinds of device lives in this file. A *virtual device* is
-``torch.device("cpu", i)``: a label of its own, while the numbers are computed by the CPU. PyTorch
-drops the index from a CPU tensor, so that a tensor cannot say on which virtual device it lies; two
-things say it instead:
+Every difference between kinds of devices lives in this file. A *virtual device* is
+``torch.device("cpu", i)``: the CPU computes the numbers, the device is a label. PyTorch drops the index
+from a CPU tensor, so that a tensor cannot name its virtual device. Three others can:
 
-* the thread: a replica runs inside ``on(device, replica)`` and ``here()`` tells where that is;
-* the module: ``place(module, device)`` marks each submodule and ``placed_on(module)`` reads the mark.
+* the thread: a replica runs inside ``running_on(device, replica)``, and ``current_device()`` returns both;
+* the module: ``place(module, device)`` labels each submodule, and ``placed_on(module)`` returns the label;
+* a tensor between two modules: ``set_tensor_device`` labels it, and ``tensor_device`` returns the label.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -26,9 +27,18 @@ from dpexp import tensors
 from dpexp.config import ConfigError, RunConfig
 
 HOST = torch.device("cpu")
-_MARK = "_dpexp_device"
+_LABEL = "_dpexp_device"
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class _ThreadState(threading.local):
+    device: torch.device | None = None
+    replica: int | None = None
+    predicts = False
+
+
+_thread = _ThreadState()
 
 
 def accelerators() -> list[torch.device]:
@@ -50,33 +60,11 @@ def is_virtual(device: torch.device) -> bool:
 
 
 def physical(device: torch.device) -> torch.device:
-    """Where the bytes of this device lie: the host for a virtual device, else itself.
+    """The device that stores the bytes: the host for a virtual device, otherwise the device itself.
 
-    While a layout is being predicted, with fake tensors that have no bytes, a virtual device is itself.
+    Inside ``prediction()``, where tensors are fake and have no bytes, a virtual device stays itself.
     """
-    return HOST if device.type == "cpu" and not _predicting.on else device
-
-
-class _Predicting(threading.local):
-    on = False
-
-
-_predicting = _Predicting()
-
-
-@contextmanager
-def prediction() -> Iterator[None]:
-    """While inside, this thread lays out fake tensors, which do know on which virtual device they are."""
-    before, _predicting.on = _predicting.on, True
-    try:
-        yield
-    finally:
-        _predicting.on = before
-
-
-def is_predicting() -> bool:
-    """True inside ``prediction()``."""
-    return _predicting.on
+    return HOST if device.type == "cpu" and not _thread.predicts else device
 
 
 def label(device: torch.device) -> str:
@@ -84,12 +72,12 @@ def label(device: torch.device) -> str:
     return str(device)
 
 
-# --- from the command line -----------------------------------------------------------------------
+# --- selection from the command line -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The devices that a run asked for and those that it will use (empty: there is none to use)."""
+    """The devices that a run requested and those that it uses (empty: only the host)."""
 
     requested: tuple[str, ...]
     used: tuple[torch.device, ...]
@@ -102,31 +90,26 @@ class Selection:
 def select(config: RunConfig) -> Selection:
     """The devices of ``--devices`` or ``--virtual``.
 
-    Raises ConfigError for devices that are not there, naming those that are.
+    Raises ConfigError for devices that the machine does not have; the message lists those that it has.
     """
     if config.virtual is not None:
         used = virtual(config.virtual)
         return Selection(tuple(map(label, used)), tuple(used))
-    text = config.devices.strip()
-    present = accelerators()
-    if text == "auto":
-        return Selection(("auto",), tuple(present))
-    if text == "cpu":
+    requested = config.devices.strip()
+    if requested == "cpu":
         return Selection(("cpu",), ())
-    if text.isdecimal():
-        return Selection((text,), tuple(_first(int(text), present)))
-    used = [_named(name.strip(), present) for name in text.split(",")]
-    return Selection(tuple(name.strip() for name in text.split(",")), tuple(used))
-
-
-def _first(count: int, present: Sequence[torch.device]) -> Sequence[torch.device]:
-    if count < 1:
-        raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses none")
-    if count > len(present):
-        raise ConfigError(
-            f"--devices {count}: {_there_are(present)}. --virtual {count} emulates {count} devices on the CPU"
-        )
-    return present[:count]
+    present = accelerators()
+    if requested == "auto":
+        return Selection(("auto",), tuple(present))
+    if requested.isdecimal():
+        count = int(requested)
+        if count < 1:
+            raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
+        if count > len(present):
+            raise _not_present(requested, present, requested)
+        return Selection((requested,), tuple(present[:count]))
+    names = tuple(name.strip() for name in requested.split(","))
+    return Selection(names, tuple(_named(name, present) for name in names))
 
 
 def _named(name: str, present: Sequence[torch.device]) -> torch.device:
@@ -134,176 +117,164 @@ def _named(name: str, present: Sequence[torch.device]) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(
-            f"--devices '{name}': it is auto, cpu, a number, or names as cuda:0,cuda:1"
+            f"--devices '{name}': use auto, cpu, a number, or names like cuda:0,cuda:1"
         ) from None
     if device.type == "cpu":
-        raise ConfigError(
-            f"--devices '{name}': for emulated devices say --virtual N; for the host alone, cpu"
-        )
+        raise ConfigError(f"--devices '{name}': use --virtual N for emulated devices, cpu for only the host")
     if device.index is None:
         device = torch.device(device.type, 0)
     if device not in present:
-        raise ConfigError(
-            f"--devices '{name}': {_there_are(present)}. --virtual N emulates N devices on the CPU"
-        )
+        raise _not_present(f"'{name}'", present)
     return device
 
 
-def _there_are(present: Sequence[torch.device]) -> str:
+def _not_present(requested: str, present: Sequence[torch.device], count: str = "N") -> ConfigError:
     names = ", ".join(map(label, present))
-    return (
-        f"this machine has {len(present)} accelerators ({names})"
-        if present
-        else "this machine has no accelerator"
+    found = f"{len(present)} accelerators ({names})" if present else "no accelerator"
+    return ConfigError(
+        f"--devices {requested}: this machine has {found}. "
+        f"--virtual {count} emulates {count} devices on the CPU"
     )
 
 
-# --- where a thread is ---------------------------------------------------------------------------
+# --- the device of a thread ----------------------------------------------------------------------
 
 
-class _Here(threading.local):
-    device: torch.device | None = None
-    replica: int | None = None
+class running_on:
+    """``with running_on(device, replica):`` this thread computes replica ``replica`` on ``device``.
 
-
-_here = _Here()
-
-
-class on:
-    """``with on(device, replica):`` this thread computes replica ``replica`` on ``device``.
-
-    A label only: it moves nothing and sets no current CUDA device. Nests; threads are independent.
+    A label only: it moves nothing and does not set the current CUDA device. Nests; threads are independent.
     """
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_inside", "_outside")
 
     def __init__(self, device: torch.device, replica: int | None = None) -> None:
-        self._after = (device, replica)
+        self._inside = (device, replica)
 
     def __enter__(self) -> None:
-        self._before = (_here.device, _here.replica)
-        _here.device, _here.replica = self._after
+        self._outside = (_thread.device, _thread.replica)
+        _thread.device, _thread.replica = self._inside
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        _here.device, _here.replica = self._before
+    def __exit__(self, *exception: object) -> None:
+        _thread.device, _thread.replica = self._outside
 
 
-def here() -> tuple[torch.device | None, int | None]:
+def current_device() -> tuple[torch.device | None, int | None]:
     """(device, replica) of this thread; (None, None) outside of every replica."""
-    return _here.device, _here.replica
+    return _thread.device, _thread.replica
 
 
-# --- placing and moving --------------------------------------------------------------------------
+@contextmanager
+def prediction() -> Iterator[None]:
+    """Inside, this thread lays out fake tensors, which keep the index of their virtual device."""
+    before, _thread.predicts = _thread.predicts, True
+    try:
+        yield
+    finally:
+        _thread.predicts = before
+
+
+# --- the device of modules and tensors -----------------------------------------------------------
 
 
 def place(module: M, device: torch.device) -> M:
-    """Move the module to the device, in place, and mark each submodule with it. Returns the module."""
-    if is_predicting():
-        _refake(module, device)
+    """Move the module to the device, in place, and label each submodule with it. Returns the module."""
+    if _thread.predicts:
+        _replace_fake_tensors(module, device)
     else:
         module.to(physical(device))
     for part in module.modules():
-        part.__dict__[_MARK] = device
+        part.__dict__[_LABEL] = device
     return module
 
 
-def _refake(module: nn.Module, device: torch.device) -> None:
-    """Fake parameters cannot be moved in place: put new ones on the device; tied stay tied."""
-    new: dict[int, torch.Tensor] = {}
+def _replace_fake_tensors(module: nn.Module, device: torch.device) -> None:
+    """Fake parameters cannot be moved in place: new ones replace them; tied ones stay tied."""
+    replaced: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        for key, parameter in part._parameters.items():
-            if parameter is not None:
-                made = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
-                part._parameters[key] = new.setdefault(id(parameter), made)  # type: ignore[assignment]
-        for key, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[key] = new.setdefault(id(buffer), torch.empty_like(buffer, device=device))
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    new = torch.empty_like(tensor, device=device)
+                    if isinstance(tensor, nn.Parameter):
+                        new = nn.Parameter(new, tensor.requires_grad)
+                    table[key] = replaced.setdefault(id(tensor), new)  # type: ignore[assignment]
 
 
 def placed_on(module: nn.Module) -> torch.device:
-    """The device that the module was last placed on; the host where it never was."""
-    device = module.__dict__.get(_MARK, HOST)
-    assert isinstance(device, torch.device)
+    """The device that the module was last placed on; the host if it was never placed."""
+    device: torch.device = module.__dict__.get(_LABEL, HOST)
     return device
 
 
-def mark(value: Any, device: torch.device) -> Any:
-    """The nested value, its tensors marked as lying on the device: see ``whereabouts``."""
+def set_tensor_device(value: Any, device: torch.device) -> Any:
+    """The pytree, its tensors labelled with their device for ``tensor_device``."""
     for tensor in tensors.walk(value):
-        tensor.__dict__[_MARK] = device
+        tensor.__dict__[_LABEL] = device
     return value
 
 
-def whereabouts(tensor: torch.Tensor, default: torch.device) -> torch.device:
-    """Where a tensor lies: what it says, its mark on virtual devices, else ``default``."""
-    if tensor.device != HOST or is_predicting():
+def tensor_device(tensor: torch.Tensor, default: torch.device) -> torch.device:
+    """The device of a tensor; for a CPU tensor the virtual device of its label, else ``default``."""
+    if tensor.device != HOST or _thread.predicts:
         return tensor.device
-    found: torch.device = tensor.__dict__.get(_MARK, default)
-    return found
+    device: torch.device = tensor.__dict__.get(_LABEL, default)
+    return device
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """The nested value with every tensor on the device; what is there already is not copied."""
+    """The pytree with every tensor on the device; tensors that are there already are not copied."""
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(physical(device), non_blocking=may_not_wait(device))  # type: ignore[arg-type]
-    return tensors.map_tensors(
-        lambda tensor: tensor.to(physical(device), non_blocking=may_not_wait(device)), value
-    )
+        return value.to(physical(device), non_blocking=device.type != "cpu")  # type: ignore[arg-type]
+    return tensors.map_tensors(lambda tensor: non_blocking_to(tensor, device), value)
 
 
-def may_not_wait(device: torch.device) -> bool:
-    """Whether a copy to the device may be queued: the host would read it before it has arrived."""
-    return device.type != "cpu"
+def non_blocking_to(tensor: torch.Tensor, device: torch.device, copy: bool = False) -> torch.Tensor:
+    """``Tensor.to`` that does not wait, except for a copy to the host, which could be read too early."""
+    return tensor.to(physical(device), non_blocking=device.type != "cpu", copy=copy)
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     """Mixed precision for forwards on this kind of device; does nothing where ``dtype`` is empty."""
-    if not dtype:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, dtype))
+    return torch.autocast(device.type, dtype=getattr(torch, dtype)) if dtype else nullcontext()
 
 
-def random_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
-    """The states of the host's generator and of the CUDA devices', in order."""
+# --- random number generators, queues and memory -------------------------------------------------
+
+
+def rng_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
+    """The states of the random number generators: the host's, then those of the CUDA devices in order."""
     cuda = [torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"]
     return [torch.get_rng_state(), *cuda]
 
 
-def set_random_states(devices: Iterable[torch.device], states: Sequence[torch.Tensor]) -> None:
-    """The inverse; devices for which there is no state keep theirs."""
+def set_rng_states(devices: Iterable[torch.device], states: Sequence[torch.Tensor]) -> None:
+    """The inverse of ``rng_states``; devices without a state in the list keep theirs."""
     torch.set_rng_state(states[0])
     cuda = [device for device in devices if device.type == "cuda"]
     for device, state in zip(cuda, states[1:], strict=False):
         torch.cuda.set_rng_state(state, device)
 
 
-# --- clocks and memory ---------------------------------------------------------------------------
-
-
 def synchronize(devices: Iterable[torch.device]) -> None:
-    """Wait until every queued kernel of every device is done. The CPU has no queue to wait for."""
+    """Wait until every queued kernel of every device is done. The CPU has no queue."""
     for device in set(devices):
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
 
 def reset_peak_memory(devices: Iterable[torch.device]) -> None:
-    """Start the peak of ``peak_memory`` anew on CUDA devices; a process's peak cannot be reset."""
+    """Restart the peak of ``peak_memory`` on CUDA devices; a process's peak cannot be reset."""
     for device in set(devices):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(devices: Iterable[torch.device]) -> dict[str, int]:
-    """Peak bytes by device: what PyTorch's allocator held on CUDA, the process's resident set on the host.
+    """Peak bytes by device: PyTorch's allocations on CUDA, the process's resident set on the host.
 
-    Virtual devices share the host's memory, so that they have no figure of their own.
+    Virtual devices share the host's memory and have no figure of their own.
     """
-    import resource
-    import sys
-
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {label(HOST): resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     for device in sorted(set(devices), key=label):

@@ -18,7 +18,7 @@ from torch import nn
 
 
 def entries(value: Any, sort_keys: bool = False) -> list[tuple[str, Any]] | None:
-    """(path, entry) of a container's entries, paths as ``['key']``, ``[0]`` and ``.field``; None of a leaf."""
+    """(path, entry) of a container's entries, paths like ``['key']``, ``[0]``, ``.field``; None of a leaf."""
     names = getattr(value, "_fields", None) if isinstance(value, tuple) else None
     if isinstance(value, Mapping):
         items = sorted(value.items()) if sort_keys else value.items()

@@ -76,21 +76,21 @@ def test_a_device_may_be_given_twice() -> None:
 def test_a_label_follows_its_thread_and_nests() -> None:
     first, second = devices.virtual(2)
     elsewhere = []
-    with devices.on(first, 0):
-        thread = threading.Thread(target=lambda: elsewhere.append(devices.here()))
+    with devices.running_on(first, 0):
+        thread = threading.Thread(target=lambda: elsewhere.append(devices.current_device()))
         thread.start()
         thread.join()
-        with devices.on(second, 1):
-            assert devices.here() == (second, 1)
-        assert devices.here() == (first, 0)
-    assert devices.here() == (None, None)
+        with devices.running_on(second, 1):
+            assert devices.current_device() == (second, 1)
+        assert devices.current_device() == (first, 0)
+    assert devices.current_device() == (None, None)
     assert elsewhere == [(None, None)]
 
 
 def test_a_label_ends_with_an_exception() -> None:
-    with pytest.raises(ValueError, match="inside"), devices.on(devices.HOST, 3):
+    with pytest.raises(ValueError, match="inside"), devices.running_on(devices.HOST, 3):
         raise ValueError("inside")
-    assert devices.here() == (None, None)
+    assert devices.current_device() == (None, None)
 
 
 def test_placing_marks_every_submodule() -> None:

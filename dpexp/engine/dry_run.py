@@ -19,7 +19,7 @@ from dpexp.distributed.world import World
 from dpexp.engine import loop
 from dpexp.engine.observe import device_map
 from dpexp.engine.predict import predict
-from dpexp.parallel import pieces
+from dpexp.parallel import chunk_sizes
 from dpexp.record import Row
 from dpexp.strategies import Placed
 from dpexp.strategies.wrappers import Wrapper, parts
@@ -88,7 +88,7 @@ def _splits(placed: Placed, ranks: int, sizes: dict[int, int]) -> list[Row]:
     splits = []
     for name, places in takers:
         for rows, batches in sizes.items() if places else ():
-            cut = pieces(rows, len(places))
+            cut = chunk_sizes(rows, len(places))
             used = places[: len(cut)]
             splits.append({"module": name, "rows": rows, "batches": batches, "pieces": cut, "devices": used})
     return splits

@@ -57,7 +57,7 @@ class ShapeLog:
         spoken_for = wrapped and not part.wrappers[-1].transparent
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-            device, replica = devices.here()
+            device, replica = devices.current_device()
             if replica is None:
                 if spoken_for:  # its wrapper's row says the same
                     return

@@ -284,7 +284,7 @@ class Trainer:
                 }
                 for name, each in named.items()
             },
-            "random": self.prepared.group.all_gather(devices.random_states(self.placed.devices)),
+            "random": self.prepared.group.all_gather(devices.rng_states(self.placed.devices)),
         }
 
     def resume(self) -> None:
@@ -319,7 +319,7 @@ class Trainer:
         for name, buffer in self._buffers().items():
             buffer.detach().copy_(state["buffers"][name])
         saved = state["random"]
-        devices.set_random_states(self.placed.devices, saved[self.prepared.group.rank % len(saved)])
+        devices.set_rng_states(self.placed.devices, saved[self.prepared.group.rank % len(saved)])
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """The buffers by their names in the model as written."""

@@ -1,4 +1,4 @@
-"""Data parallelism, readable: PyTorch's primitives, on any device, several "devices" of one CPU included.
+"""Data parallelism, readable: PyTorch's primitives on any device, virtual devices on one CPU included.
 
 One step over three devices; columns are devices, time runs down::
 
@@ -12,25 +12,26 @@ One step over three devices; columns are devices, time runs down::
                            ▼
                           loss
 
-``data_parallel`` composes the four and ``DataParallel`` is the same as a module (data_parallel.py).
-Gradients take the way back by autograd alone: through gather (a slice for each replica), through the
-replicas, and through the copies into the original's parameters, where they add up.
+``data_parallel`` composes the four and ``DataParallel`` is the same as a module (data_parallel.py): start
+reading there. Autograd takes gradients the same way back: through gather (a slice for each replica),
+through the replicas, and through the copies into the original's parameters, where they add up.
 
-Names, arguments and semantics are those of ``torch.nn.parallel``; where that drops rows or arguments
-in silence, an error says so here.
+Names, arguments and semantics are those of ``torch.nn.parallel``; where that silently drops rows or
+arguments, this package raises an error. It imports ``devices`` and ``tensors``; strategies, engine and
+users import it.
 """
 
 from dpexp.parallel.data_parallel import DataParallel, data_parallel
 from dpexp.parallel.parallel_apply import parallel_apply
 from dpexp.parallel.replicate import replicate
-from dpexp.parallel.scatter_gather import gather, pieces, scatter, scatter_kwargs
+from dpexp.parallel.scatter_gather import chunk_sizes, gather, scatter, scatter_kwargs
 
 __all__ = [
     "DataParallel",
+    "chunk_sizes",
     "data_parallel",
     "gather",
     "parallel_apply",
-    "pieces",
     "replicate",
     "scatter",
     "scatter_kwargs",

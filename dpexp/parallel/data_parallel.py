@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.devices import accelerators, is_virtual, on, physical, place, placed_on
-from dpexp.parallel.device_ids import Target, target, targets
+from dpexp.devices import accelerators, is_virtual, physical, place, placed_on, running_on
+from dpexp.parallel.device_ids import DeviceId, to_device, to_devices
 from dpexp.parallel.parallel_apply import parallel_apply
 from dpexp.parallel.replicate import replicate
 from dpexp.parallel.scatter_gather import gather, scatter_kwargs
@@ -18,89 +18,88 @@ from dpexp.parallel.scatter_gather import gather, scatter_kwargs
 class DataParallel(nn.Module):
     """A module whose every forward is spread over the devices: ``DataParallel(model, virtual(3))``.
 
-    Same results as ``module(*inputs, **kwargs)``, by the four methods below, which a subclass
-    may override, to time them for example. Without ``device_ids`` it takes every accelerator; where there is
-    none, or the list is empty, it passes through and calls the module itself. With one device it
-    moves the module there and calls it without replicas.
+    Same results as ``module(*inputs, **kwargs)``, computed by the four methods below, which a subclass may
+    override, for example to time them. The default of ``device_ids`` is every accelerator. Without any
+    device it calls the module itself. With one device it moves the module there and makes no replicas.
 
-    Differences to a call of the module that are in the nature of the thing: BatchNorm in training sees only
-    its replica's rows, and only replica 0 updates the running statistics; state that a forward keeps
-    in attributes is lost with the replica; a scalar output comes back as a vector.
+    Differences to a call of the module, by definition: BatchNorm in training normalizes with its replica's
+    rows, and only replica 0 updates the running statistics; state that a forward writes to attributes
+    is lost with the replica; a scalar output comes back as a vector.
 
-    Raises RuntimeError where the module does not lie on ``device_ids[0]``, and what the four raise.
+    Raises RuntimeError if the module is not on ``device_ids[0]``, and what the four raise.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        device_ids: Sequence[Target] | None = None,
-        output_device: Target | None = None,
+        device_ids: Sequence[DeviceId] | None = None,
+        output_device: DeviceId | None = None,
         dim: int = 0,
     ) -> None:
         super().__init__()
         self.module = module
         self.dim = dim
-        self.device_ids = _device_ids(device_ids)
+        self.device_ids = _devices(device_ids)
         if not self.device_ids:
             return
         self.src_device_obj = self.device_ids[0]
-        self.output_device = self.src_device_obj if output_device is None else target(output_device)
+        self.output_device = self.src_device_obj if output_device is None else to_device(output_device)
         if len(self.device_ids) == 1:
             place(module, self.src_device_obj)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self.device_ids:
             return self.module(*inputs, **kwargs)
-        check_home(self.module, self.src_device_obj)
+        _check_module_device(self.module, self.src_device_obj)
         args, module_kwargs = self.scatter(inputs, kwargs, self.device_ids)
         if not args:  # a module without any input runs once, on the first device
             args, module_kwargs = ((),), ({},)
         if len(self.device_ids) == 1:
-            with on(self.src_device_obj, 0):
+            with running_on(self.src_device_obj, 0):
                 return self.module(*args[0], **module_kwargs[0])
         replicas = self.replicate(self.module, self.device_ids[: len(args)])
         outputs = self.parallel_apply(replicas, args, module_kwargs)
         return self.gather(outputs, self.output_device)
 
     def scatter(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Target]
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[DeviceId]
     ) -> Any:
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
-    def replicate(self, module: nn.Module, device_ids: Sequence[Target]) -> list[nn.Module]:
+    def replicate(self, module: nn.Module, device_ids: Sequence[DeviceId]) -> list[nn.Module]:
         return replicate(module, device_ids, not torch.is_grad_enabled())
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)])
 
-    def gather(self, outputs: Any, output_device: Target) -> Any:
+    def gather(self, outputs: Any, output_device: DeviceId) -> Any:
         return gather(outputs, output_device, dim=self.dim)
 
 
 def data_parallel(
     module: nn.Module,
     inputs: Any,
-    device_ids: Sequence[Target] | None = None,
-    output_device: Target | None = None,
+    device_ids: Sequence[DeviceId] | None = None,
+    output_device: DeviceId | None = None,
     dim: int = 0,
     module_kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """``module(*inputs, **module_kwargs)`` over the devices: DataParallel as a function.
 
-    ``inputs`` is a tuple of positional arguments, the only one, or None for none. Without devices, given
-    or found, the module is called directly.
+    ``inputs`` is a tuple of positional arguments, the only argument, or None. ``device_ids`` are those of
+    DataParallel.
     """
     if not isinstance(inputs, tuple):
         inputs = () if inputs is None else (inputs,)
-    devices = _device_ids(device_ids)
+    devices = _devices(device_ids)
     if not devices:
         return module(*inputs, **(module_kwargs or {}))
-    check_home(module, devices[0])
+    _check_module_device(module, devices[0])
     args, kwargs = scatter_kwargs(inputs, module_kwargs, devices, dim)
     if not args:
         args, kwargs = ((),), ({},)
     if len(devices) == 1:
-        with on(devices[0], 0):
+        with running_on(devices[0], 0):
             return module(*args[0], **kwargs[0])
     used = devices[: len(args)]
     replicas = replicate(module, used, not torch.is_grad_enabled())
@@ -108,24 +107,24 @@ def data_parallel(
     return gather(outputs, devices[0] if output_device is None else output_device, dim)
 
 
-def _device_ids(given: Sequence[Target] | None) -> list[torch.device]:
-    if given is None:
+def _devices(device_ids: Sequence[DeviceId] | None) -> list[torch.device]:
+    if device_ids is None:
         return accelerators()
-    return targets(given) if given else []
+    return to_devices(device_ids) if device_ids else []
 
 
-def check_home(module: nn.Module, expected: torch.device) -> None:
-    """Raise RuntimeError unless every parameter and buffer lies on the device.
+def _check_module_device(module: nn.Module, expected: torch.device) -> None:
+    """Raise RuntimeError unless every parameter and buffer is on the device.
 
-    A tensor cannot tell one virtual device from another; there ``devices.place``'s mark on the module does.
+    For virtual devices the label that ``devices.place`` gave to the module counts.
     """
     for name, part in module.named_modules():
-        marked = placed_on(part)
+        labelled = placed_on(part)
         for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
             for key, tensor in tensors.items():
                 if tensor is None:
                     continue
-                found = marked if is_virtual(marked) and tensor.device.type == "cpu" else tensor.device
+                found = labelled if is_virtual(labelled) and tensor.device.type == "cpu" else tensor.device
                 if found != expected and (is_virtual(found) or found != physical(expected)):
                     raise RuntimeError(
                         f"module must have its parameters and buffers on device {expected} (device_ids[0]) "

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from dpexp.devices import HOST, label
+from dpexp.devices import HOST
 
-Target = int | str | torch.device
+DeviceId = int | str | torch.device
 
 
-def target(device: Target) -> torch.device:
-    """The device meant. An int is an accelerator's index, -1 the host, as in torch.nn.parallel.
+def to_device(device: DeviceId) -> torch.device:
+    """The ``torch.device``. An int is the index of an accelerator, -1 the host, as in torch.nn.parallel.
 
-    Raises ValueError for an index on a machine without an accelerator: ``cpu:i`` has to be said.
+    Raises ValueError for an index on a machine without an accelerator: virtual devices have no int.
     """
     if isinstance(device, torch.device | str):
         device = torch.device(device)
@@ -32,13 +32,8 @@ def target(device: Target) -> torch.device:
     return torch.device(kind.type, device)
 
 
-def targets(devices: Sequence[Target]) -> list[torch.device]:
-    """``target`` of each. A device may stand in the list twice. Raises ValueError for an empty list."""
+def to_devices(devices: Sequence[DeviceId]) -> list[torch.device]:
+    """``to_device`` of each; a device may occur twice. Raises ValueError for an empty list."""
     if not devices:
         raise ValueError("no devices given: name at least one, as [torch.device('cpu', 0)]")
-    return [target(device) for device in devices]
-
-
-def listed(devices: Sequence[torch.device]) -> str:
-    """``cpu:0, cpu:1, cpu:2``: the devices in an error message."""
-    return ", ".join(map(label, devices))
+    return list(map(to_device, devices))

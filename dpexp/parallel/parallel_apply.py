@@ -1,18 +1,18 @@
-"""Parallel apply: every replica computes its piece in a worker thread of its own.
+"""Parallel apply: every replica computes its chunk of the batch in its own worker thread.
 
 ::
 
     caller      worker of cpu:0   worker of cpu:1   worker of cpu:2
-      ├─ piece 0 ──►│
-      ├─ piece 1 ───┼───────────────►│
-      ├─ piece 2 ───┼────────────────┼───────────────►│
+      ├─ chunk 0 ──►│
+      ├─ chunk 1 ───┼───────────────►│
+      ├─ chunk 2 ───┼────────────────┼───────────────►│
     waits         forward          forward          forward
       │◄────────────┴────────────────┴────────────────┘
     outputs, or the first replica's exception
 
-What PyTorch keeps by thread travels with the piece: grad mode, inference mode, autocast with its
-dtype, the default device, the current stream of the device, context variables. The workers (workers.py)
-outlive the call. On the CPU the replicas share the caller's intra-op threads between them.
+A worker takes over the thread-local state of the caller: grad mode, inference mode, autocast with its
+dtype, the default device, the current stream of the device, context variables. On the CPU the replicas
+share the caller's intra-op threads. The workers outlive the call (thread_pool.py).
 """
 
 from __future__ import annotations
@@ -26,102 +26,89 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._utils import KeyErrorMessage
 
-from dpexp.devices import HOST, label, on
-from dpexp.parallel.device_ids import Target, target
+from dpexp.devices import HOST, label, running_on
+from dpexp.parallel.device_ids import DeviceId, to_device
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers
-from dpexp.parallel.thread_pool import is_worker, run_all
+from dpexp.parallel.thread_pool import Worker, thread_pool
+from dpexp.tensors import walk
 
-_changed = threading.Event()
-"""Set where a worker changed its number of threads, and so the whole process's default."""
+_default_changed = threading.Event()
+"""Set when a worker has changed its number of threads, and with it the default of new threads."""
 
 
 def parallel_apply(
     modules: Sequence[nn.Module],
     inputs: Sequence[Any],
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
-    devices: Sequence[Target | None] | None = None,
+    devices: Sequence[DeviceId | None] | None = None,
 ) -> list[Any]:
-    """``[module(*input, **kwargs), …]``, all at once, each on its device (in turns.py's cases in turn).
+    """``[module(*input, **kwargs), …]``, in parallel, each on its device (in order if rng_order.py says so).
 
     An input is a tuple or list of positional arguments, or the only argument. Without ``devices`` a
-    module computes where its first input tensor lies. A single module is called in the caller's thread.
+    module computes on the device of its first input tensor. A single module runs in the caller's thread.
 
-    When a replica raises, the others finish first; then the first one's exception is raised here:
-    same type, the replica and its device in the message, the original as ``__cause__``.
+    When a replica raises, the others finish first. Then the first one's exception is raised here: the same
+    type, with the replica and its device in the message and the original as ``__cause__``.
     Raises ValueError where the sequences differ in length.
     """
     count = len(modules)
     for name, sequence in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
         if sequence is not None and len(sequence) != count:
             raise ValueError(f"{count} modules but {len(sequence)} {name}: there must be one for each module")
-    wanted = devices if devices is not None else [None] * count
-    where = [
-        _place(input) if device is None else target(device)
-        for input, device in zip(inputs, wanted, strict=True)
-    ]
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
-    outcomes: list[ReplicaResult] = [ReplicaResult() for _ in range(count)]
-    rng_order = RngOrder(where) if count > 1 and draws_random_numbers(modules[0]) else None
+    device_of = [
+        _input_device(input) if device is None else to_device(device)
+        for input, device in zip(inputs, devices if devices is not None else [None] * count, strict=True)
+    ]
+    outputs: list[Any] = [None] * count
+    errors: dict[int, BaseException] = {}
+    rng_order = RngOrder(device_of) if count > 1 and draws_random_numbers(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        turn = rng_order.after_previous(replica) if rng_order is not None else contextlib.nullcontext()
-        with turn, on(where[replica], replica):
+        order = rng_order.after_previous(replica) if rng_order is not None else contextlib.nullcontext()
+        with order, running_on(device_of[replica], replica):
             try:
-                outcomes[replica].output = modules[replica](*args, **kwargs[replica])
+                outputs[replica] = modules[replica](*args, **kwargs[replica])
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
-                outcomes[replica].error = error
+                errors[replica] = error
 
-    if count <= 1 or _is_watched(where):
+    if count <= 1 or _in_dispatch_mode(device_of):
         for replica in range(count):
             forward(replica)
     else:
-        caller = CallerState.of(where)
+        caller = CallerState.of(device_of)
         try:
-            run_all(where, [caller.enter(forward, replica) for replica in range(count)])
+            thread_pool().run(device_of, [caller.task(forward, replica) for replica in range(count)])
         finally:
-            caller.restore_threads()
-    _raise_first(outcomes, where)
-    return [outcome.output for outcome in outcomes]
+            caller.restore_default_threads()
+    _raise_first(errors, device_of)
+    return outputs
 
 
-@dataclass
-class ReplicaResult:
-    """What a replica's forward returned or raised."""
+def _in_dispatch_mode(devices: Sequence[torch.device]) -> bool:
+    """Whether a dispatch mode (FlopCounterMode, FakeTensorMode) observes the operations of this thread.
 
-    output: Any = None
-    error: BaseException | None = None
-
-
-def _is_watched(devices: Sequence[torch.device]) -> bool:
-    """Inside a dispatch mode (FlopCounterMode, FakeTensorMode), which sees its own thread's operations only.
-
-    Replicas that all compute on the CPU then do so in the caller's thread, one after the other.
+    It would miss those of workers, so replicas on the CPU then compute one by one in the caller's thread.
     """
-    watching = torch.utils._python_dispatch._get_current_dispatch_mode() is not None
-    return watching and all(device.type == "cpu" for device in devices)
+    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+    return mode is not None and all(device.type == "cpu" for device in devices)
 
 
-def _place(value: Any) -> torch.device:
-    """The device of the first tensor in the nested value; the host where there is none."""
-    found = _first_tensor(value)
-    return HOST if found is None else found.device
+def _input_device(value: Any) -> torch.device:
+    """The device of the first tensor in the pytree; the host if there is none."""
+    first = next(walk(value), None)
+    return HOST if first is None else first.device
 
 
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    if isinstance(value, torch.Tensor):
-        return value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((tensor for tensor in map(_first_tensor, inner) if tensor is not None), None)
-
-
-# --- what travels with a piece -------------------------------------------------------------------
+# --- the state of the caller's thread ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CallerState:
-    """What PyTorch keeps by thread, as the caller had it."""
+    """What PyTorch keeps by thread, in the caller's thread."""
 
     grad: bool
     inference: bool
@@ -130,7 +117,7 @@ class CallerState:
     default_device: torch.device
     streams: tuple[torch.Stream | None, ...]
     threads: int
-    share: int
+    threads_per_replica: int
 
     @classmethod
     def of(cls, devices: Sequence[torch.device]) -> CallerState:
@@ -153,18 +140,18 @@ class CallerState:
                 for device in devices
             ),
             threads=threads,
-            share=max(1, threads // max(1, on_cpu)),
+            threads_per_replica=max(1, threads // max(1, on_cpu)),
         )
 
-    def enter(self, forward: Callable[[int], None], replica: int) -> Callable[[], None]:
-        """``forward(replica)`` as a task for a worker thread, in which this state then holds."""
+    def task(self, forward: Callable[[int], None], replica: int) -> Callable[[], None]:
+        """``forward(replica)`` as a task for a worker thread, which first takes over this state."""
         context = contextvars.copy_context()
 
-        def task() -> None:
+        def run() -> None:
             torch.set_grad_enabled(self.grad)
-            if torch.get_num_threads() != self.share:
-                _changed.set()
-                torch.set_num_threads(self.share)
+            if torch.get_num_threads() != self.threads_per_replica:
+                _default_changed.set()
+                torch.set_num_threads(self.threads_per_replica)
             stream = self.streams[replica]
             if stream is not None:
                 torch.accelerator.set_stream(stream)  # and the stream's device
@@ -177,61 +164,47 @@ class CallerState:
                     modes.enter_context(self.default_device)
                 context.run(forward, replica)
 
-        return task
+        return run
 
-    def restore_threads(self) -> None:
+    def restore_default_threads(self) -> None:
         """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
 
-        It holds for the worker alone, but is also the default of threads that start later. Done by the
-        outermost call, and only where there is something to undo: torch forgets all compiled convolutions
-        at each call.
+        It sets the number of the worker and the default of threads that start later. Only the outermost call
+        restores it, and only after a change: torch forgets all compiled convolutions at each call.
         """
-        if _changed.is_set() and not is_worker():
-            _changed.clear()
+        if _default_changed.is_set() and not isinstance(threading.current_thread(), Worker):
+            _default_changed.clear()
             torch.set_num_threads(self.threads)
 
 
 # --- exceptions ----------------------------------------------------------------------------------
 
 
-def _raise_first(outcomes: Sequence[ReplicaResult], devices: Sequence[torch.device]) -> None:
+def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:
     """Raise the exception of the first replica that has one, with the replica and its device in it."""
-    failed = [replica for replica, outcome in enumerate(outcomes) if outcome.error is not None]
-    if not failed:
+    if not errors:
         return
-    replica = failed[0]
-    error = outcomes[replica].error
-    assert error is not None
-    told = _told(error, f"replica {replica} on device {label(devices[replica])}")
-    if failed[1:]:
-        told.add_note(f"replicas {', '.join(map(str, failed[1:]))} raised as well")
-    for outcome in outcomes:
-        outcome.error = None
+    replica, *others = sorted(errors)
+    error = errors[replica]
+    located = _located(error, f"replica {replica} on device {label(devices[replica])}")
+    if others:
+        located.add_note(f"replicas {', '.join(map(str, others))} raised as well")
+    errors.clear()
     try:
-        raise told from (error if told is not error else error.__cause__)
+        raise located from (error if located is not error else error.__cause__)
     finally:
-        del error, told  # the traceback holds this frame: its holding them would be a reference cycle
+        del error, located  # the traceback refers to this frame: its variables would close a cycle
 
 
-def _told(error: BaseException, where: str) -> BaseException:
+def _located(error: BaseException, where: str) -> BaseException:
     """An exception of the same type with ``where`` in its message.
 
-    One that cannot be made from a message (it takes other arguments), or that is no error (an exit),
-    stays itself and gets a note.
+    One that takes other arguments than a message, or that is not an Exception, gets a note instead.
     """
     if isinstance(error, Exception):
         try:
-            return type(error)(_Message(f"Caught {type(error).__name__} in {where}.\n{error}"))
+            return type(error)(KeyErrorMessage(f"Caught {type(error).__name__} in {where}.\n{error}"))
         except Exception:
             pass
     error.add_note(f"Caught in {where}.")
     return error
-
-
-class _Message(str):
-    """Text that KeyError, which shows the repr of its argument, shows as it is."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -1,10 +1,11 @@
-"""Workers: threads kept for the life of the process, one a device, reused by every forward.
+"""ThreadPool: worker threads that live as long as the process, one a device, reused by every forward.
 
-Starting a thread costs about as much as a small layer's forward, so that the threads stay. A worker
-does one task at a time. A task that needs workers itself (a DataParallel inside of a replica)
-or a second caller at the same time finds the device's worker busy and gets a further one, so that
-nobody waits for a thread that waits for him. A forked child has none of its parent's threads and starts
-its own.
+Starting a thread costs as much as a small layer's forward. A worker runs one task at a time. When a
+device's worker is busy, because a replica contains a DataParallel itself or because a second thread calls
+one, the pool starts another worker, so no task waits for a thread that waits for that task.
+
+``concurrent.futures`` has no pool that keeps a replica on the same thread in every step, and costs more a
+task. A forked child has none of its parent's threads and starts its own pool.
 """
 
 from __future__ import annotations
@@ -21,90 +22,63 @@ from dpexp.devices import label
 
 Task = Callable[[], None]
 Slot = tuple[torch.device, int]
-"""A device and how often it stood earlier in the list: ``[cuda:0, cuda:0]`` has two seats."""
+"""A device and how often it occurs before in the list: ``[cuda:0, cuda:0]`` has two slots."""
 
 
-class Latch:
-    """Opens when ``count`` tasks have arrived."""
+class Worker(threading.Thread):
+    """A daemon thread that runs the tasks of one slot; between tasks it is in the slot's ``idle``."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self._lock = threading.Lock()
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def arrive(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._gate.release()
-
-    def wait(self) -> None:
-        self._gate.acquire()
-
-
-class Worker:
-    """A daemon thread and its inbox."""
-
-    def __init__(self, seat: Slot, idle: deque[Worker]) -> None:
-        self._inbox: SimpleQueue[tuple[Task, Latch]] = SimpleQueue()
+    def __init__(self, slot: Slot, idle: deque[Worker]) -> None:
+        super().__init__(name=f"dpexp {label(slot[0])}", daemon=True)
+        self._tasks: SimpleQueue[tuple[Task, SimpleQueue[None]]] = SimpleQueue()
         self._idle = idle
-        name = f"dpexp {label(seat[0])}"
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self.start()
 
-    def give(self, task: Task, latch: Latch) -> None:
-        """Run the task soon. It may not raise; the latch is told when it is done."""
-        self._inbox.put((task, latch))
+    def submit(self, task: Task, finished: SimpleQueue[None]) -> None:
+        """Run the task soon, then put None into ``finished``. The task must not raise."""
+        self._tasks.put((task, finished))
 
-    def _serve(self) -> None:
-        _thread.is_worker = True
+    def run(self) -> None:
         while True:
-            task, latch = self._inbox.get()
+            task, finished = self._tasks.get()
             task()
             del task  # an idle worker keeps no module, batch or output alive
             self._idle.append(self)
-            latch.arrive()
+            finished.put(None)
 
 
 class ThreadPool:
-    """The idle workers of one process, by seat."""
+    """The workers of one process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._idle: dict[Slot, deque[Worker]] = {}
 
-    def worker(self, seat: Slot) -> Worker:
-        """An idle worker of the seat, else a new one."""
-        idle = self._idle.setdefault(seat, deque())  # setdefault, append and pop are atomic
+    def run(self, devices: Sequence[torch.device], tasks: Sequence[Task]) -> None:
+        """Run each task in a worker of its device and wait until all have finished. They must not raise."""
+        occurrences = Counter[torch.device]()
+        finished: SimpleQueue[None] = SimpleQueue()
+        for device, task in zip(devices, tasks, strict=True):
+            self._worker((device, occurrences[device])).submit(task, finished)
+            occurrences[device] += 1
+        for _ in tasks:
+            finished.get()
+
+    def _worker(self, slot: Slot) -> Worker:
+        """An idle worker of the slot, otherwise a new one."""
+        idle = self._idle.setdefault(slot, deque())  # setdefault, append and pop are atomic
         try:
             return idle.pop()
         except IndexError:
-            return Worker(seat, idle)
+            return Worker(slot, idle)
 
 
 _pool: ThreadPool | None = None
-_thread = threading.local()
-
-
-def is_worker() -> bool:
-    """Whether this thread is a worker, in the middle of somebody's task."""
-    return getattr(_thread, "is_worker", False)
 
 
 def thread_pool() -> ThreadPool:
-    """The crew of this process; a forked child gets a new one."""
+    """The pool of this process."""
     global _pool
     if _pool is None or _pool.process != os.getpid():
         _pool = ThreadPool()
     return _pool
-
-
-def run_all(devices: Sequence[torch.device], tasks: Sequence[Task]) -> None:
-    """Run each task in a worker of its device and wait until all are done. Tasks may not raise."""
-    hands, taken = thread_pool(), Counter[torch.device]()
-    latch = Latch(len(tasks))
-    for device, task in zip(devices, tasks, strict=True):
-        hands.worker((device, taken[device])).give(task, latch)
-        taken[device] += 1
-    latch.wait()

@@ -18,7 +18,7 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config import ConfigError, RunConfig
-from dpexp.devices import HOST, accelerators, autocast, is_virtual, on
+from dpexp.devices import HOST, accelerators, autocast, is_virtual, running_on
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
@@ -48,7 +48,7 @@ class Replica:
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         timed = self.timer.replica("parallel_apply", self.replica, self.device)
-        with on(self.device, self.replica), timed, autocast(self.device, self.autocast_type):
+        with running_on(self.device, self.replica), timed, autocast(self.device, self.autocast_type):
             return self.module(*inputs, **kwargs)
 
 
@@ -72,7 +72,7 @@ class _Timed(Wrapper):
         if len(self.places) > 1:
             return super().forward(*inputs, **kwargs)
         # One device or none: DataParallel calls the module itself, without replicas.
-        with self.timer.phase("forward"), on(*((self.places[0], 0) if self.places else (HOST, None))):
+        with self.timer.phase("forward"), running_on(*((self.places[0], 0) if self.places else (HOST, None))):
             return super().forward(*inputs, **kwargs)
 
     def scatter(self, *args: Any, **kwargs: Any) -> Any:

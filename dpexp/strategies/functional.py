@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpexp import parallel
-from dpexp.devices import HOST, on, place
+from dpexp.devices import HOST, place, running_on
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, labelled, uses_torch
 from dpexp.strategies.wrappers import Wrapper
@@ -69,7 +69,7 @@ def data_parallel(
     where the outputs come too.
     """
     if len(places) <= 1:
-        with timer.phase("forward"), on(*((places[0], 0) if places else (HOST, None))):
+        with timer.phase("forward"), running_on(*((places[0], 0) if places else (HOST, None))):
             return module(*inputs)
     with timer.phase("replicate"):
         replicas = library.replicate(module, places)

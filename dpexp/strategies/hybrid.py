@@ -27,7 +27,7 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config import ConfigError, HybridOptions
-from dpexp.devices import HOST, move, on, physical, place
+from dpexp.devices import HOST, move, physical, place, running_on
 from dpexp.strategies.base import Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import synchronized
@@ -195,5 +195,5 @@ class MicroBatch:
         self.module = module
 
     def __call__(self, *inputs: Any) -> Any:
-        with on(HOST, None):
+        with running_on(HOST, None):
             return self.module(*inputs)

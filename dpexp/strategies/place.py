@@ -19,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dpexp.config import ConfigError, PlaceOptions
-from dpexp.devices import HOST, is_virtual, label, mark, on, place, whereabouts
+from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Needs, Placed, Strategy
 from dpexp.strategies.wrappers import (
     Forward,
@@ -99,8 +99,8 @@ class OnDevice(Wrapper):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if elsewhere((inputs, kwargs), self.device, self.default):
             inputs, kwargs = self.transfer(inputs, kwargs)
-        with on(self.device, None):
-            return mark(self.module(*inputs, **kwargs), self.device)
+        with running_on(self.device, None):
+            return set_tensor_device(self.module(*inputs, **kwargs), self.device)
 
 
 class Outputs(Wrapper):
@@ -124,9 +124,9 @@ class Following(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in walk((args, kwargs)):
-            device = whereabouts(tensor, HOST)
+            device = tensor_device(tensor, HOST)
             if device != HOST:
-                return mark(result, device)
+                return set_tensor_device(result, device)
         return result
 
 
@@ -136,4 +136,4 @@ def elsewhere(value: Any, device: torch.device, default: torch.device) -> bool:
     ``default`` is where tensors without a mark lie, if it is virtual; real tensors say it themselves.
     """
     default = default if is_virtual(default) else HOST
-    return any(whereabouts(tensor, default) != device for tensor in walk(value))
+    return any(tensor_device(tensor, default) != device for tensor in walk(value))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from dpexp.devices import HOST, accelerators, here, place, virtual
+from dpexp.devices import HOST, accelerators, current_device, place, virtual
 from dpexp.parallel import DataParallel, data_parallel
 
 DOUBLE = torch.double
@@ -62,7 +62,9 @@ def test_a_linear_layer_gives_the_same_outputs_and_gradients(count: int, batch: 
 
 def test_no_rows_run_through_every_replica_and_give_no_rows() -> None:
     seen: list[Any] = []
-    out = DataParallel(Call(lambda x: seen.append(here()[1]) or x * 2), virtual(3))(torch.zeros(0, 4))
+    out = DataParallel(Call(lambda x: seen.append(current_device()[1]) or x * 2), virtual(3))(
+        torch.zeros(0, 4)
+    )
     assert out.shape == (0, 4)
     assert sorted(seen) == [0, 1, 2]
 
@@ -140,7 +142,7 @@ def test_fewer_pieces_than_devices_with_a_keyword_number() -> None:
 
 def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
     calls: list[Any] = []
-    module = Call(lambda: calls.append(here()) or torch.ones(2))
+    module = Call(lambda: calls.append(current_device()) or torch.ones(2))
     assert torch.equal(DataParallel(module, virtual(3))(), torch.ones(2))
     assert torch.equal(data_parallel(module, None, virtual(3)), torch.ones(2))
     assert calls == [(torch.device("cpu", 0), 0)] * 2
@@ -331,7 +333,7 @@ def test_a_module_on_another_virtual_device_is_an_error_too() -> None:
 
 def test_without_devices_it_passes_through() -> None:
     seen: list[Any] = []
-    module = Call(lambda x: seen.append((here(), len(x))) or x)
+    module = Call(lambda x: seen.append((current_device(), len(x))) or x)
     x = torch.zeros(5, 2)
     assert DataParallel(module, []).device_ids == []
     assert torch.equal(DataParallel(module, [])(x), x)
@@ -344,7 +346,7 @@ def test_without_devices_it_passes_through() -> None:
 
 def test_one_device_calls_the_module_itself() -> None:
     seen: list[Any] = []
-    module = Call(lambda x: seen.append((here(), x.shape)) or x)
+    module = Call(lambda x: seen.append((current_device(), x.shape)) or x)
     DataParallel(module, virtual(1))(torch.zeros(5, 2))
     data_parallel(module, torch.zeros(5, 2), virtual(1))
     assert seen == [((torch.device("cpu", 0), 0), (5, 2))] * 2
@@ -386,7 +388,7 @@ def test_state_dict_and_parameters_are_those_of_the_module() -> None:
 
 def test_a_replicas_error_reaches_the_caller_with_its_place() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.zeros(3, 3) if here()[1] == 1 else x
+        return x @ torch.zeros(3, 3) if current_device()[1] == 1 else x
 
     with pytest.raises(RuntimeError, match=r"Caught RuntimeError in replica 1 on device cpu:1"):
         DataParallel(Call(forward), virtual(3))(torch.zeros(6, 2))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpexp.devices import accelerators, here, place
+from dpexp.devices import accelerators, current_device, place
 from dpexp.parallel import DataParallel, data_parallel, gather, parallel_apply, replicate, scatter
 
 pytestmark = pytest.mark.gpu
@@ -96,7 +96,12 @@ def test_workers_have_their_device_stream_and_autocast() -> None:
     class State(nn.Module):
         def forward(self) -> Any:
             index = torch.accelerator.current_device_index()
-            return here()[0], index, torch.accelerator.current_stream(), torch.get_autocast_dtype(kind)
+            return (
+                current_device()[0],
+                index,
+                torch.accelerator.current_stream(),
+                torch.get_autocast_dtype(kind),
+            )
 
     kind = pair()[0].type
     with torch.autocast(kind, dtype=torch.bfloat16):

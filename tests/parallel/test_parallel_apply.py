@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpexp.devices import HOST, here, virtual
+from dpexp.devices import HOST, current_device, virtual
 from dpexp.parallel import DataParallel, parallel_apply
 
 
@@ -50,13 +50,16 @@ def test_an_input_is_a_tuple_of_arguments_or_the_only_argument(devices: Any) -> 
 
 def test_without_devices_a_replica_computes_where_its_input_lies() -> None:
     nested = {"a": [None, (3, torch.zeros(1))]}
-    assert parallel_apply([Call(lambda *_: here())] * 2, [(nested,), (5,)]) == [(HOST, 0), (HOST, 1)]
+    assert parallel_apply([Call(lambda *_: current_device())] * 2, [(nested,), (5,)]) == [
+        (HOST, 0),
+        (HOST, 1),
+    ]
 
 
 def test_every_replica_knows_its_device_and_number() -> None:
-    assert apply(here) == [(device, i) for i, device in enumerate(virtual(3))]
-    assert apply(here, count=1) == [(torch.device("cpu", 0), 0)]
-    assert here() == (None, None)
+    assert apply(current_device) == [(device, i) for i, device in enumerate(virtual(3))]
+    assert apply(current_device, count=1) == [(torch.device("cpu", 0), 0)]
+    assert current_device() == (None, None)
 
 
 def test_replicas_run_at_the_same_time() -> None:
@@ -172,7 +175,7 @@ def test_sequences_of_different_length_are_an_error(name: str) -> None:
     arguments: dict[str, Any] = {"inputs": [(), ()], "kwargs_tup": [{}, {}], "devices": virtual(2)}
     arguments[name] = arguments[name][:1]
     with pytest.raises(ValueError, match=f"2 modules but 1 {name}"):
-        parallel_apply([Call(here)] * 2, **arguments)
+        parallel_apply([Call(current_device)] * 2, **arguments)
 
 
 # --- exceptions ----------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ class NeedsTwoError(Exception):
 
 def raise_in(replicas: set[int], error: Callable[[], BaseException]) -> Callable[[], Any]:
     def forward() -> Any:
-        _, replica = here()
+        _, replica = current_device()
         if replica in replicas:
             raise error()
         return replica
@@ -226,7 +229,7 @@ def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
     failed = threading.Event()
 
     def forward() -> None:
-        _, replica = here()
+        _, replica = current_device()
         if replica == 0:
             failed.set()
             raise ValueError("first")
@@ -327,12 +330,12 @@ def test_an_idle_worker_keeps_nothing_alive() -> None:
 
 def child(queue: Any) -> None:
     torch.set_num_threads(1)
-    queue.put((os.getpid(), apply(here)))
+    queue.put((os.getpid(), apply(current_device)))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_starts_workers_of_its_own() -> None:
-    apply(here)
+    apply(current_device)
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=child, args=(queue,))
@@ -342,4 +345,4 @@ def test_a_forked_child_starts_workers_of_its_own() -> None:
     pid, places = queue.get()
     assert pid != os.getpid()
     assert places == [(device, i) for i, device in enumerate(virtual(3))]
-    assert apply(here) == places
+    assert apply(current_device) == places

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from dpexp.devices import virtual
-from dpexp.parallel import DataParallel, data_parallel, gather, pieces, scatter
+from dpexp.parallel import DataParallel, chunk_sizes, data_parallel, gather, scatter
 
 Pair = namedtuple("Pair", "left right")
 Shape = tuple[int, ...]
@@ -92,14 +92,14 @@ def equal(a: Any, b: Any) -> bool:
 def test_scatter_then_gather_is_the_identity(data: st.DataObject, rows: int, count: int, dim: int) -> None:
     value = data.draw(containers(st.one_of(tensors(rows, dim), st.none())))
     shares = scatter(value, virtual(count), dim)
-    assert len(shares) in (count, len(pieces(rows, count)))
+    assert len(shares) in (count, len(chunk_sizes(rows, count)))
     assert equal(gather(shares, "cpu", dim), value)
 
 
 @thorough(300)
 @given(st.integers(0, 500), st.integers(1, 40))
 def test_pieces_are_those_of_chunk(rows: int, count: int) -> None:
-    assert pieces(rows, count) == [len(piece) for piece in torch.zeros(rows).chunk(count)]
+    assert chunk_sizes(rows, count) == [len(piece) for piece in torch.zeros(rows).chunk(count)]
 
 
 # --- modules from the grammar --------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.devices import here, virtual
+from dpexp.devices import current_device, virtual
 from dpexp.engine.verify import settle
 from dpexp.parallel import parallel_apply
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
@@ -80,8 +80,8 @@ def test_a_callable_with_a_module_is_examined_and_any_other_is_not() -> None:
 def test_replicas_with_dropout_compute_one_after_the_other_in_order() -> None:
     class Noisy(nn.Dropout):
         def forward(self) -> None:  # type: ignore[override]
-            order.append(("begin", here()[1]))
-            order.append(("end", here()[1]))
+            order.append(("begin", current_device()[1]))
+            order.append(("end", current_device()[1]))
 
     order: list[tuple[str, int | None]] = []
     for _ in range(20):
@@ -93,7 +93,7 @@ def test_replicas_with_dropout_compute_one_after_the_other_in_order() -> None:
 def test_the_next_replica_computes_when_one_raises() -> None:
     class Failing(nn.Dropout):
         def forward(self) -> None:  # type: ignore[override]
-            done.append(here()[1])
+            done.append(current_device()[1])
             raise ValueError("bad")
 
     done: list[int | None] = []

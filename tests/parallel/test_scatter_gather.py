@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_sequence
 
 from dpexp.devices import virtual
-from dpexp.parallel import gather, pieces, scatter, scatter_kwargs
+from dpexp.parallel import chunk_sizes, gather, scatter, scatter_kwargs
 
 Pair = namedtuple("Pair", "left right")
 
@@ -46,7 +46,7 @@ def rows(shares: Any) -> list[int]:
     ],
 )
 def test_a_batch_is_cut_as_chunk_cuts_it(batch: int, count: int, expected: list[int]) -> None:
-    assert pieces(batch, count) == pieces(batch, virtual(count)) == expected
+    assert chunk_sizes(batch, count) == chunk_sizes(batch, virtual(count)) == expected
     assert rows(scatter(torch.zeros(batch, 5), virtual(count))) == expected
 
 
@@ -194,7 +194,7 @@ def test_devices_are_resolved_or_refused() -> None:
 @pytest.mark.parametrize(("size", "count"), [(-1, 2), (3, 0)])
 def test_pieces_of_nothing_are_an_error(size: int, count: int) -> None:
     with pytest.raises(ValueError, match="at least"):
-        pieces(size, count)
+        chunk_sizes(size, count)
 
 
 # --- gather --------------------------------------------------------------------------------------
