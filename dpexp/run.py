@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config import ConfigError, RunConfig, home
-from dpexp.distributed import Stop, Terminated, World
+from dpexp.distributed import SigtermHandler, Terminated, World
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
@@ -90,7 +90,7 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
         raise
     if uploader is not None:
         uploader.open(journal.path, again=prepared.resumes)
-    stop = Stop()
+    stop = SigtermHandler()
     with stop.installed():
         error = _recorded(prepared, journal, uploader, quiet or not records, stop)
         with stop.deferred():  # what is left is to say how it ended
@@ -160,7 +160,7 @@ def _open(prepared: Prepared) -> Journal:
 
 
 def _recorded(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, stop: Stop
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, stop: SigtermHandler
 ) -> BaseException | None:
     """Run the loop; however it ends, the journal says so. Returns what ended it early."""
     from dpexp.engine import loop

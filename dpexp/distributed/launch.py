@@ -214,7 +214,7 @@ def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]
         RendezvousTimeoutError,
     )
 
-    from dpexp.distributed.stop import Terminated
+    from dpexp.distributed.signals import Terminated
 
     options = _options(config)
     faults: list[BaseException] = []

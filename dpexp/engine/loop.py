@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dpexp.distributed import Stop
+from dpexp.distributed import SigtermHandler
 from dpexp.engine.observations import Observations, describe, devices_of
 from dpexp.engine.prepare import Prepared, prepare, prepare_together
 from dpexp.engine.trainer import Progress, RunError, Silent, Trainer
@@ -37,7 +37,7 @@ def execute(
     journal: Journal,
     progress: Progress,
     on_flush: Callable[[], None],
-    stop: Stop | None = None,
+    stop: SigtermHandler | None = None,
 ) -> None:
     """Run it. Facts go to the journal as they are known; ``on_flush`` is called when there is more to read.
 
@@ -53,7 +53,9 @@ def execute(
     journal.set(shapes=observations.shapes())
     journal.flush()
     on_flush()
-    trainer = Trainer(prepared, placed, timer, journal, progress, on_flush, observations, stop or Stop())
+    trainer = Trainer(
+        prepared, placed, timer, journal, progress, on_flush, observations, stop or SigtermHandler()
+    )
     trainer.warm_up()
     trainer.resume()
     trainer.time_steps()

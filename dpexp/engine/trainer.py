@@ -19,7 +19,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.data import Batch, Dataset
-from dpexp.distributed import Stop
+from dpexp.distributed import SigtermHandler
 from dpexp.engine.checkpoint import State
 from dpexp.engine.diagnosis import first_not_finite
 from dpexp.engine.observations import Observations
@@ -76,7 +76,7 @@ class Trainer:
     progress: Progress
     on_flush: Callable[[], None]
     observations: Observations
-    stop: Stop
+    stop: SigtermHandler
     _losses: list[Any] = field(default_factory=list)
     _times_ms: list[float] = field(default_factory=list)
     _rows: list[tuple[int, int]] = field(default_factory=list)

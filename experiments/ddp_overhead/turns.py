@@ -93,7 +93,7 @@ class InTurns(Prepared):
 def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes what all found to a file before anything ends."""
     from dpexp.config import RunConfig
-    from dpexp.distributed import Stop, World
+    from dpexp.distributed import SigtermHandler, World
     from dpexp.engine import loop
     from dpexp.engine.progress import Bar
     from dpexp.record import Journal
@@ -131,7 +131,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
         journal.set(loop.describe(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         seen = loop.Observations(prepared, placed)
-        trainer = loop.Trainer(prepared, placed, Timer(), journal, bar, lambda: None, seen, Stop())
+        trainer = loop.Trainer(prepared, placed, Timer(), journal, bar, lambda: None, seen, SigtermHandler())
         trainer.warm_up()
         prepared.seconds.clear()
         trainer.time_steps()

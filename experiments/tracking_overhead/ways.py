@@ -104,7 +104,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     else the machine does meets both.
     """
     from dpexp.config import RunConfig
-    from dpexp.distributed import Stop
+    from dpexp.distributed import SigtermHandler
     from dpexp.engine import loop
     from dpexp.engine.progress import Bar
     from dpexp.record import Journal
@@ -123,7 +123,9 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
         seen = loop.Observations(prepared, placed)
         for _ in range(TURNS):
-            measured = loop.Trainer(prepared, placed, Timer(()), journal, bar, lambda: None, seen, Stop())
+            measured = loop.Trainer(
+                prepared, placed, Timer(()), journal, bar, lambda: None, seen, SigtermHandler()
+            )
             measured.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):

@@ -1,4 +1,4 @@
-"""Stop: SIGTERM, answered at once or, between steps, by every rank at the same one."""
+"""SIGTERM: it ends a run at once or, between steps, every rank at the same step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 
 
 class Terminated(BaseException):
-    """SIGTERM came: the run ends as killed, with everything up to here recorded."""
+    """The process received SIGTERM: the run ends with status killed, its journal complete up to here."""
 
 
-class Stop:
-    """What SIGTERM does to a run: it raises Terminated, or is ``requested`` for while it is deferred back."""
+class SigtermHandler:
+    """Raises Terminated at SIGTERM; inside ``deferred()`` it only sets ``requested``."""
 
     def __init__(self) -> None:
         self.requested = False
-        self._deferred = False
+        self._is_deferred = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Answer SIGTERM while inside; only the main thread can arrange that."""
+        """Handle SIGTERM inside the block; outside the main thread, where Python cannot, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._answer)
+        before = signal.signal(signal.SIGTERM, self._handle)
         try:
             yield
         finally:
@@ -33,16 +33,16 @@ class Stop:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """SIGTERM is only noted while inside: the caller looks at ``requested`` where it can stop."""
-        before, self._deferred = self._deferred, True
+        """Inside the block SIGTERM does not raise: the caller reads ``requested`` where it can stop."""
+        before, self._is_deferred = self._is_deferred, True
         try:
             yield
         finally:
-            self._deferred = before
+            self._is_deferred = before
 
-    def _answer(self, number: int, frame: object) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         self.requested = True
-        if not self._deferred:
+        if not self._is_deferred:
             self.terminate()
 
     def terminate(self) -> None:
