@@ -11,6 +11,7 @@ from dpexp.config.home import home
 from dpexp.config.options import flag_name, option, option_fields, types_of
 from dpexp.config.run_config import DTYPES, RunConfig, option_names
 from dpexp.config.strategy_options import (
+    REFERENCE,
     STRATEGY_HELP,
     STRATEGY_OPTIONS,
     BlockOptions,
@@ -25,6 +26,7 @@ from dpexp.config.strategy_options import (
 
 __all__ = [
     "DTYPES",
+    "REFERENCE",
     "STRATEGY_HELP",
     "STRATEGY_OPTIONS",
     "BlockOptions",

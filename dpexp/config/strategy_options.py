@@ -21,6 +21,10 @@ class StrategyOptions:
     launcher: ClassVar[str | None] = None
     in_ranks: ClassVar[bool] = False
 
+    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        """The options with other names for the devices that they name; most name none."""
+        return self
+
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
@@ -120,6 +124,13 @@ class PlaceOptions(StrategyOptions):
         metavar="NAME=DEVICE",
     )
 
+    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        entries = (entry.rpartition("=") for entry in self.place)
+        return PlaceOptions(tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries))
+
+
+REFERENCE = "single"
+"""The strategy that the others are compared with: the model on one device."""
 
 STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "single": StrategyOptions,

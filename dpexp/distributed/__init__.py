@@ -1,15 +1,12 @@
-"""Several processes as one run: the ranks that torchrun starts, their process group, and how they end.
+"""Several processes as one run: how ranks are started, how they communicate, and how they end.
 
-::
+    scripts/run.py ddp      launch          torchrun's agent, in this process, starts the ranks
+        rank 0 (journal)    process_group   all-gather, broadcast, barrier; ``faults``: whose error it was
+        rank 1              signals         SIGTERM stops every rank at the same step
+                            rank_result     the file in which a rank reports how it ended
 
-    scripts/run.py ddp --devices 2          launch    torchrun's agent in this process; it starts the ranks
-        rank 0 (journal, uploader)          process_group    all-gather, broadcast, barrier; who failed
-        rank 1                              faults    the errors of peers
-                                            signals   SIGTERM, which stops all ranks at the same step
-                                            rank_result   the file in which a rank reports its end
-
-Strategies, the engine and ``dpexp.run`` import this package; it imports config, record and devices. Importing
-``dpexp.distributed`` does not import torch. Start reading in ``launch`` or in ``process_group``.
+Strategies, engine and ``dpexp.run`` import this package. It imports config, record and devices; importing it
+does not import torch. Start reading in ``launch``, then ``process_group``.
 """
 
 from dpexp.distributed.signals import SigtermHandler, Terminated

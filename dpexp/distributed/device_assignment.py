@@ -1,4 +1,4 @@
-"""Select: how many ranks a host gets, and the device of each."""
+"""Device assignment: how many ranks a host runs, and which device each rank uses."""
 
 from __future__ import annotations
 
@@ -11,64 +11,53 @@ from dpexp.distributed.world import World
 
 
 def select(config: RunConfig, world: World | None) -> Selection:
-    """The devices of this process: as ``devices.select`` has them, or a rank's one.
+    """The devices of this process: the one of a rank, or all that the options name.
 
-    A rank on the CPU is ``cpu:<rank>``. Raises ConfigError where options and world contradict each other.
+    A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy
+    gets the device of the first one. Raises ConfigError where options and world contradict each other.
     """
-    if world is None:
-        return _first_rank(config) if config.options.launcher else devices.select(config)
-    if not config.options.in_ranks:
+    if world is None and not config.options.launcher:
+        return devices.select(config)
+    if world is not None and not config.options.in_ranks:
         raise ConfigError(
             f"{config.strategy} is one process, and this is rank {world.rank} of {world.size}: start it "
             "without torchrun"
         )
-    asked, there = per_host(config)
-    if asked not in (None, world.local_size):
+    requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
+    count, accelerators = _per_host(config)
+    if world is None:
+        return Selection(requested, accelerators[:1] or tuple(devices.virtual(1)))
+    if count not in (None, world.local_size):
         raise ConfigError(
-            f"--{'virtual' if config.virtual else 'devices'} asks for {asked} ranks a host and torchrun "
-            f"started {world.local_size} here: say the same number, or leave the option out"
+            f"--{'virtual' if config.virtual else 'devices'} asks for {count} ranks a host and torchrun "
+            f"started {world.local_size} on this one: give the same number, or leave the option out"
         )
-    if not there:
-        return Selection((_asked(config),), (devices.virtual(world.size)[world.rank],))
-    if len(there) < world.local_size:
+    if not accelerators:
+        return Selection(requested, (devices.virtual(world.size)[world.rank],))
+    if len(accelerators) < world.local_size:
         raise ConfigError(
-            f"{world.local_size} ranks on host {world.host} and {len(there)} accelerators: one for each is "
-            f"needed. --devices cpu, or --virtual {world.local_size}, computes on the CPU"
+            f"host {world.host} has {world.local_size} ranks and {len(accelerators)} accelerators: each rank "
+            f"needs one. --devices cpu, or --virtual {world.local_size}, computes on the CPU"
         )
-    return Selection((_asked(config),), (there[world.local_rank],))
+    return Selection(requested, (accelerators[world.local_rank],))
 
 
 def processes(config: RunConfig) -> int:
-    """How many ranks to start on this host. Raises ConfigError for devices that are not there."""
-    asked, there = per_host(config)
-    return asked or max(1, len(there))
+    """How many ranks to start on this host. Raises ConfigError for devices that this host does not have."""
+    count, accelerators = _per_host(config)
+    return count or max(1, len(accelerators))
 
 
-def per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
-    """(ranks asked for on each host, or None; the accelerators for them, none on the CPU)."""
-    asked, there = _asked_for(config)
-    if getattr(config.options, "comm", "auto") == "nccl" and not there:
-        raise ConfigError("--comm nccl: it needs a CUDA device for each rank; on the CPU say --comm gloo")
-    return asked, there
-
-
-def _asked_for(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
-    text = config.devices.strip()
-    if config.virtual is not None:
-        return config.virtual, ()
-    if text.isdecimal() and int(text) > 0 and not devices.accelerators():
-        return int(text), ()
-    if text == "cpu":
-        return None, ()
-    used = devices.select(config).used
-    return (None if text == "auto" else len(used)), used
-
-
-def _first_rank(config: RunConfig) -> Selection:
-    """A launched strategy before its launch is prepared, and shown by a dry run, as its first rank."""
-    _, there = per_host(config)
-    return Selection((_asked(config),), there[:1] or tuple(devices.virtual(1)))
-
-
-def _asked(config: RunConfig) -> str:
-    return f"{config.virtual} virtual" if config.virtual is not None else config.devices
+def _per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
+    """(number of ranks that the options name, or None; the accelerators for them, none on the CPU)."""
+    text, count = config.devices.strip(), config.virtual
+    accelerators: tuple[torch.device, ...] = ()
+    if count is None and text != "cpu":
+        if text.isdecimal() and int(text) > 0 and not devices.accelerators():
+            count = int(text)
+        else:
+            accelerators = devices.select(config).used
+            count = None if text == "auto" else len(accelerators)
+    if getattr(config.options, "comm", "auto") == "nccl" and not accelerators:
+        raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")
+    return count, accelerators

@@ -1,62 +1,111 @@
-"""Faults: what ended a rank, told once. A rank that fails takes its peers' connections with it; only
-its own error says why."""
+"""Faults: which rank's error ended a run.
+
+A rank that fails closes its connections, and its peers see no more than that. So each rank writes its error
+to the store of the process group, where a peer whose connection broke looks for the cause.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
-_SIGNS = (
-    "gloo",
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "nccl",
-    "timed out waiting",
-    "socket",
+from dpexp.distributed.world import Member
+
+COMMUNICATION = re.compile(
+    "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE
 )
+ROLL_CALL_S = 5.0
 
 
 class PeerError(RuntimeError):
-    """Another rank raised: its error, with its rank and host before it and its traceback in ``told``."""
+    """The error of another rank, named in the message; ``kind`` and ``traceback`` are the original's."""
 
     kind: str = "PeerError"
     traceback: str = ""
 
-    @classmethod
-    def of(cls, line: bytes) -> PeerError:
-        """From what ``told`` made of the peer's error."""
-        facts = json.loads(line)
-        error = cls(f"{facts['who']}: {facts['kind']}: {facts['message']}")
-        error.kind, error.traceback = facts["kind"], facts["traceback"]
-        return error
 
-
-class LostContact(PeerError):  # noqa: N818 - it reads as what happened
-    """TorchProcessGroup are gone without a word: killed, or cut off."""
+class LostContact(PeerError):  # noqa: N818 - Records hold this name
+    """Ranks are gone and left no error: killed, or cut off."""
 
     kind = "LostContact"
 
 
-def error_to_json(who: Any, error: BaseException) -> str:
-    """The error as one line of JSON, for the peers."""
-    return json.dumps(
-        {
-            "who": str(who),
-            "kind": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-    )
-
-
 def is_communication(error: BaseException) -> bool:
-    """Whether the error only says that the connection to a peer broke, or that it was silent too long."""
+    """Whether the error says only that the connection to a peer broke or timed out."""
     import torch.distributed as dist
 
-    if isinstance(error, dist.DistError):
-        return True
-    words = str(error).lower()
-    return type(error) is RuntimeError and any(sign in words for sign in _SIGNS)
+    is_known = type(error) is RuntimeError and COMMUNICATION.search(str(error)) is not None
+    return is_known or isinstance(error, dist.DistError)
+
+
+class Faults:
+    """The errors of the members of a group, in its store, which the first rank holds."""
+
+    def __init__(self, store: Any, rank: int, members: Sequence[Member], timeout_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._members = members
+        self._timeout_s = timeout_s
+
+    def reported(self) -> PeerError | None:
+        """The error that a rank reported. Raises RuntimeError or OSError where the store is gone."""
+        for member in self._members:
+            if self._store.check([f"failed/{member.rank}"]):
+                fields = json.loads(self._store.get(f"failed/{member.rank}"))
+                error = PeerError(f"{member}: {fields['kind']}: {fields['message']}")
+                error.kind, error.traceback = fields["kind"], fields["traceback"]
+                return error
+        return None
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        """``error``, reported to the peers; the cause at a peer if it says only that a connection broke."""
+        if isinstance(error, PeerError):
+            return error
+        found: list[BaseException] = []
+        # In a thread: over a link that was cut, a call to the store may not return.
+        thread = threading.Thread(target=self._exchange, args=(error, found), daemon=True)
+        thread.start()
+        thread.join(self._timeout_s)
+        if found:
+            return found[0]
+        return LostContact(f"lost contact with {self._members[0]}, which connects the ranks with each other")
+
+    def _exchange(self, error: BaseException, found: list[BaseException]) -> None:
+        try:
+            if is_communication(error):
+                found.append(self._roll_call(error))
+                return
+            trace = "".join(traceback.format_exception(error))
+            fields = {"kind": type(error).__name__, "message": str(error), "traceback": trace}
+            self._store.set(f"failed/{self._rank}", json.dumps(fields))
+        except (RuntimeError, OSError):
+            if is_communication(error):
+                return
+        found.append(error)
+
+    def _roll_call(self, error: BaseException) -> PeerError:
+        """The error that a peer reported; without one, the ranks that do not answer within a few seconds."""
+        self._store.set(f"present/{self._rank}", "")
+        deadline = time.monotonic() + min(ROLL_CALL_S, self._timeout_s)
+        while True:
+            peer_error = self.reported()
+            if peer_error is not None:
+                return peer_error
+            missing = [each for each in self._members if not self._store.check([f"present/{each.rank}"])]
+            if not missing or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if not missing:
+            return LostContact(
+                f"the ranks lost contact with each other for {self._timeout_s:g} s "
+                f"(--comm-timeout): {str(error).splitlines()[0]}"
+            )
+        return LostContact(
+            f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the link to it "
+            f"is gone (waited up to {self._timeout_s:g} s, --comm-timeout)"
+        )

@@ -1,6 +1,8 @@
-"""Launch: torchrun's own launcher, in this process, with the settings that several hosts need.
+"""Launch: torchrun's agent, in this process, starts the ranks of this host and watches them.
 
-Each rank runs the entry point that the caller names; what ended them is reported here, once.
+launch --> torchrun's agent --> rank 0: python -c ENTRY JOB --> RankResult --+--> launch returns the results,
+           |                --> rank 1: python -c ENTRY JOB --> RankResult --+    and the error of the agent
+           +-- a rank is lost: all ranks start again, from their last checkpoint
 """
 
 from __future__ import annotations
@@ -17,30 +19,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from dpexp.config import ConfigError, LaunchOptions, RunConfig
+from dpexp.config import LaunchOptions, RunConfig
 from dpexp.config.child_processes import end_with_parent, python_path
 from dpexp.distributed.rank_result import RankResult, results_folder
+from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
+from dpexp.distributed.signals import Terminated
 
 LAUNCH = "DPEXP_LAUNCH"
-"""The environment variable that tells this process's launches apart: they all have one agent."""
+"""The environment variable with the id of the launch that started a rank; empty if several hosts launch."""
 
 LAUNCHER = "DPEXP_LAUNCHER"
-"""The environment variable in which a launch tells its ranks this process's id."""
+"""The environment variable with the process id of the launcher that started a rank."""
 
 LOGGERS = ("torch.distributed", "torch.distributed.elastic")
-ENVIRONMENT = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # sharing it, restarted ranks meet the dead ones' addresses
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "OMP_NUM_THREADS": "",
-}
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started, or ended without a word: which, where, and how.
+    """The ranks did not start, or one ended without a RankResult: which, on which host, and how.
 
-    ``is_cause`` is True where that explains what the other ranks saw: one of them was killed.
+    ``is_cause``: it was killed, which explains why the other ranks lost contact with it.
     """
 
     is_cause = False
@@ -48,68 +48,89 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is to do: a run's config, and how the user started it."""
+    """The argument of a rank: the config of the run, and the command line that started it."""
 
     config: dict[str, Any]
     quiet: bool
     argv: list[str]
 
-    def to_json(self) -> str:
-        return json.dumps(self.__dict__)
-
 
 def launch(
     config: RunConfig, count: int, entry: str, *, quiet: bool
 ) -> tuple[list[RankResult], BaseException | None]:
-    """Start ``count`` ranks on this host, each ``python -c ENTRY JOB``; return their results at the end.
+    """Start ``count`` ranks on this host, each ``python -c ENTRY JOB``, and wait for their results.
 
-    The second value is what ended them early as far as torchrun knows: LaunchError, or KeyboardInterrupt and
-    Terminated where this process was asked to end. Raises ConfigError for options that cannot work.
+    The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
+    Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
     """
-    from torch.distributed.launcher.api import elastic_launch
-
-    job = Job(config.to_dict(), quiet, sys.argv)
-    os.environ[LAUNCH] = secrets.token_hex(6) if hosts(_options(config))[1] == 1 else ""
-    os.environ[LAUNCHER] = str(os.getpid())
+    options = config.options
+    assert isinstance(options, LaunchOptions)
+    job = json.dumps(vars(Job(config.to_dict(), quiet, sys.argv)))
     with (
-        results_folder() as results,
+        results_folder() as read_results,
         tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs,
-        _settings(count),
+        _environment(options, count),
     ):
-        started = _launch_config(config, count, logs)
-        with _bounded(_options(config), results), _faults_named(config, logs) as faults:
-            elastic_launch(started, sys.executable)("-c", entry, job.to_json())
-        return results(), faults[0] if faults else None
+        agent = _agent_config(options, count, logs)
+        with _watchdog(options, read_results):
+            error = _run_agent(agent, options, entry, job, logs)
+        return read_results(), error
 
 
 def end_with_launcher() -> None:
-    """In a rank, first of all: it dies when its launcher does.
+    """Called first in a rank: kill this process when its launcher ends.
 
-    torchrun's agent ends its ranks when it is interrupted or terminated. Killed outright, by hand or for its
-    memory, it cannot, and they would train on with nobody to restart them, to hear them, or to end them. At
-    once and without a word, as a lost host goes: the other hosts' agents then start the rest anew.
+    torchrun's agent ends its ranks when it is interrupted or terminated, but not when it is killed: they
+    would train on, and nothing would end them. To other hosts SIGKILL looks like a lost host, without which
+    they start again.
     """
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     end_with_parent(signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before the kernel was asked
+    if os.getppid() != launcher:  # it ended before the kernel knew
         os._exit(1)
 
 
-def _options(config: RunConfig) -> LaunchOptions:
-    assert isinstance(config.options, LaunchOptions)
-    return config.options
+# --- starting ---
 
 
-def _launch_config(config: RunConfig, count: int, logs: str) -> Any:
+@contextmanager
+def _environment(options: LaunchOptions, count: int) -> Iterator[None]:
+    """The environment of torchrun's agent and the ranks. Its loggers are silent: ``_run_agent`` reports."""
+    environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    os.environ |= {
+        LAUNCH: secrets.token_hex(6) if host_range(options)[1] == 1 else "",
+        LAUNCHER: str(os.getpid()),
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count)),
+        "PYTHONPATH": python_path(),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # A shared store would give restarted ranks the addresses of those that ended.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ |= environment
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _agent_config(options: LaunchOptions, count: int, logs: str) -> Any:
+    """The ``LaunchConfig`` of torchrun's agent. Raises ConfigError."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
-    options = _options(config)
-    fewest, most = hosts(options)
+    fewest, most = host_range(options)
     rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 1}
     endpoint, address = "localhost:0", "localhost"
     if most > 1:
-        endpoint, address, is_head = meeting(options)
+        endpoint, host_and_port = options.rdzv_endpoint, parse_endpoint(options.rdzv_endpoint)
+        address = local_address(*host_and_port)
+        is_head = resolve(*host_and_port) == address
         rendezvous |= {"is_host": is_head, "read_timeout": options.comm_timeout}
     return LaunchConfig(
         min_nodes=fewest,
@@ -125,146 +146,81 @@ def _launch_config(config: RunConfig, count: int, logs: str) -> Any:
     )
 
 
-def hosts(options: LaunchOptions) -> tuple[int, int]:
-    """(fewest, most) hosts of ``--nnodes``. Raises ConfigError."""
-    fewest, _, most = options.nnodes.partition(":")
-    try:
-        low, high = int(fewest), int(most or fewest)
-    except ValueError:
-        low = high = 0
-    if not 1 <= low <= high:
-        raise ConfigError(f"--nnodes {options.nnodes}: it is a number of hosts, as 2, or fewest:most, as 1:2")
-    if high > 1 and not options.rdzv_endpoint:
-        raise ConfigError(
-            f"--nnodes {options.nnodes}: say with --rdzv-endpoint HOST:PORT where the hosts meet, "
-            "the same on each: the first host's address and a free port there"
-        )
-    return low, high
-
-
-def meeting(options: LaunchOptions) -> tuple[str, str, bool]:
-    """(endpoint, this host's address as the others see it, whether the endpoint is here)."""
-    from dpexp.distributed.process_group import addresses_here, local_address, resolved
-
-    host, colon, port = options.rdzv_endpoint.rpartition(":")
-    if not (colon and host and port.isdecimal()):
-        raise ConfigError(f"--rdzv-endpoint '{options.rdzv_endpoint}': it is HOST:PORT, as 10.0.0.1:29500")
-    is_head = resolved(host) in addresses_here()
-    return options.rdzv_endpoint, local_address(host, int(port)), is_head
+# --- watching ---
 
 
 @contextmanager
-def _settings(count: int) -> Iterator[None]:
-    """The environment that torchrun's agent and the ranks need, and its loggers silent."""
-    kept = {
-        name: os.environ.get(name) for name in (*ENVIRONMENT, "PYTHONPATH", "TORCHELASTIC_SIGNALS_TO_HANDLE")
-    }
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
-    os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path()})
-    for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def _bounded(options: LaunchOptions, results: Callable[[], list[RankResult]]) -> Iterator[None]:
-    """End this process where its ranks have ended and torchrun's agent does not: over a link that was cut,
-    its calls to the other hosts do not return."""
+def _watchdog(options: LaunchOptions, read_results: Callable[[], list[RankResult]]) -> Iterator[None]:
+    """End this process if its ranks have ended and torchrun's agent waits for an answer over a cut link."""
     limit_s = options.comm_timeout + (options.join_timeout if options.max_restarts else 0.0)
-    over = threading.Event()
+    ended = threading.Event()
 
     def watch() -> None:
         import psutil
 
         idle_since = time.monotonic()
-        while not over.wait(0.5):
-            ranks = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-            words = results()
-            if ranks or not words:
+        while not ended.wait(0.5):
+            children = psutil.Process().children()
+            results = read_results()
+            if not results or any(child.status() != psutil.STATUS_ZOMBIE for child in children):
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:
-                print(f"error: {words[0].message}", file=sys.stderr, flush=True)
+                print(f"error: {results[0].message}", file=sys.stderr, flush=True)
                 os._exit(1)
 
-    if hosts(options)[1] > 1:
-        threading.Thread(target=watch, daemon=True, name="bound").start()
+    if host_range(options)[1] > 1:
+        threading.Thread(target=watch, daemon=True, name="watchdog").start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
 
 
-@contextmanager
-def _faults_named(config: RunConfig, logs: str) -> Iterator[list[BaseException]]:
-    """What torchrun's launcher raises, as one error of ours in the list."""
+# --- reporting ---
+
+
+def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: str) -> BaseException | None:
+    """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousConnectionError,
-        RendezvousError,
-        RendezvousTimeoutError,
-    )
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+    from torch.distributed.launcher.api import elastic_launch
 
-    from dpexp.distributed.signals import Terminated
-
-    options = _options(config)
-    faults: list[BaseException] = []
     try:
-        yield faults
+        elastic_launch(agent, sys.executable)("-c", entry, job)
     except ChildFailedError as error:
-        faults.append(LaunchError(_ended(error, logs)))
-        faults[0].is_cause = error.get_first_failure()[1].exitcode < 0  # type: ignore[attr-defined]
+        fault = LaunchError(_describe_failure(error, logs))
+        fault.is_cause = error.get_first_failure()[1].exitcode < 0
+        return fault
     except SignalException as error:
         interrupted = error.sigval == signal.SIGINT
-        faults.append(KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}"))
+        return KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}")
     except RendezvousTimeoutError:
-        faults.append(
-            LaunchError(
-                f"fewer than {options.nnodes} hosts met at {options.rdzv_endpoint} within "
-                f"{options.join_timeout:g} s (--join-timeout): is the command running on every host, with "
-                "the same --nnodes and --rdzv-endpoint?"
-            )
+        return LaunchError(
+            f"fewer than {options.nnodes} hosts met at {options.rdzv_endpoint} within "
+            f"{options.join_timeout:g} s (--join-timeout): is the command running on every host, with "
+            "the same --nnodes and --rdzv-endpoint?"
         )
-    except (RendezvousConnectionError, RendezvousError, OSError, RuntimeError) as error:
-        faults.append(LaunchError(_not_met(options, error)))
+    except (RendezvousError, OSError, RuntimeError) as error:
+        endpoint = options.rdzv_endpoint
+        reason = f"{error} {error.__cause__ or ''}"
+        if "EADDRINUSE" in reason or "already in use" in reason:
+            return LaunchError(f"port of --rdzv-endpoint {endpoint} is in use on this host: choose another")
+        reason = str(error).splitlines()[0]
+        return LaunchError(f"the hosts cannot meet at {endpoint or 'this host'}: {reason}")
+    return None
 
 
-def _not_met(options: LaunchOptions, error: Exception) -> str:
-    words = f"{error} {error.__cause__ or ''}"
-    if "EADDRINUSE" in words or "already in use" in words:
-        return f"port of --rdzv-endpoint {options.rdzv_endpoint} is in use on this host: choose another"
-    where = options.rdzv_endpoint or "this host"
-    return f"the hosts cannot meet at {where}: {str(error).splitlines()[0]}"
-
-
-def _ended(error: Any, logs: str) -> str:
-    """Who ended first, and how: torchrun knows the process, its log the last words."""
+def _describe_failure(error: Any, logs: str) -> str:
+    """Which rank ended first, how, and the last line of its stderr."""
     rank, failure = error.get_first_failure()
-    host = os.uname().nodename
     how = (
         f"was killed by {signal.Signals(-failure.exitcode).name}"
         if failure.exitcode < 0
         else f"ended with code {failure.exitcode}"
     )
-    return f"rank {rank} on host {host} (process {failure.pid}) {how}{_last_words(failure.local_rank, logs)}"
-
-
-def _last_words(local_rank: int, logs: str) -> str:
-    """The last line of a rank's stderr, where it was kept."""
-    import glob
-
-    for path in sorted(glob.glob(f"{logs}/**/{local_rank}/stderr.log", recursive=True), reverse=True):
-        with open(path, errors="replace") as file:
-            lines = file.read().strip().splitlines()
-        if lines:
-            return f": {lines[-1]}"
-    return ""
+    last_line = ""
+    for path in sorted(Path(logs).glob(f"**/{failure.local_rank}/stderr.log")):
+        lines = path.read_text(errors="replace").strip().splitlines()
+        last_line = f": {lines[-1]}" if lines else last_line
+    return f"rank {rank} on host {os.uname().nodename} (process {failure.pid}) {how}{last_line}"

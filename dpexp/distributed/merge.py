@@ -1,29 +1,29 @@
-"""Merge: what every rank saw of a run, as the facts of one Record. A rank is a replica.
+"""Merge: the observations of every rank, as one Record. A rank is a replica.
 
-Each function takes one value a rank, by rank.
+Each function takes a list by rank; ``names`` are the ranks' devices as the Record names them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpexp.distributed.process_group import Member
+from dpexp.distributed.world import Member
 from dpexp.record import Row
 
 
 def labels(devices: Sequence[str], members: Sequence[Member]) -> list[str]:
-    """The ranks' devices by name; with its host behind it where two hosts have a device of the same name."""
+    """The names of the ranks' devices, with ``@host`` where several hosts have a device of that name."""
     return [
-        f"{device}@{members[rank].host}" if devices.count(device) > 1 else device
-        for rank, device in enumerate(devices)
+        f"{device}@{member.host}" if devices.count(device) > 1 else device
+        for device, member in zip(devices, members, strict=True)
     ]
 
 
 def shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
-    """Every rank's rows as those of a replica, batch by batch and module by module."""
+    """Every rank's rows as those of a replica, by batch, module and rank."""
     order = {row["module"]: index for rows in reversed(by_rank) for index, row in enumerate(rows)}
     merged = [
-        {**row, "scope": "replica", "replica": rank, "device": _own(row["device"], names[rank])}
+        {**_renamed(row, names[rank]), "scope": "replica", "replica": rank}
         for rank, rows in enumerate(by_rank)
         for row in rows
     ]
@@ -31,47 +31,40 @@ def shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
 
 
 def device_map(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
-    """What all ranks hold alike is one row with replicas; what each holds a part of, a row a rank."""
+    """A tensor that every rank has is one row with replicas; a sharded one is a row for each rank."""
     merged = []
     for rows in zip(*by_rank, strict=True):
-        placed = [{**row, "device": _own(row["device"], names[rank])} for rank, row in enumerate(rows)]
+        renamed = [_renamed(row, name) for row, name in zip(rows, names, strict=True)]
         if any(row.get("placement") for row in rows):
-            merged += [{**row, "rank": rank} for rank, row in enumerate(placed)]
+            merged += [{**row, "rank": rank} for rank, row in enumerate(renamed)]
         else:
-            merged.append({**placed[0], "replicas": [row["device"] for row in placed[1:]]})
+            merged.append({**renamed[0], "replicas": [row["device"] for row in renamed[1:]]})
     return merged
 
 
 def timeline(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
-    """The first rank's phases, and every rank's as its replica's, each from the start of its own step."""
+    """The first rank's rows, and every rank's as its replica's; steps start where the first rank's do."""
     starts = [{row["step"]: row["start_us"] for row in rows if row["phase"] == "step"} for rows in by_rank]
-    merged = [{**row, "device": _own(row["device"], names[0])} for row in by_rank[0]]
+    merged = [_renamed(row, names[0]) for row in by_rank[0]]
     for rank, rows in enumerate(by_rank):
         for row in rows:
             if row["phase"] == "step":
                 continue
             shift = starts[0][row["step"]] - starts[rank][row["step"]]
-            merged.append(
-                {
-                    **row,
-                    "replica": rank,
-                    "device": _own(row["device"], names[rank]),
-                    "start_us": round(row["start_us"] + shift, 3),
-                    "end_us": round(row["end_us"] + shift, 3),
-                }
-            )
+            times = {key: round(row[key] + shift, 3) for key in ("start_us", "end_us")}
+            merged.append({**_renamed(row, names[rank]), "replica": rank, **times})
     return merged
 
 
 def memory(by_rank: Sequence[dict[str, int]], names: Sequence[str]) -> dict[str, int]:
-    """Peak bytes by rank: of its process where its device is a CPU, of the device elsewhere."""
+    """Peak bytes by rank: of its process where its device is a CPU, else of the device."""
     merged: dict[str, int] = {}
     for name, peaks in zip(names, by_rank, strict=True):
-        own = [value for device, value in peaks.items() if device != "cpu"]
-        merged[name] = own[0] if own else peaks["cpu"]
+        of_device = [value for device, value in peaks.items() if device != "cpu"]
+        merged[name] = of_device[0] if of_device else peaks["cpu"]
     return merged
 
 
-def _own(device: str, name: str) -> str:
-    """The device in a rank's row by its name in the Record; the host stays the host."""
-    return device if device == "cpu" else name
+def _renamed(row: Row, name: str) -> Row:
+    """The row with the name of its rank's device; the host is ``cpu`` on every rank."""
+    return row if row["device"] == "cpu" else {**row, "device": name}

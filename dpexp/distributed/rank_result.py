@@ -1,6 +1,6 @@
-"""Outcome: what a rank tells the process that launched it, in a file beside its agent's.
+"""RankResult: how a rank ended, in a file that the process which started it reads.
 
-The launcher judges a run by what was written, never by how a rank's teardown went.
+The launcher judges a run by these files, never by the exit codes of the ranks: a teardown may fail.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 
 from dpexp.record import write_atomically
 
-VARIABLE = "DPEXP_TOLD"
+FOLDER = "DPEXP_RANK_RESULTS"
+"""The environment variable that names the folder to the ranks; without it they write no result."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """A rank's last result. ``folder`` and ``delivery`` come from the first rank, which records."""
+    """How a rank ended. Only the first rank, which records, has ``folder`` (its run's) and ``delivery``."""
 
     rank: int
     status: str
@@ -33,28 +34,29 @@ class RankResult:
 
 @contextmanager
 def results_folder() -> Iterator[Callable[[], list[RankResult]]]:
-    """A folder for the ranks' words while inside; call what it gives to read them, by rank."""
-    with tempfile.TemporaryDirectory(prefix="dpexp-told-") as folder:
-        os.environ[VARIABLE] = folder
+    """Inside, ranks that are started write their results to a folder; the value reads them, by rank."""
+    with tempfile.TemporaryDirectory(prefix="dpexp-results-") as folder:
+        os.environ[FOLDER] = folder
         try:
             yield lambda: _read(Path(folder))
         finally:
-            del os.environ[VARIABLE]
+            del os.environ[FOLDER]
 
 
 def _read(folder: Path) -> list[RankResult]:
-    words = [RankResult(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*.json")]
-    return sorted(words, key=lambda each: each.rank)
+    results = [RankResult(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*.json")]
+    return sorted(results, key=lambda result: result.rank)
 
 
 def write_result(result: RankResult) -> None:
-    """Called by a rank when it is over. Without a launcher of ours nobody asks."""
-    folder = os.environ.get(VARIABLE)
+    """Write the result of this rank, in place of an earlier one."""
+    folder = os.environ.get(FOLDER)
     if folder:
         write_atomically(Path(folder) / f"{result.rank}.json", json.dumps(asdict(result)).encode())
 
 
 def first_rank_result() -> RankResult | None:
-    """What the first rank has told; None while it has not, or where nobody asks."""
-    folder = os.environ.get(VARIABLE)
-    return next((each for each in _read(Path(folder)) if each.rank == 0), None) if folder else None
+    """The result of the first rank; None while there is none."""
+    folder = os.environ.get(FOLDER)
+    results = _read(Path(folder)) if folder else []
+    return results[0] if results and results[0].rank == 0 else None

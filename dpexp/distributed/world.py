@@ -1,11 +1,11 @@
-"""World: which rank this process is, as torchrun tells it in the environment."""
+"""World: which rank this process is, as torchrun's environment variables say."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpexp.config import ConfigError
 
@@ -14,7 +14,10 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True)
 class World:
-    """One rank among ``size``; ``local_rank`` among the ``local_size`` of this host."""
+    """One rank of ``size``; ``local_rank`` of the ``local_size`` on this host, which has the name ``host``.
+
+    The first rank listens at ``address`` and ``port``.
+    """
 
     rank: int
     size: int
@@ -22,10 +25,11 @@ class World:
     local_size: int
     address: str
     port: int
+    host: str = field(default_factory=platform.node)
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> World | None:
-        """The world that the environment tells of; None for a process that stands alone.
+        """The world that the environment describes; None where the process is no rank.
 
         Raises ConfigError where the variables are incomplete or contradict each other.
         """
@@ -34,29 +38,29 @@ class World:
         missing = [name for name in VARIABLES if not environ.get(name)]
         if missing:
             raise ConfigError(
-                f"the environment tells of ranks but has no {', '.join(missing)}: start the ranks with "
+                f"RANK or WORLD_SIZE is set, but not {', '.join(missing)}: start the ranks with "
                 "torchrun, or unset RANK and WORLD_SIZE"
             )
-        rank, size, local_rank, local_size = (_number(name, environ[name]) for name in VARIABLES[:4])
-        port = _number("MASTER_PORT", environ["MASTER_PORT"])
-        world = cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port)
-        if not (world.local_rank < world.local_size <= world.size and world.rank < world.size):
-            told = ", ".join(f"{name}={environ[name]}" for name in VARIABLES[:4])
-            raise ConfigError(f"the world does not add up: {told}; ranks are counted from 0")
-        return world
-
-    @property
-    def host(self) -> str:
-        """The name of this rank's host."""
-        return platform.node()
-
-    @property
-    def is_launched_here(self) -> bool:
-        """Whether every rank is on this host."""
-        return self.local_size == self.size
+        rank, size, local_rank, local_size = (_whole_number(name, environ[name]) for name in VARIABLES[:4])
+        if not (local_rank < local_size <= size and rank < size):
+            found = ", ".join(f"{name}={environ[name]}" for name in VARIABLES[:4])
+            raise ConfigError(f"the world does not add up: {found}; ranks count from 0")
+        port = _whole_number("MASTER_PORT", environ["MASTER_PORT"])
+        return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port)
 
 
-def _number(name: str, text: str) -> int:
+@dataclass(frozen=True)
+class Member:
+    """One rank of a process group, and its host."""
+
+    rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on host {self.host}"
+
+
+def _whole_number(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"environment variable {name}='{text}': it must be a whole number, from torchrun")
+        raise ConfigError(f"environment variable {name}='{text}' is not a whole number: torchrun sets it")
     return int(text)

@@ -14,7 +14,7 @@ from typing import Any
 from dpexp import devices
 from dpexp.config import LaunchOptions, RunConfig
 from dpexp.distributed.device_assignment import processes
-from dpexp.distributed.launch import hosts
+from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 from dpexp.engine import loop
 from dpexp.engine.observe import device_map
@@ -83,7 +83,9 @@ def _splits(placed: Placed, ranks: int, sizes: dict[int, int]) -> list[Row]:
     """How an epoch's batches fall on the devices of each wrapped module, and on the ranks; few rows leave the
     last ones without any."""
     named = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
-    takers = [(name, [devices.label(device) for device in wrapper.places]) for name, wrapper in named]
+    takers = [
+        (name, [devices.label(device) for device in wrapper.replica_devices]) for name, wrapper in named
+    ]
     takers.append(("", [f"rank {rank}" for rank in range(ranks)]))
     splits = []
     for name, places in takers:
@@ -98,7 +100,7 @@ def _ranks(config: RunConfig) -> int:
     """How many ranks a launched strategy gets; 0 for the others."""
     if not isinstance(config.options, LaunchOptions):
         return 0
-    world, (fewest, _) = World.of(), hosts(config.options)
+    world, (fewest, _) = World.of(), host_range(config.options)
     return world.size if world is not None else fewest * processes(config)
 
 

@@ -61,7 +61,7 @@ class ShapeLog:
             if replica is None:
                 if spoken_for:  # its wrapper's row says the same
                     return
-                device = self._placed.output_device if wraps and part.module.places else _home(part)
+                device = self._placed.output_device if wraps and part.module.replica_devices else _home(part)
             assert device is not None
             row = {
                 "batch": self.batch,
@@ -159,7 +159,7 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device),
-        "replicas": [devices.label(each) for each in part.places[1:]],
+        "replicas": [devices.label(each) for each in part.replica_devices[1:]],
     }
     return row | _sharded(part, tensor)
 
@@ -171,7 +171,7 @@ def _sharded(part: Part, tensor: torch.Tensor) -> Row:
         local, shape = holder.to_local(), list(tensor.shape)
         placement = ", ".join(map(str, holder.placements))
     elif hasattr(part.module, "placement"):
-        local, shape, placement = tensor, list(holder.whole_shape), holder.placement
+        local, shape, placement = tensor, list(holder.full_shape), holder.placement
     else:
         return {}
     return {

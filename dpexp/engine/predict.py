@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dpexp import devices
-from dpexp.config import ConfigError, PlaceOptions
+from dpexp.config import ConfigError
 from dpexp.engine.observe import device_map, observe
 from dpexp.record import Row
 from dpexp.strategies import Strategy
@@ -105,16 +105,9 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 def _portable(strategy: Strategy, names: dict[str, str]) -> Strategy:
     """The same strategy for the stand-in devices, which torch.nn.parallel does not know."""
     config = dataclasses.replace(strategy.config, backend="portable", compile=False)
-    if isinstance(config.options, PlaceOptions):
-        stands = {name: stand for stand, name in reversed(names.items())}
-        place = tuple(_renamed(entry, stands) for entry in config.options.place)
-        config = dataclasses.replace(config, options=PlaceOptions(place))
-    return strategy.configured(config)
-
-
-def _renamed(entry: str, stands: dict[str, str]) -> str:
-    pattern, _, name = entry.rpartition("=")
-    return f"{pattern}={stands.get(name.strip(), name)}"
+    stands = {name: stand for stand, name in reversed(names.items())}
+    options = config.options.with_devices(stands)
+    return strategy.configured(dataclasses.replace(config, options=options))
 
 
 def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:

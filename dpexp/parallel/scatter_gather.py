@@ -173,7 +173,7 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
             "return tensors with a batch dimension, None, or containers of them. A number a replica is "
             "torch.tensor([number]); what is the same for all belongs outside of the wrapped module"
         )
-    columns = zip(*of_replicas, strict=True)  # type: ignore[arg-type]
+    columns = zip(*of_replicas, strict=True)
     return rebuild(
         first,
         [_gather([entry for _, entry in column], device, dim, path + column[0][0]) for column in columns],

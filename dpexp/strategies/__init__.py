@@ -1,4 +1,9 @@
-"""The layouts: how a model is laid over devices, one file each. ``STRATEGIES`` names them."""
+"""Strategies: how a model is laid over devices, one file each; ``STRATEGIES`` holds them by name.
+
+The engine imports this package, and asks a strategy what it ``needs``. It imports parallel, distributed,
+data, timing, devices and config. Start in ``base``, then ``whole``; most strategies use ``wrappers`` and
+``submodules``.
+"""
 
 from __future__ import annotations
 

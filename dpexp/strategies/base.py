@@ -1,4 +1,4 @@
-"""Strategy: how a model is laid over devices, and Placed: the model laid out."""
+"""Strategy: how a model is laid over devices, and Placed: the model once it is."""
 
 from __future__ import annotations
 
@@ -6,34 +6,38 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from dpexp.config import RunConfig
+from dpexp.config import RunConfig, StrategyOptions
 from dpexp.data import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.timing import Timer
 
+Devices: TypeAlias = Sequence[torch.device]
+
 
 class GradientSync:
-    """How this process brings its part of a global batch to gradients; alone, all of it.
+    """Backward, and full tensors. This is that of one process, which has every row and every full tensor.
 
-    ``whole`` gives all of a tensor of which this process may hold a part only, and ``put`` writes all of
-    a tensor into the part; every rank must call them in the same order.
+    With several ranks, every rank must call a method at the same time: it may communicate.
     """
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        """Gradients of the global batch's mean loss, on every parameter that this process holds."""
+        """Give every local parameter the gradient of the mean loss over the rows of the global batch."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` is the parameter of this name (as the model's author named it), or its gradient."""
+        """The full tensor, as in DTensor, of which ``tensor`` may be this rank's shard.
+
+        ``tensor`` is the parameter of this name in the model as written, or its gradient.
+        """
         return tensor.detach()
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """The inverse of ``whole``."""
+        """Write this rank's shard of the full tensor ``value`` to ``tensor``."""
         tensor.detach().copy_(value)
 
 
@@ -41,7 +45,7 @@ class GradientSync:
 class Placed:
     """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
 
-    Outputs come on ``output_device``; ``devices`` are all that compute, the host included where it does.
+    Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
     """
 
     module: nn.Module
@@ -53,12 +57,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a strategy asks of its caller.
+    """What a strategy needs from its caller.
 
-    ``devices``: True if without an accelerator (real or virtual) its wrapper does nothing.
-    ``prediction``: True if the user's layout may mix devices, which must be found out before a run opens.
-    ``compile``: False if its modules are made anew at every step, so that compiling them never ends.
-    ``gradients``: True if every parameter that requires a gradient must get one in every step.
+    ``devices``: an accelerator, real or virtual; without one its wrapper passes through.
+    ``prediction``: a run on fake tensors first, since the user's device map may mix devices.
+    ``compile``: False if its modules must not be compiled: each step makes new ones.
+    ``gradients``: a gradient for every parameter that requires one, in every step.
     """
 
     devices: bool
@@ -68,40 +72,38 @@ class Needs:
 
 
 class Strategy(ABC):
-    """One layout. Made from the run's config; ``place`` takes the model over and rewires it."""
+    """One layout, made from the config of a run. A subclass annotates ``options`` with its class of them."""
 
     name: ClassVar[str]
     needs: ClassVar[Needs]
+    options: StrategyOptions
 
     def __init__(self, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.config = config
+        self.options = config.options
         self.group = group or ProcessGroup()
 
     def configured(self, config: RunConfig) -> Strategy:
         """The same strategy with another config."""
         other = copy.copy(self)
-        other.config = config
+        other.config, other.options = config, config.options
         return other
 
     def compiled(self, module: nn.Module) -> nn.Module:
-        """The module, compiled in place where the run asks for it; it keeps its class and its names."""
+        """The module, compiled in place if the config says so; it keeps its class and its names."""
         if self.config.compile:
             module.compile()
         return module
 
-    def prepare(  # noqa: B027 - most strategies have nothing to refuse
-        self, model: nn.Module, devices: Sequence[torch.device]
-    ) -> None:
-        """Check, before a run opens, that model and devices have what the strategy names.
-
-        May set options on the model (sparse gradients).
+    def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
+        """Check model and devices before a run opens, and set options of modules (sparse gradients).
 
         Raises ConfigError.
         """
 
-    def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - most strategies do not mind
-        """Judge the parameters that get no gradient, where ``needs.gradients``. Raises ConfigError."""
+    def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
+        """Raises ConfigError if parameters that get no gradient, by their names, are an error."""
 
     @abstractmethod
-    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
-        """Lay the model over the devices (none: the host alone), in place."""
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """Lay the model over the devices, in place; over the host if there are none."""

@@ -11,6 +11,7 @@ their ``forward``, so that a subclass can time the four and change nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 from dpexp import parallel
 from dpexp.config import ConfigError, RunConfig
 from dpexp.devices import HOST, accelerators, autocast, is_virtual, running_on
-from dpexp.strategies.base import Strategy
+from dpexp.strategies.base import Devices, Strategy
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
@@ -27,52 +28,50 @@ from dpexp.timing import Timer
 class Replicating(Strategy):
     """Base of the strategies that use DataParallel or its primitives."""
 
-    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
         uses_torch(self.config, devices)  # raises ConfigError where --backend does not know the devices
 
 
+@dataclass(frozen=True)
 class Replica:
-    """One replica's call, labelled with its number and device, timed, and under the run's autocast.
+    """A call of one replica: labelled with its number and device, timed, and under the run's autocast.
 
-    ``torch.nn.parallel`` takes into its threads that autocast is on, but not its type.
+    ``torch.nn.parallel`` tells its threads that autocast is on, but not its dtype.
     """
 
-    def __init__(
-        self, module: nn.Module, replica: int, device: torch.device, timer: Timer, autocast_type: str
-    ) -> None:
-        self.module = module
-        self.replica = replica
-        self.device = device
-        self.timer = timer
-        self.autocast_type = autocast_type
+    module: nn.Module
+    number: int
+    device: torch.device
+    timer: Timer
+    autocast_dtype: str
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        timed = self.timer.replica("parallel_apply", self.replica, self.device)
-        with running_on(self.device, self.replica), timed, autocast(self.device, self.autocast_type):
+        timed = self.timer.replica("parallel_apply", self.number, self.device)
+        with running_on(self.device, self.number), timed, autocast(self.device, self.autocast_dtype):
             return self.module(*inputs, **kwargs)
 
 
-def labelled(
-    replicas: Sequence[nn.Module], places: Sequence[torch.device], timer: Timer, autocast_type: str
-) -> list[Any]:
-    """The replicas as callables that say who and where they are."""
-    return [
-        Replica(each, i, device, timer, autocast_type)
-        for i, (each, device) in enumerate(zip(replicas, places, strict=False))
-    ]
+def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, autocast_dtype: str) -> list[Any]:
+    """Calls of the replicas, for ``parallel_apply``."""
+    numbered = enumerate(zip(replicas, devices, strict=False))
+    return [Replica(module, i, device, timer, autocast_dtype) for i, (module, device) in numbered]
+
+
+def on_one_device(devices: Devices) -> running_on:
+    """The label of a call without replicas, which DataParallel makes on one device, and on the host."""
+    return running_on(devices[0], 0) if devices else running_on(HOST, None)
 
 
 class _Timed(Wrapper):
-    """The four steps as phases. Comes before a DataParallel class among the bases."""
+    """The four steps as phases; the base class before a DataParallel class."""
 
     timer: Timer
-    autocast_type: str
+    autocast_dtype: str
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if len(self.places) > 1:
+        if len(self.replica_devices) > 1:
             return super().forward(*inputs, **kwargs)
-        # One device or none: DataParallel calls the module itself, without replicas.
-        with self.timer.phase("forward"), running_on(*((self.places[0], 0) if self.places else (HOST, None))):
+        with self.timer.phase("forward"), on_one_device(self.replica_devices):
             return super().forward(*inputs, **kwargs)
 
     def scatter(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,11 +84,11 @@ class _Timed(Wrapper):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("parallel_apply"):
-            named = labelled(replicas, self.places, self.timer, self.autocast_type)
-            return super().parallel_apply(named, *args, **kwargs)  # type: ignore[misc]
+            calls = labelled(replicas, self.replica_devices, self.timer, self.autocast_dtype)
+            return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("gather", self.places[0]):
+        with self.timer.phase("gather", self.replica_devices[0]):
             return super().gather(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -101,36 +100,33 @@ class PortableDataParallel(_Timed, parallel.DataParallel):
     """``dpexp.parallel.DataParallel``, timed."""
 
 
-def data_parallel_module(
-    module: nn.Module, places: Sequence[torch.device], config: RunConfig, timer: Timer
-) -> Wrapper:
-    """The module, which must be on places[0], in the DataParallel that ``--backend`` names.
+def data_parallel_module(module: nn.Module, devices: Devices, config: RunConfig, timer: Timer) -> Wrapper:
+    """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
 
-    Without places the wrapper passes its inputs through to the module, as PyTorch's does.
+    Without devices the wrapper calls the module itself, as PyTorch's does.
     """
     wrapper: _Timed
-    if uses_torch(config, places):
-        wrapper = TorchDataParallel(module, device_ids=list(places) or None)
+    if uses_torch(config, devices):
+        wrapper = TorchDataParallel(module, device_ids=list(devices) or None)
     else:
-        wrapper = PortableDataParallel(module, device_ids=list(places))
+        wrapper = PortableDataParallel(module, device_ids=list(devices))
     wrapper.timer = timer
-    wrapper.autocast_type = config.autocast
-    wrapper.places = tuple(places)
+    wrapper.autocast_dtype = config.autocast
+    wrapper.replica_devices = tuple(devices)
     return wrapper
 
 
-def uses_torch(config: RunConfig, places: Sequence[torch.device]) -> bool:
-    """True where ``torch.nn.parallel`` does the work: on accelerators, unless ``--backend portable``.
+def uses_torch(config: RunConfig, devices: Devices) -> bool:
+    """True if ``torch.nn.parallel`` computes: on accelerators, unless ``--backend portable``.
 
     Raises ConfigError for ``--backend torch`` on devices that torch.nn.parallel does not know.
     """
-    foreign = [str(device) for device in places if is_virtual(device) or device.type != "cuda"]
+    foreign = [str(device) for device in devices if is_virtual(device) or device.type != "cuda"]
     if config.backend == "torch" and foreign:
         raise ConfigError(
             f"--backend torch: torch.nn.parallel works on CUDA devices, not on {', '.join(foreign)}; "
             "--backend portable does"
         )
-    if not places:
-        # Given no device, nn.DataParallel takes every accelerator there is.
-        return config.backend != "portable" and not accelerators()
-    return config.backend != "portable" and not foreign
+    # Given no device, nn.DataParallel takes every accelerator of the machine.
+    takes_accelerators = not devices and bool(accelerators())
+    return config.backend != "portable" and not foreign and not takes_accelerators

@@ -4,160 +4,138 @@
                                                       |-- all-reduce --|
     rank 1: rows 15-29 --> model --> loss --backward--+   by bucket    +--> optimizer
 
-Nothing is scattered, replicated or gathered: each rank fetches its own rows, and only gradients travel,
-in buckets, while backward is still computing those of the layers before.
+Nothing is scattered, replicated or gathered: each rank loads its own rows, and only gradients travel,
+in buckets, while backward still computes those of earlier layers.
 
-The ranks' gradients are averaged. A rank's loss is the mean over its own rows, so that with uneven parts
-it is weighted by them first; a rank without rows takes part with weight 0.
+The all-reduce averages over ranks. A rank's loss is the mean over its own rows, so it is first weighted by
+their number; a rank without rows takes part with weight 0.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config import ConfigError, DdpOptions
 from dpexp.data import Batch
 from dpexp.devices import HOST, physical, place
-from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
+from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward, Wrapper
 from dpexp.timing import Timer
 
 
 class RowWeightedSync(GradientSync):
-    """The mean over all rows, from the means over each rank's rows: the group averages over ranks."""
+    """Weights the loss of a rank by its rows: the average over ranks is then the mean over all rows."""
 
-    def __init__(self, ranks: int) -> None:
-        self.group = ranks
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        scale = batch.weight * self.group
+        scale = batch.weight * self.world_size
         (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
 
 class Ddp(Strategy):
-    """Each rank holds the whole model and computes its rows; gradients are all-reduced."""
+    """Each rank has the whole model and computes its rows; gradients are all-reduced."""
 
     name = "ddp"
     needs = Needs(devices=False, gradients=True)
-
-    @property
-    def options(self) -> DdpOptions:
-        """The strategy's own options."""
-        assert isinstance(self.config.options, DdpOptions)
-        return self.config.options
+    options: DdpOptions
 
     def unused(self, names: Sequence[str]) -> None:
-        if self.options.find_unused:
-            return
-        raise ConfigError(
-            f"ddp: the loss does not depend on {', '.join(names)}: the all-reduce would wait for their "
-            "gradients for ever. Freeze them (requires_grad_(False)), or say --find-unused"
-        )
+        if not self.options.find_unused:
+            raise ConfigError(
+                f"ddp: the loss does not depend on {', '.join(names)}: the all-reduce would wait for their "
+                "gradients for ever. Freeze them (requires_grad_(False)), or use --find-unused"
+            )
 
-    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
-        module = synchronized(self.compiled(place(model, device)), device, timer, self.options)
+        module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
         return Placed(module, device, device, (device,), RowWeightedSync(self.group.size))
 
 
-def synchronized(
+def ddp_module(
     model: nn.Module,
     device: torch.device,
     timer: Timer,
-    options: DdpOptions | None = None,
-    apart: Iterable[nn.Parameter] = (),
+    options: DdpOptions,
+    excluded: Iterable[nn.Parameter] = (),
 ) -> nn.Module:
-    """The model in DistributedDataParallel, but for parameters that are kept ``apart``.
+    """The model in DistributedDataParallel, which ignores the ``excluded`` parameters.
 
-    Where that leaves nothing to synchronize, the model is only timed.
+    Without parameters to synchronize, or without a process group, the model is only timed.
     """
-    left_out = {id(each) for each in apart}
-    names = [name for name, each in model.named_parameters() if id(each) in left_out]
-    trains = any(each.requires_grad and id(each) not in left_out for each in model.parameters())
-    if not (trains and torch.distributed.is_initialized()):
+    ignored = {id(parameter) for parameter in excluded}
+    names = [name for name, each in model.named_parameters() if id(each) in ignored]
+    trains = any(each.requires_grad and id(each) not in ignored for each in model.parameters())
+    if not (trains and distributed.is_initialized()):
         return Forward(model, timer)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model, names
     )
-    return Synchronized(model, device, timer, options or DdpOptions())
+    return TimedDistributedDataParallel(model, device, timer, options)
 
 
-@dataclass
-class _Bucket:
-    """One bucket's all-reduce in a step, on ``time.perf_counter_ns``."""
+class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
+    """``DistributedDataParallel`` with its forward and the all-reduce of each bucket timed.
 
-    index: int
-    start: int
-    end: int = 0
-
-
-class Synchronized(Wrapper, DistributedDataParallel):
-    """``DistributedDataParallel`` whose forward, and whose buckets' all-reduces, are timed.
-
-    Its hook averages like DDP's own default, with a clock. A hook in Python makes a step longer, and none can
-    be taken away again: it is registered when the first step is recorded.
+    Its communication hook averages as DDP does without one. A Python hook makes steps longer and cannot be
+    removed: the first recorded step registers it.
     """
 
     transparent = True
 
     def __init__(self, module: nn.Module, device: torch.device, timer: Timer, options: DdpOptions) -> None:
-        super().__init__(
-            module,
-            bucket_cap_mb=options.bucket_mb,
-            find_unused_parameters=options.find_unused,
-        )
+        super().__init__(module, bucket_cap_mb=options.bucket_mb, find_unused_parameters=options.find_unused)
         self.timer = timer
         self.device_of_rank = device
-        self._buckets: list[_Bucket] = []
-        self._is_hooked = False
+        self._bucket_times: list[tuple[int, int, int]] = []  # (bucket, start, end) on time.perf_counter_ns
+        self._has_hook = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.timer.recording and not self._is_hooked:
+        if self.timer.is_recording and not self._has_hook:
             self._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-            self.register_comm_hook(None, self._reduce)
-            self._is_hooked = True
-        self._buckets = []
+            self.register_comm_hook(None, self._all_reduce)
+            self._has_hook = True
+        self._bucket_times = []
         start = time.perf_counter_ns()
         with self.timer.phase("forward"):
             outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if self.timer.recording and torch.is_grad_enabled():
-            self.timer.at_end(lambda: self._measure(start))
+        if self.timer.is_recording and torch.is_grad_enabled():
+            self.timer.at_end(lambda: self._add_phases(start))
         return outputs
 
-    def _reduce(self, state, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
-        tensor = bucket.buffer().div_(torch.distributed.get_world_size())
-        work = torch.distributed.all_reduce(tensor, async_op=True)
+    def _all_reduce(self, state, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
+        tensor = bucket.buffer().div_(distributed.get_world_size())
+        work = distributed.all_reduce(tensor, async_op=True)
         assert work is not None
-        timed = _Bucket(bucket.index(), time.perf_counter_ns())
-        self._buckets.append(timed)
+        index, start, times = bucket.index(), time.perf_counter_ns(), self._bucket_times
 
         def reduced(done: Any) -> torch.Tensor:
-            timed.end = time.perf_counter_ns()
+            times.append((index, start, time.perf_counter_ns()))
             return done.value()[0]  # type: ignore[no-any-return]
 
         return work.get_future().then(reduced)
 
-    def _measure(self, start: int) -> None:
-        """DDP's own figures of the step: backward's compute, the all-reduce, and what they overlap."""
-        began = self.timer.start_ns("backward")
-        if began is None or self.logger is None:
+    def _add_phases(self, start: int) -> None:
+        """DDP's own figures of the step: backward's compute, the all-reduce, and their overlap."""
+        backward = self.timer.start_ns("backward")
+        if backward is None or self.logger is None:
             return
         self.logger.set_runtime_stats_and_log()
-        facts = self._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        zero, device = start - facts["forward_compute_time_start"], self.device_of_rank
-        computed = zero + facts["backward_compute_time_end"]
-        reducing, reduced = (zero + facts[f"backward_comm_time_{end}"] for end in ("start", "end"))
-        self.timer.add("backward_compute", device, began, max(began, computed))
+        figures = self._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        zero, device = start - figures["forward_compute_time_start"], self.device_of_rank
+        computed = zero + figures["backward_compute_time_end"]
+        reducing, reduced = (zero + figures[f"backward_comm_time_{end}"] for end in ("start", "end"))
+        self.timer.add("backward_compute", device, backward, max(backward, computed))
         self.timer.add("allreduce", device, reducing, reduced)
         self.timer.add("overlap", device, reducing, max(reducing, min(reduced, computed)))
-        if physical(device) == HOST:  # elsewhere the host's clock only tells when a kernel was queued
-            for each in self._buckets:
-                if each.end:
-                    self.timer.add(f"allreduce_bucket{each.index}", device, each.start, each.end)
+        if physical(device) == HOST:  # on an accelerator the host's clock shows when a kernel was queued
+            for index, began, ended in sorted(self._bucket_times):
+                self.timer.add(f"allreduce_bucket{index}", device, began, ended)

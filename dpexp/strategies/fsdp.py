@@ -1,12 +1,11 @@
-"""``fsdp``: FSDP2's ``fully_shard``, one process (rank) a device, each with a part of every parameter.
+"""``fsdp``: FSDP2's ``fully_shard``, one process (rank) a device, each with a shard of every parameter.
 
-    rank 0: rows 0-14  --gather block--> forward --free--> ... --gather block--> backward --+
-                                                                                            | reduce-scatter
-    rank 1: rows 15-29 --gather block--> forward --free--> ... --gather block--> backward --+
+    rank 0: rows 0-14  --all-gather block--> forward --free--> ... --all-gather--> backward --+
+                                                                                              | reduce-scatter
+    rank 1: rows 15-29 --all-gather block--> forward --free--> ... --all-gather--> backward --+
 
-A rank keeps its rows of each parameter, of its gradient and of the optimizer's state; a block's parameters
-are whole on a rank only while the block computes. Data, weights by rows and ranks without rows are as in
-``ddp``.
+A rank keeps its rows of each parameter, of its gradient and of the optimizer's state; it has the full
+parameters of a block only while the block computes. Data, weights and ranks without rows are as in ``ddp``.
 
 FSDP2 is imported where it is used: it takes half a second, and every launcher of ranks would wait for it.
 
@@ -15,23 +14,20 @@ Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from dpexp.config import FsdpOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.ddp import RowWeightedSync
-from dpexp.strategies.wrappers import Forward, check_no_overlap, submodule
+from dpexp.strategies.submodules import matching
+from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
 
-CHILDREN = "*"
 
-
-class Sharded(RowWeightedSync):
-    """Parameters are ``DTensor``s, of which each rank holds its rows."""
+class ShardedSync(RowWeightedSync):
+    """Parameters are ``DTensor``s, of which each rank has its rows."""
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
@@ -44,33 +40,28 @@ class Sharded(RowWeightedSync):
 
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            there = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
-            tensor.to_local().copy_(there.to_local())
+            sharded = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+            tensor.to_local().copy_(sharded.to_local())
         else:
             tensor.copy_(value)
 
 
 class Fsdp(Strategy):
-    """Each block is a unit that is gathered and freed by itself; what is in no block belongs to the root."""
+    """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
 
     name = "fsdp"
     needs = Needs(devices=False)
+    options: FsdpOptions
 
-    def blocks(self, model: nn.Module) -> tuple[str, ...]:
-        """The names of the submodules that are units. Raises ConfigError for one that is not there."""
-        options = self.config.options
-        assert isinstance(options, FsdpOptions)
-        if options.block == (CHILDREN,):
-            return tuple(name for name, child in model.named_children() if list(child.parameters()))
-        for name in options.block:
-            submodule(model, name, "--block")
-        check_no_overlap(options.block, "--block")
-        return options.block
+    def blocks(self, model: nn.Module) -> list[str]:
+        """The names of the submodules to shard. Raises ConfigError for one that the model does not have."""
+        names = matching(model, self.options.block, "--block") if list(model.children()) else ()
+        return [name for name in names if list(model.get_submodule(name).parameters())]
 
-    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
 
-    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -81,4 +72,4 @@ class Fsdp(Strategy):
             mesh = init_device_mesh(device.type, (self.group.size,))
             for unit in (*map(model.get_submodule, blocks), model):
                 fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-        return Placed(Forward(model, timer), device, device, (device,), Sharded(self.group.size))
+        return Placed(Forward(model, timer), device, device, (device,), ShardedSync(self.group.size))

@@ -3,45 +3,35 @@
     ids --> embedding on cpu --transfer--> linear on cuda:0 --> outputs             (one accelerator)
     ids --> embedding on cpu --transfer--> linear in DataParallel --> outputs       (several)
 
-A table of many rows fits the host's memory, and a batch needs only a few of its rows: moving those
-rows is cheap, moving the table is not. ``--sparse`` makes its gradient as small as the rows touched.
-``--pipeline`` splits the batch in two, so that the host embeds the second half while the first is
-in the dense part:
+A batch needs a few rows of a large table: they are cheap to move, the table is not. ``--sparse`` makes its
+gradient as small as those rows. ``--pipeline`` splits the batch in two, so that the host embeds the second
+half while the device computes the first:
 
     host     |embed 0|embed 1|
     device           |dense 0|dense 1|
 
-Under torchrun each rank has one accelerator. The dense part is then in DistributedDataParallel; the host
-modules are on every rank's host, their gradients all-reduced, or ``--shard-embedding`` gives each rank
-some of the rows (see ``tables``).
+Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
+the tables on its host and their gradients are all-reduced; with --shard-embedding it has some of the rows.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpexp import parallel
-from dpexp.config import ConfigError, HybridOptions
+from dpexp.config import ConfigError, DdpOptions, HybridOptions
 from dpexp.devices import HOST, move, physical, place, running_on
-from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
-from dpexp.strategies.ddp import synchronized
-from dpexp.strategies.embedding_tables import HostTables, ShardedEmbedding, check_shardable, shard
-from dpexp.strategies.wrappers import (
-    Transfer,
-    Wrapper,
-    check_not_tied,
-    matching,
-    named_parameters,
-    parts,
-    place_own,
-    rewire,
-)
+from dpexp.strategies.ddp import ddp_module
+from dpexp.strategies.embedding_tables import TableSync, check_shardable, shard
+from dpexp.strategies.submodules import check_not_tied, matching, rewire
+from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
 MICRO_BATCHES = 2
@@ -53,94 +43,74 @@ class Hybrid(Replicating):
 
     name = "hybrid"
     needs = Needs(devices=True)
+    options: HybridOptions
 
-    @property
-    def options(self) -> HybridOptions:
-        """The strategy's own options."""
-        assert isinstance(self.config.options, HybridOptions)
-        return self.config.options
-
-    def hosts(self, model: nn.Module) -> tuple[str, ...]:
-        """The names of the submodules that stay on the host. Raises ConfigError for one that is not there."""
-        return matching(model, self.options.host, "--host")
-
-    def prepare(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
         super().prepare(model, devices)
+        options, hosts = self.options, matching(model, self.options.host, "--host")
         if self.config.compile and len(devices) > 1:
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
-        if self.options.shard_embedding and not self.group.members:
-            raise ConfigError("--shard-embedding: the rows are split over ranks: start them with torchrun")
-        if self.options.shard_embedding and self.options.pipeline:
+        if options.shard_embedding and not self.group.members:
+            raise ConfigError("--shard-embedding splits the rows over ranks: start them with torchrun")
+        if options.shard_embedding and options.pipeline:
             raise ConfigError(
                 "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
             )
         if devices:
-            check_not_tied(model, self.hosts(model), "--host")
-        for name in self.hosts(model):
+            check_not_tied(model, hosts, "--host")
+        for name in hosts:
             module = model.get_submodule(name)
-            if self.options.shard_embedding:
+            if options.shard_embedding:
                 check_shardable(module, f"host module '{name}'")
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-            if self.options.sparse and not tables:
+            if options.sparse and not tables:
                 raise ConfigError(
                     f"--sparse: host module '{name}' ({type(module).__name__}) has no embedding; "
                     "leave out --sparse"
                 )
             for table in tables:
-                table.sparse = self.options.sparse
+                table.sparse = options.sparse
 
-    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
-        stages = Stages(tuple(devices), timer)
-        hosts = self.hosts(model)
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        hosts = matching(model, self.options.host, "--host")
+        stages = Stages(devices[0] if devices else HOST, timer)
 
-        def stage(name: str, child: nn.Module) -> nn.Module:
+        def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                tables = shard(child, self.group, name) if self.options.shard_embedding else child
+                tables = shard(child, self.group) if self.options.shard_embedding else child
                 return OnHost(place(tables, HOST), stages)
-            return Dense(self._dense(child, stages), stages)
+            place(child, stages.device)
+            if len(devices) < 2 or not list(child.parameters()):
+                return Dense(self.compiled(child), stages)
+            return Dense(data_parallel_module(child, devices, self.config, timer), stages)
 
-        rewire(model, hosts, stage, lambda module: place_own(module, stages.device))
+        rewire(model, hosts, wrap, stages.device)
         module = Pipelined(model, stages.device) if self.options.pipeline else model
-        used = (HOST, *(each for each in devices if each != HOST))
+        used = (HOST, *(device for device in devices if device != HOST))
         if not self.group.members:
             return Placed(module, HOST, stages.device, used)
-        tables = {
-            name: each
-            for name, each in named_parameters(module).items()
-            if any(name.startswith(f"{host}.") for host in hosts)
-        }
-        shards = [
-            f"{part.name}.weight" for part in parts(module) if isinstance(part.module, ShardedEmbedding)
-        ]
-        gradient_sync = HostTables(self.group, tables, shards, timer)
-        module = synchronized(module, stages.device, timer, apart=tables.values())
-        return Placed(module, HOST, stages.device, used, gradient_sync)
-
-    def _dense(self, child: nn.Module, stages: Stages) -> nn.Module:
-        place(child, stages.device)
-        if len(stages.devices) < 2 or not list(child.parameters()):
-            return self.compiled(child)
-        return data_parallel_module(child, stages.devices, self.config, stages.timer)
+        sync = TableSync(self.group, module, hosts, timer)
+        module = ddp_module(module, stages.device, timer, DdpOptions(), excluded=sync.tables.values())
+        return Placed(module, HOST, stages.device, used, sync)
 
 
+@dataclass(frozen=True)
 class Stages:
-    """What the wrapped modules of one model share: devices, timer, and one lock a stage.
+    """The host and the device as the stages of a pipeline.
 
-    The locks let one part of a pipelined batch into a stage at a time, and cost nothing otherwise.
+    A lock lets one part of a pipelined batch into its stage at a time, and costs nothing otherwise.
     """
 
-    def __init__(self, devices: tuple[torch.device, ...], timer: Timer) -> None:
-        self.devices = devices
-        self.device = devices[0] if devices else HOST
-        self.timer = timer
-        self.host_lock = threading.RLock()
-        self.device_lock = threading.RLock()
+    device: torch.device
+    timer: Timer
+    host_lock: threading.RLock = field(default_factory=threading.RLock)
+    device_lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class OnHost(Wrapper):
-    """A module on the host whose outputs go on to the accelerator."""
+    """A module on the host, and the transfer of its outputs to the device."""
 
     def __init__(self, module: nn.Module, stages: Stages) -> None:
         super().__init__()
@@ -156,7 +126,7 @@ class OnHost(Wrapper):
 
 
 class Dense(Wrapper):
-    """A module on the accelerators; inputs that are still on the host are brought along."""
+    """A module on the accelerators, to which it moves inputs that are still on the host."""
 
     def __init__(self, module: nn.Module, stages: Stages) -> None:
         super().__init__()
@@ -172,7 +142,7 @@ class Dense(Wrapper):
 
 
 class Pipelined(Wrapper):
-    """Runs the parts of a batch through the model side by side; the stages' locks put them in a pipeline."""
+    """Calls the model on both parts of a batch at once; the locks of the stages make it a pipeline."""
 
     def __init__(self, module: nn.Module, output_device: torch.device) -> None:
         super().__init__()
@@ -183,16 +153,16 @@ class Pipelined(Wrapper):
         batches = parallel.scatter(inputs, [HOST] * MICRO_BATCHES)
         if len(batches) == 1:
             return self.module(*batches[0])
-        part: Any = MicroBatch(self.module)
-        outputs = parallel.parallel_apply([part] * len(batches), batches, devices=[HOST] * len(batches))
+        call: Any = MicroBatch(self.module)
+        outputs = parallel.parallel_apply([call] * len(batches), batches, devices=[HOST] * len(batches))
         return parallel.gather(outputs, self.output_device)
 
 
+@dataclass(frozen=True)
 class MicroBatch:
-    """A call of the module on a part of the batch, which is not a replica and has no number."""
+    """A call of the module on a part of the batch; unlike a replica it has no number."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    module: nn.Module
 
     def __call__(self, *inputs: Any) -> Any:
         with running_on(HOST, None):

@@ -7,13 +7,10 @@ scatter    +--> replica 2 (devices[2]) --+   gather
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import nn
 
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Needs, Placed
+from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.timing import Timer
 
@@ -24,7 +21,7 @@ class Whole(Replicating):
     name = "whole"
     needs = Needs(devices=True, compile=False)
 
-    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         module = data_parallel_module(place(model, first), devices, self.config, timer)
         return Placed(module, first, first, tuple(devices) or (HOST,))

@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import ConfigError, RunConfig, did_you_mean
+from dpexp.config import REFERENCE, ConfigError, RunConfig, did_you_mean
 from dpexp.record import Record, Row
 
 CONFIG, README, RECORDS, SWEEP, SUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
@@ -240,7 +240,7 @@ def _check(experiment: Experiment, path: Path) -> None:
 
 def is_reference(run: Run) -> bool:
     """Whether a cell is the single device, which every sweep measures anew."""
-    return isinstance(run, RunConfig) and run.strategy == "single"
+    return isinstance(run, RunConfig) and run.strategy == REFERENCE
 
 
 # --- records -------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class InTurns(Prepared):
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
-        clock, batches = time.perf_counter, super().own(epoch, first=first)
+        clock, batches = time.perf_counter, super().local_batches(epoch, first=first)
         for _ in range(first, math.ceil(self.data.samples / self.config.batch_size)):
             done = len(self.seconds["recorded"])
             for name in sorted(self.others, reverse=done % 4 >= 2):  # none always comes after the same

@@ -121,7 +121,7 @@ NAMES = [
         "'layers.0' lies inside --block 'layers'"),
     bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
     bad("place --place block1", "--place 'block1': it is NAME=DEVICE, as layers.*=cuda:0"),
-    bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there is cpu, cpu:0, cpu:1"),
+    bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),
     bad("place --place 'block9=cpu'", "--place 'block9' not found", "block1, block2, block3"),
     bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' has its device already"),
     bad("place --model $own:TwoDevices --place first=cpu:0 --place second=cpu:1 --virtual 2",

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "run.py"
 PATIENCE_S = 120
 IMPORTED = (
     "dpexp.engine.dry_run",
-    "dpexp.report.terminal",
+    "dpexp.report.render.terminal",
     "numpy",
     "torch._dynamo",  # by the first optimizer
     "torch.distributed.launcher.api",

@@ -15,11 +15,11 @@ import pytest
 import torch
 from launching import record, run, torchrun
 
-from dpexp.config import ConfigError
+from dpexp.config import ConfigError, DdpOptions
 from dpexp.devices import HOST
 from dpexp.distributed import World
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.ddp import synchronized
+from dpexp.strategies.ddp import ddp_module
 from dpexp.timing import Timer
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
@@ -77,7 +77,7 @@ def test_only_recorded_steps_run_a_hook_in_python(monkeypatch: pytest.MonkeyPatc
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         timer = Timer()
-        module = synchronized(torch.nn.Linear(2, 2), HOST, timer)
+        module = ddp_module(torch.nn.Linear(2, 2), HOST, timer, DdpOptions())
         module(torch.ones(1, 2)).sum().backward()
         assert module._comm_hooks == []
         for _ in range(2):
@@ -259,7 +259,7 @@ TORCHRUN = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"MASTER_ADDR": ""}, "no MASTER_ADDR"),
+        ({"MASTER_ADDR": ""}, "not MASTER_ADDR"),
         ({"RANK": "2"}, "does not add up: RANK=2"),
         ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3"),
         ({"RANK": "first"}, "RANK='first'"),
@@ -273,7 +273,7 @@ def test_a_world_that_does_not_add_up_is_refused(changes: Mapping[str, str], wor
 def test_a_world_is_read_from_the_environment() -> None:
     world = World.of(TORCHRUN)
     assert world is not None
-    assert (world.rank, world.size, world.is_launched_here) == (1, 2, True)
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (1, 2, 1, 2)
     assert World.of({}) is None
 
 

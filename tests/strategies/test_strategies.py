@@ -15,7 +15,8 @@ from dpexp.engine import loop
 from dpexp.engine.observe import device_map, observe
 from dpexp.record import Row
 from dpexp.strategies import STRATEGIES, Placed
-from dpexp.strategies.wrappers import Wrapper, matching, named_parameters, parts, submodule
+from dpexp.strategies.submodules import matching
+from dpexp.strategies.wrappers import Wrapper, named_parameters, parts
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]
@@ -217,9 +218,7 @@ def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
     model = Nested()
     assert matching(model, ["layers.*"], "--block") == ("layers.0", "layers.1")
     assert matching(model, ["layers.?.0", "tables.*"], "--block") == ("layers.1.0", "tables.words")
-    with pytest.raises(
-        ConfigError, match=r"--block 'nothing\.\*' matches no submodule; the model has tables"
-    ):
+    with pytest.raises(ConfigError, match=r"--block 'nothing\.\*' not found; the model has tables"):
         matching(model, ["nothing.*"], "--block")
 
 
@@ -282,7 +281,7 @@ def test_names_are_those_of_the_model_as_written() -> None:
         ("place", {"place": ["block1"]}, ["--place 'block1'", "NAME=DEVICE"]),
         ("place", {"place": ["block9=cpu"]}, ["--place 'block9' not found"]),
         ("place", {"place": ["block1=cpu:7"]}, ["no device 'cpu:7'", "cpu, cpu:0, cpu:1", "--virtual"]),
-        ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' has its device already, cpu"]),
+        ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' already has a device, cpu"]),
     ],
 )
 def test_names_that_the_model_does_not_have_are_refused(
@@ -305,12 +304,6 @@ def test_torchs_own_class_is_refused_on_devices_that_it_does_not_know() -> None:
         ConfigError, match=r"--backend torch: .* not on cpu:0, cpu:1; --backend portable does"
     ):
         lay("whole", virtual=2, backend="torch")
-
-
-def test_submodule_finds_the_parent() -> None:
-    model = Nested()
-    parent, key, module = submodule(model, "layers.1.0", "--block")
-    assert (parent, key, module) == (model.layers[1], "0", model.layers[1][0])
 
 
 @pytest.mark.gpu

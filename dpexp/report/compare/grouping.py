@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from dpexp.config import REFERENCE
 from dpexp.record import JournalError, Record, spread
 from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio, usual_times
 from dpexp.report.compare.run_records import Place, RunRecords
@@ -81,7 +82,7 @@ class Group:
     def baseline(self) -> Cell:
         """The first ``single``, else the cell with the fewest devices, the first of equals."""
         given = sorted(self.cells, key=lambda cell: cell.first.started)
-        single = next((cell for cell in given if cell.first.strategy == "single"), None)
+        single = next((cell for cell in given if cell.first.strategy == REFERENCE), None)
         return single or min(given, key=lambda cell: cell.devices)
 
     @property

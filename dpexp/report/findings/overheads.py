@@ -92,7 +92,7 @@ def _same_for_any_rows(evidence: Evidence) -> Finding | None:
 def dense_gradient(evidence: Evidence) -> Finding | None:
     """The gradient of a large embedding table is written whole, for the few rows that a batch touches."""
     record = evidence.record
-    if record.strategy != "hybrid" or record.config.get("sparse") or record.config.get("eval"):
+    if record.config.get("sparse", True) or record.config.get("eval"):
         return None
     hosted = record.config.get("host", ())
     tables = [
@@ -142,9 +142,9 @@ def transfer(evidence: Evidence) -> Finding | None:
     """The accelerator waits while the host's outputs travel to it."""
     record = evidence.record
     phase = evidence.phases.get("transfer")
-    if record.strategy != "hybrid" or record.execution != "real" or phase is None or not evidence.devices:
+    if record.execution != "real" or phase is None or not evidence.devices:
         return None
-    if record.config.get("pipeline") or phase.share <= SMALL:
+    if record.config.get("pipeline", True) or phase.share <= SMALL:
         return None
     moved = sum(move.bytes for move in layout.moves(record) if move.what == "transfer")
     return Finding(

@@ -1,0 +1,74 @@
+"""Rendezvous: how many hosts a run has, where they meet, and the addresses by which they reach each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from dpexp.config import ConfigError, LaunchOptions
+
+
+def host_range(options: LaunchOptions) -> tuple[int, int]:
+    """(fewest, most) hosts of ``--nnodes``. Raises ConfigError."""
+    fewest, _, most = options.nnodes.partition(":")
+    try:
+        low, high = int(fewest), int(most or fewest)
+    except ValueError:
+        low = high = 0
+    if not 1 <= low <= high:
+        raise ConfigError(f"--nnodes {options.nnodes}: give a number of hosts, as 2, or fewest:most, as 1:2")
+    if high > 1 and not options.rdzv_endpoint:
+        raise ConfigError(
+            f"--nnodes {options.nnodes} needs --rdzv-endpoint HOST:PORT, the same on every host: the address "
+            "of the first one and a free port there"
+        )
+    return low, high
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """(host, port) of ``--rdzv-endpoint``. Raises ConfigError."""
+    host, colon, port = endpoint.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise ConfigError(f"--rdzv-endpoint '{endpoint}' is not HOST:PORT, as 10.0.0.1:29500")
+    return host, int(port)
+
+
+def resolve(host: str, port: int = 0) -> str:
+    """The address of a host. Raises ConfigError."""
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        raise ConfigError(
+            f"host name '{host}' cannot be resolved: give a name that every host can resolve, or an address"
+        ) from None
+
+
+def local_address(host: str, port: int) -> str:
+    """The address of this machine from which it reaches the host: its own if it is the host.
+
+    Raises ConfigError.
+    """
+    address = resolve(host, port)
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return address
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, port or 1))  # sends nothing: the kernel only looks up the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"host '{host}' cannot be reached from this one: {error.strerror}") from None
+
+
+def interface(host: str, port: int) -> str:
+    """The network interface through which the host is reached: gloo would guess it from this host's name.
+
+    Raises ConfigError for a name that cannot be resolved.
+    """
+    import psutil
+
+    address = local_address(host, port)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return str(name)
+    return "lo"
