@@ -69,11 +69,11 @@ def _command(strategy: str) -> None:
 
 
 def _preview(config: RunConfig, as_json: bool) -> None:
-    from dpexp import report
     from dpexp.engine.dry_run import dry_run
+    from dpexp.report.render.dry_run import text
 
     planned = dry_run(config)
-    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else report.preview(asdict(planned)))
+    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else text(asdict(planned)))
 
 
 def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
@@ -126,17 +126,17 @@ def models(
     debug: Debug = False,
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
-    from dpexp import report
     from dpexp.engine.inventory import inventory, registry
+    from dpexp.report.render import models
 
     del debug  # cli.main sees to it
     if not name:
         found = registry()
-        typer.echo(json.dumps(found, indent=1) if as_json else report.models(found))
+        typer.echo(json.dumps(found, indent=1) if as_json else models.listing(found))
         return
     with cli.explained():
         one = asdict(inventory(name, data))
-    typer.echo(json.dumps(one, indent=1) if as_json else report.inventory(one))
+    typer.echo(json.dumps(one, indent=1) if as_json else models.text(one))
 
 
 for name in STRATEGY_OPTIONS:

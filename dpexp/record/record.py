@@ -179,19 +179,23 @@ def _coverage(timeline: Iterable[Row]) -> float | None:
     Replicas are left out: they lie inside a phase, or on another rank.
     """
     whole = 0.0
-    inside = 0.0
     spans: dict[int, list[tuple[float, float]]] = {}
     for row in timeline:
         if row["phase"] == "step":
             whole += row["end_us"] - row["start_us"]
         elif row.get("replica") is None:
             spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
-    for of_step in spans.values():
-        reached = float("-inf")
-        for start, end in sorted(of_step):
-            inside += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
+    inside = sum(map(union_length, spans.values()))
     return inside / whole if whole > 0 else None
+
+
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length that the intervals (start, end) cover together."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def _json(value: Any) -> str:

@@ -1,23 +1,24 @@
-"""Records -> text, figures and findings. Needs neither torch nor mlflow.
+"""Report: Records as text, figures and findings. Needs neither torch nor mlflow.
 
-Importing this package costs nothing: each function imports what it needs when it is called, so that
-``--help`` and the measured process never pay for matplotlib.
+``analysis`` computes, ``findings`` judges, ``compare`` ranks several runs, ``sections`` composes the report
+of one, ``render`` and ``figures`` write it. ``scripts``, ``run``, ``study`` and ``tracking`` may import this
+package; it imports ``config`` and ``record``. Start with ``sections.py``. Each function imports what it needs
+when it is called, so that ``--help`` never loads matplotlib.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from dpexp.record import Record, Row
+from dpexp.record import Record
 
-__all__ = ["html", "inventory", "models", "note", "preview", "summary", "write_files"]
+__all__ = ["html", "note", "summary", "write_files"]
 
 
 def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
-    """The run in words for a terminal ``width`` columns wide (default: this terminal's).
+    """The report of a run for a terminal ``width`` columns wide (default: this terminal's).
 
-    ``color`` asks for ANSI colours, by default where stdout is a terminal; NO_COLOR overrules it.
+    ``color`` selects ANSI colours, by default where stdout is a terminal; NO_COLOR overrides it.
     """
     from dpexp.report import sections
     from dpexp.report.render import terminal
@@ -26,7 +27,7 @@ def summary(record: Record, *, width: int | None = None, color: bool | None = No
 
 
 def note(record: Record) -> str:
-    """The same as ``summary`` in Markdown, for ``mlflow.note.content``."""
+    """The same report in Markdown, for ``mlflow.note.content``."""
     from dpexp.report import sections
     from dpexp.report.render import markdown
 
@@ -34,7 +35,7 @@ def note(record: Record) -> str:
 
 
 def html(record: Record) -> str:
-    """Summary and timeline as one HTML fragment that needs nothing else: a notebook's rich display."""
+    """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
     from dpexp.report.render import page
 
     return page.fragment(record)
@@ -43,29 +44,8 @@ def html(record: Record) -> str:
 def write_files(record: Record, folder: Path) -> list[Path]:
     """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
 
-    Returns the files written; what the Record doesn't carry (a run that failed early) is left out.
+    Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
     """
     from dpexp.report.figures import files
 
     return files.render(record, folder)
-
-
-def preview(planned: Row) -> str:
-    """A dry run in words; ``planned`` is a ``dpexp.engine.dry_run.DryRun`` as a dict."""
-    from dpexp.report.render import dry_run
-
-    return dry_run.text(planned)
-
-
-def models(registry: Sequence[Row]) -> str:
-    """The models that have names, with their options; ``registry`` is of ``dpexp.engine.inventory``."""
-    from dpexp.report.render import models
-
-    return models.listing(registry)
-
-
-def inventory(found: Row) -> str:
-    """What a model is made of, in words; ``found`` is a ``dpexp.engine.inventory.Inventory`` as a dict."""
-    from dpexp.report.render import models
-
-    return models.text(found)

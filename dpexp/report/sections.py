@@ -1,11 +1,12 @@
-"""What a run has to say, in the order in which a reader asks, whatever it is then written in.
+"""The sections of a run's report, in a fixed order, independent of the format.
 
-The terminal summary, the note on the MLflow page and the notebook's display are three renderings of
-the sections made here, so that they cannot disagree.
+The terminal summary, the note on the MLflow page and the notebook's display render these sections, so
+that they cannot disagree.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,15 @@ from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.statistics import usual_steps
 from dpexp.report.command import command
-from dpexp.report.findings import find
+from dpexp.report.findings import apply_rules
 
 ROWS = 14
-"""So many rows of a table at most; the rest is counted, and stands whole in MLflow's tables."""
+"""The most rows of a table; the others are counted, and MLflow's tables have them all."""
 
 EXECUTIONS = {
     "real": "REAL devices, nothing emulated",
     "virtual": "VIRTUAL devices, emulated on the CPU: shapes and results are true, times are this CPU's",
-    "passthrough": "PASSTHROUGH: no device to split over, the model ran whole on the host",
-    "planned": "PLANNED: nothing was run",
+    "passthrough": "PASSTHROUGH: no device to split over, the whole model ran on the host",
 }
 
 
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One answer. ``mood`` is good, bad, warn or nothing; ``commands`` are lines to type."""
+    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command)."""
 
     title: str
     lines: tuple[str, ...] = ()
@@ -51,157 +51,118 @@ class Section:
 
 
 def sections(record: Record) -> list[Section]:
-    """The sections in order; those that the Record has nothing for are left out."""
-    sections = [
-        _what(record),
-        _verified(record),
-        _shapes(record),
-        _layout(record),
-        _time(record),
-        _phases(record),
-        _findings(record),
-        _further(record),
-    ]
-    return [part for part in sections if part is not None]
+    """The sections in order, without those for which the Record has no data."""
+    parts = (_run, _verification, _shapes, _device_map, _step_time, _phases, _findings, _next_commands)
+    return [section for part in parts if (section := part(record)) is not None]
 
 
-def _what(record: Record) -> Section:
-    lines = [
-        f"{EXECUTIONS.get(record.execution, record.execution or 'not started')}",
-        *_hint(record),
-        *_set_up(record),
-        _machine(record),
-    ]
+def _run(record: Record) -> Section:
+    lines = [EXECUTIONS.get(record.execution, record.execution or "not started"), *_configuration(record)]
+    mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
+    if record.execution == "passthrough":
+        lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
+        mood = mood or "warn"
     if record.error:
         lines.insert(0, f"{record.status.upper()}: {record.error['type']}: {record.error['message']}")
     elif record.status != "finished":
-        lines.insert(0, f"{record.status.upper()}: this is what was recorded until then")
+        lines.insert(0, f"{record.status.upper()}: the report shows what was recorded until then")
     if record.damage:
         lines.append(f"{len(record.damage)} damaged journal lines were left out: {record.damage[0]}")
-    mood = {"finished": "warn" if record.execution == "passthrough" else "", "running": "warn"}
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    return Section(title, tuple(lines), mood.get(record.status, "bad"))
+    return Section(title, tuple(lines), mood)
 
 
-def _hint(record: Record) -> list[str]:
-    if record.execution != "passthrough":
-        return []
-    return ["to see replicas on this machine, emulate devices: --virtual 2"]
-
-
-def _set_up(record: Record) -> list[str]:
-    config, devices = record.config, record.devices
-    used = devices["used"] or ["cpu"]
-    named = f": {units.span(used)}" if devices["used"] else ""
-    return [
-        f"strategy {record.strategy} on {layout.stage(record)}{named}; results on "
-        f"{devices['output'] or used[0]}",
-        f"model {config.get('model', '?')}, data {config.get('data', '?')}, "
-        f"batches of {config.get('batch_size', '?')}, {config.get('dtype', '?')}, "
-        f"seed {config.get('seed', '?')}{', forward only' if config.get('eval') else ''}",
-    ]
-
-
-def _machine(record: Record) -> str:
-    env = record.environment
-    chips = [
-        str(one.get("name", one)) if isinstance(one, dict) else str(one)
-        for one in env.get("accelerators") or []
-    ]
-    words = [
-        str(env.get("host") or ""),
-        str(env.get("cpu") or ""),
+def _configuration(record: Record) -> list[str]:
+    used, get, env = record.devices["used"], record.config.get, record.environment
+    names = f": {units.span(used)}" if used else ""
+    output = record.devices["output"] or (used or ["cpu"])[0]
+    machine = [
+        env.get("host"),
+        env.get("cpu"),
         f"{env['threads']} threads" if env.get("threads") else "",
-        units.repeated(chips, ", "),
+        units.repeated(layout.accelerator_names(record), ", "),
         f"torch {env['torch']}" if env.get("torch") else "",
     ]
-    return "machine: " + (", ".join(word for word in words if word) or "not recorded")
+    return [
+        f"strategy {record.strategy} on {layout.stage(record)}{names}; results on {output}",
+        f"model {get('model', '?')}, data {get('data', '?')}, batches of {get('batch_size', '?')}, "
+        f"{get('dtype', '?')}, seed {get('seed', '?')}{', forward only' if get('eval') else ''}",
+        f"machine: {', '.join(filter(None, machine)) or 'not recorded'}",
+    ]
 
 
-def _verified(record: Record) -> Section:
+def _verification(record: Record) -> Section:
     facts = record.verification
     if not facts.get("checked"):
         why = facts.get("note") or "nothing was compared with a single device"
         return Section("Not verified", (why,), "warn")
-    title = "Verified" if facts["passed"] else "NOT THE SAME as a single device"
     errors = [
         f"{kind} differ by {facts[key]:.1e}" if facts[key] else f"{kind} do not differ"
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if facts.get(key) is not None
     ]
-    lines = [
+    line = (
         f"{' and '.join(errors) or 'compared'} from a single device "
         f"({facts['dtype']}, relative; limit {facts['tolerance']:.0e})"
-    ]
-    if facts.get("note"):
-        lines.append(facts["note"])
-    return Section(title, tuple(lines), "good" if facts["passed"] else "bad")
+    )
+    lines = (line, facts["note"]) if facts.get("note") else (line,)
+    if facts["passed"]:
+        return Section("Verified", lines, "good")
+    return Section("NOT THE SAME as a single device", lines, "bad")
 
 
 def _shapes(record: Record) -> Section | None:
     groups = batches(record)
     if not groups:
         return None
-    rows = []
-    for group in groups:
-        for call in group.calls:
-            inputs, outputs = call.texts()
-            rows.append((group.name, call.name, inputs, outputs, call.where))
+    rows = [(group.name, call.name, *call.texts(), call.where) for group in groups for call in group.calls]
     lines = tuple(f"{group.name}: {group.headline()}" for group in groups)
-    columns = ("batch", "module", "inputs", "outputs", "where")
-    return Section("Shapes", lines, table=_cut(columns, rows))
+    return Section("Shapes", lines, table=_table(("batch", "module", "inputs", "outputs", "where"), rows))
 
 
-def _layout(record: Record) -> Section | None:
+def _device_map(record: Record) -> Section | None:
     if not record.device_map:
         return None
-    moved = _moved(record)
-    lines = [f"a step moves {moved}"] if moved else []
+    moved = Counter[str]()
+    for move in layout.moves(record):
+        moved[move.what] += move.bytes
+    lines = []
+    if moved:
+        lines.append("a step moves " + ", ".join(f"{units.size(n)} by {what}" for what, n in moved.items()))
     if "cpu" in record.memory:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
-    measured = any(device != "cpu" for device in record.memory)
-    columns = ("device", "holds", "parameters", *(("peak memory",) if measured else ()))
-    rows: dict[tuple[str, ...], list[str]] = {}
+    peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
+    devices: dict[tuple[str, ...], list[str]] = {}
     for place in layout.places(record):
-        peak = (_peak(record, place.device),) if measured else ()
-        rows.setdefault((_held(place), units.size(place.bytes), *peak), []).append(place.device)
-    merged = [
-        (units.span(devices), held, weight + " each" * (len(devices) > 1), *peak)
-        for (held, weight, *peak), devices in rows.items()
+        peak = (peaks.get(place.device, "-"),) if peaks else ()
+        devices.setdefault((_modules(place), units.size(place.bytes), *peak), []).append(place.device)
+    rows = [
+        (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *peak)
+        for (modules, size, *peak), names in devices.items()
     ]
-    return Section("Device map", tuple(lines), table=_cut(columns, merged))
+    columns = ("device", "holds", "parameters", *(("peak memory",) if peaks else ()))
+    return Section("Device map", tuple(lines), table=_table(columns, rows))
 
 
-def _held(place: layout.Place) -> str:
-    own = [name or "(model)" for name in place.own]
-    held = own if len(own) <= 4 else [f"{len(own)} modules"]
-    if place.copies:
-        names = [name or "(model)" for name in place.copies]
-        held.append("a copy of " + (", ".join(names) if len(names) <= 4 else f"{len(names)} modules"))
-    return ", ".join(held) or "-"
+def _modules(place: layout.Place) -> str:
+    """The modules of a device, as ``fc``, ``a copy of fc`` or ``12 modules``."""
+    own, copies = [
+        [name or "(model)" for name in names] if len(names) <= 4 else [f"{len(names)} modules"]
+        for names in (place.own, place.copies)
+    ]
+    return ", ".join([*own, *(["a copy of " + ", ".join(copies)] if copies else [])]) or "-"
 
 
-def _peak(record: Record, device: str) -> str:
-    return units.size(record.memory[device]) if device in record.memory and device != "cpu" else "-"
-
-
-def _moved(record: Record) -> str:
-    total: dict[str, int] = {}
-    for move in layout.moves(record):
-        total[move.what] = total.get(move.what, 0) + move.bytes
-    return ", ".join(f"{units.size(count)} by {what}" for what, count in total.items())
-
-
-def _time(record: Record) -> Section | None:
+def _step_time(record: Record) -> Section | None:
     usual = usual_steps(record)
     if usual is None:
         return None
-    rate = record.summary.get("samples_per_s")
     lines = [
         f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, IQR {units.ms(usual.iqr)} "
         f"({units.percent(usual.iqr / usual.median) if usual.median else '-'}), "
         f"from {units.ms(usual.min)} to {units.ms(usual.max)}"
     ]
+    rate = record.summary.get("samples_per_s")
     if rate:
         lines.append(f"{units.number(rate)} samples/s over all {len(record.steps['time_ms'])} steps")
     losses = [loss for loss in record.steps["loss"] if loss is not None]
@@ -223,20 +184,16 @@ def _phases(record: Record) -> Section | None:
 
 
 def _findings(record: Record) -> Section | None:
-    found = find(record)
+    found = apply_rules(record).values()
     if not found:
-        return None if record.status != "finished" else Section("Findings", ("none",))
-    return Section("Findings", tuple(f"{one.text} {one.advice}" for one in found), "warn")
+        return Section("Findings", ("none",)) if record.status == "finished" else None
+    return Section("Findings", tuple(f"{finding.text} {finding.advice}" for finding in found), "warn")
 
 
-def _further(record: Record) -> Section:
+def _next_commands(record: Record) -> Section:
     git = record.environment.get("git") or {}
-    commit = str(git.get("commit") or "")[:10]
-    lines = (
-        (f"code: commit {commit}" + (", with uncommitted changes" if git.get("dirty") else ""),)
-        if commit
-        else ()
-    )
+    dirty = ", with uncommitted changes" if git.get("dirty") else ""
+    lines = (f"code: commit {git['commit'][:10]}{dirty}",) if git.get("commit") else ()
     commands = (
         ("look in MLflow", "python scripts/ui.py"),
         ("show again", f"python scripts/runs.py show {record.run_id}"),
@@ -247,5 +204,5 @@ def _further(record: Record) -> Section:
     return Section("Look further", lines, commands=commands)
 
 
-def _cut(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     return Table(columns, tuple(rows[:ROWS]), max(0, len(rows) - ROWS))

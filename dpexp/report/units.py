@@ -1,15 +1,15 @@
-"""Numbers as people read them: times, bytes, shapes, shares."""
+"""Numbers as text for people: times, bytes, shapes, shares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-WORD_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
 
 
 def ms(value: float) -> str:
-    """A time in ms, three significant digits, in the unit that suits: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
+    """A time in ms with three significant digits, in a readable unit: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
     if value >= 1000:
         return f"{value / 1000:.3g} s"
     if value >= 0.1 or value == 0:
@@ -19,11 +19,11 @@ def ms(value: float) -> str:
 
 def size(count: float) -> str:
     """Bytes in decimal units: ``48 B``, ``3.28 kB``, ``256 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}" if abs(count) < 1000 else f"{count:,.0f} {unit}"
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
         count /= 1000
-    raise AssertionError("the loop returns at GB")
+    return f"{count:.3g} GB" if abs(count) < 1000 else f"{count:,.0f} GB"
 
 
 def percent(share: float) -> str:
@@ -32,7 +32,7 @@ def percent(share: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count with thousands set apart; three significant digits below 100."""
+    """A count with a thousands separator; three significant digits below 100."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
@@ -54,7 +54,7 @@ def shapes(several: Iterable[Sequence[int]]) -> str:
 
 
 def repeated(words: Iterable[str], joint: str = " + ") -> str:
-    """``15 + 15``; from five on, equal neighbours are counted: ``7 × 4 + 2``."""
+    """``15 + 15``; from five words on, equal neighbours are counted: ``7 × 4 + 2``."""
     words = list(words)
     if len(words) < 5:
         return joint.join(words)
@@ -63,18 +63,10 @@ def repeated(words: Iterable[str], joint: str = " + ") -> str:
 
 
 def span(names: Sequence[str]) -> str:
-    """Device names, cut short in the middle: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
+    """Device names; of more than three, the first and the last: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
 
 
-def elements(dims: Sequence[int]) -> int:
-    """How many numbers a tensor of this shape holds."""
-    count = 1
-    for dim in dims:
-        count *= dim
-    return count
-
-
-def word_bytes(dtype: str) -> int:
+def dtype_bytes(dtype: str) -> int:
     """Bytes of one number of the dtype, named with or without ``torch.``; 4 for an unknown one."""
-    return WORD_BYTES.get(dtype.removeprefix("torch."), 4)
+    return DTYPE_BYTES.get(dtype.removeprefix("torch."), 4)

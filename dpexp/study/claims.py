@@ -17,7 +17,7 @@ from typing import Any
 
 from dpexp.config import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio
+from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio_of_medians
 from dpexp.report.sections import Section
 from dpexp.study.experiment import (
     CONTRADICTED,
@@ -110,7 +110,7 @@ def interval(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]] | 
     """The ratio of the medians of two cells' runs, or the median of one cell's, with its 95% interval."""
     if other is None:
         return bootstrap_runs(_first, own, own)
-    return bootstrap_runs(ratio, own, other)
+    return bootstrap_runs(ratio_of_medians, own, other)
 
 
 def _first(first: Any, second: Any) -> Any:

@@ -25,7 +25,7 @@ from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.child_processes import ROOT
 from dpexp.record import Record, Row
 from dpexp.report import units
-from dpexp.report.analysis.statistics import bootstrap_runs, ratio, usual_times
+from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
 
@@ -231,7 +231,7 @@ def _time(then: Record, now: Record) -> str:
     before, after = usual_times(then)[1], usual_times(now)[1]
     if not before or not after:
         return "no steps to compare"
-    found = bootstrap_runs(ratio, [after], [before])
+    found = bootstrap_runs(ratio_of_medians, [after], [before])
     return (
         f"{units.ratio(found.value)} of then ({units.ratio(found.low)} to {units.ratio(found.high)}: 95% "
         "interval over steps)"

@@ -1,8 +1,9 @@
-"""Records made by hand, with every figure chosen: what a finding or a picture is tested on."""
+"""Records with chosen figures, on which findings and figures are tested."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from dpexp.config import RunConfig
@@ -18,13 +19,13 @@ PHASES = {
     "backward": 0.5,
     "optimizer": 0.2,
 }
-"""Phases of a usual step of whole, in ms, in order."""
+"""Phases of a usual step of ``whole``, in ms, in order."""
 
 
 def chunks(rows: int, count: int) -> list[int]:
-    """Rows a replica, as tensor.chunk splits them."""
-    each = -(-rows // count)
-    return [min(each, rows - start) for start in range(0, rows, each)]
+    """Rows of each replica, as ``tensor.chunk`` splits them."""
+    size = -(-rows // count)
+    return [min(size, rows - start) for start in range(0, rows, size)]
 
 
 def whole(
@@ -73,9 +74,9 @@ def whole(
     for batch, rows in enumerate(batches):
         record.shapes.append(shape_row(batch, "", [[rows, width[0]]], [[rows, width[1]]], devices[0]))
         for name in sorted({"", *names}):
-            for index, part in enumerate(chunks(rows, count)):
+            for index, size in enumerate(chunks(rows, count)):
                 record.shapes.append(
-                    shape_row(batch, name, [[part, width[0]]], [[part, width[1]]], devices[index], index)
+                    shape_row(batch, name, [[size, width[0]]], [[size, width[1]]], devices[index], index)
                 )
     measure(record, sum(phases.values()) if step_ms is None else step_ms, steps, batches)
     time_phases(record, phases, devices[: len(chunks(batches[0], count))], replica_share)
@@ -120,10 +121,10 @@ def hybrid(
     ]
     record.shapes = []
     for batch, size in enumerate(EPOCH):
-        given = [[size]] if ids == 1 else [[size, ids]]
+        inputs = [[size]] if ids == 1 else [[size, ids]]
         record.shapes += [
-            shape_row(batch, "", given, [[size, dim]], "cpu"),
-            shape_row(batch, "embedding", given, [[size, dim]], "cpu"),
+            shape_row(batch, "", inputs, [[size, dim]], "cpu"),
+            shape_row(batch, "embedding", inputs, [[size, dim]], "cpu"),
             shape_row(batch, "embedding.transfer", [[size, dim]], [[size, dim]], device),
             shape_row(batch, "linear", [[size, dim]], [[size, dim]], device),
         ]
@@ -143,9 +144,9 @@ def hybrid(
 
 
 def measure(record: Record, step_ms: float, steps: int, batches: tuple[int, ...]) -> None:
-    """So many measured steps, the epoch's batches in turn.
+    """Measured steps that cycle through the batches of an epoch.
 
-    The largest batch takes ``step_ms``, give or take 1%; a fifth of it does not depend on the rows.
+    The largest batch takes ``step_ms`` within 1%; a fifth of that does not depend on the rows.
     """
     sizes = list(itertools.islice(itertools.cycle(batches), steps))
     wobble = itertools.cycle((0.99, 1.0, 1.01, 1.0, 0.995))
@@ -159,11 +160,11 @@ def measure(record: Record, step_ms: float, steps: int, batches: tuple[int, ...]
 def time_phases(
     record: Record, phases: dict[str, float], replicas: list[str], share: float, steps: int = 3
 ) -> None:
-    """Phase-timed steps, the phases one after the other, the replicas all through parallel_apply."""
+    """Phase-timed steps with consecutive phases; the replicas compute during parallel_apply."""
     output = record.devices["output"]
     clock = 0.0
     for step in range(steps):
-        begin = clock
+        step_start = clock
         rows = []
         for phase, ms in phases.items():
             end = clock + 1000 * ms
@@ -176,7 +177,7 @@ def time_phases(
                 ]
             record.phases.setdefault(phase, []).append(ms)
             clock = end
-        record.timeline += [timeline_row(step, "step", None, output, begin, clock), *rows]
+        record.timeline += [timeline_row(step, "step", None, output, step_start, clock), *rows]
         clock += 100.0
 
 
@@ -184,16 +185,13 @@ def parameter_row(
     module: str, parameter: str, shape: list[int], device: str, replicas: list[str]
 ) -> dict[str, Any]:
     """One row of the device map, float32."""
-    count = 4
-    for dim in shape:
-        count *= dim
     return {
         "module": module,
         "parameter": parameter,
         "kind": "parameter",
         "shape": shape,
         "dtype": "float32",
-        "bytes": count,
+        "bytes": 4 * math.prod(shape),
         "device": device,
         "replicas": replicas,
     }

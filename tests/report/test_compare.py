@@ -1,4 +1,4 @@
-"""Comparing runs: what is ranked, what is refused, and how sure a difference is."""
+"""Comparing runs: which are ranked, which are refused, and how certain a difference is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from record_factory import hybrid, whole
 
 from dpexp.record import Journal, Record, finish, load
-from dpexp.report.analysis.statistics import bootstrap, bootstrap_runs, ratio
+from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians
 from dpexp.report.compare import files, tables
 from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
@@ -26,7 +26,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(dpexp_home: Path) -> Save:
-    """Writes a Record as the run that it is, journal and all, and returns its folder."""
+    """Writes a Record as a finished run, with its journal, and returns the run's folder."""
 
     def write(record: Record, number: int = 0, **changes: object) -> Path:
         for key, value in changes.items():
@@ -42,17 +42,15 @@ def save(dpexp_home: Path) -> Save:
     return write
 
 
-def single(step_ms: float = 2.0, **more: object) -> Record:
-    """A virtual run of single, to be the baseline."""
-    made = whole(1, step_ms=step_ms)
-    made.strategy, made.name = "single", "single"
-    made.config |= {"strategy": "single"}
-    for key, value in more.items():
-        setattr(made, key, value)
-    return made
+def single(step_ms: float = 2.0) -> Record:
+    """A virtual run of ``single``: the baseline."""
+    record = whole(1, step_ms=step_ms)
+    record.strategy, record.name = "single", "single"
+    record.config |= {"strategy": "single"}
+    return record
 
 
-def words(compared: Comparison) -> str:
+def text(compared: Comparison) -> str:
     return terminal.text(tables.sections(compared), width=200, color=False)
 
 
@@ -65,44 +63,44 @@ def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> Non
     (group,) = compared.groups
     assert [cell.first.name for cell in group.ranked] == ["whole-2", "single", "whole-4"]
     assert group.baseline.first.name == "single"
-    gained = group.ranked[0].speed_up(group.baseline)
-    assert gained.low < 2.0 < gained.high
-    assert "whole-2 is the fastest: 2.00x [1.9" in words(compared)
+    speed_up = group.ranked[0].speed_up(group.baseline)
+    assert speed_up.low < 2.0 < speed_up.high
+    assert "whole-2 is the fastest: 2.00x [1.9" in text(compared)
     assert tables.verdict(group.ranked[2].speed_up(group.baseline)) == "slower"
 
 
-def test_a_difference_within_the_noise_is_called_that(save: Save) -> None:
+def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
     compared = compare([save(single(2.0), 0), save(whole(2, step_ms=2.001), 1)])
-    assert "within the noise of one another" in words(compared)
-    assert "within the noise" in words(compared).splitlines()[-1]
+    assert "within the noise of one another" in text(compared)
+    assert "within the noise" in text(compared).splitlines()[-1]
 
 
-def test_the_last_uneven_batch_does_not_enter_the_step_time(save: Save) -> None:
+def test_step_time_excludes_the_last_uneven_batch(save: Save) -> None:
     (group,) = compare([save(whole(2, step_ms=1.0), 0)]).groups
     assert group.cells[0].step_ms["n"] == 75
     assert group.cells[0].samples_per_s == pytest.approx(30_000, rel=0.02)
 
 
-def test_repeats_of_a_config_are_one_cell_whose_interval_knows_their_spread(save: Save) -> None:
+def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:
     base = [save(single(2.0), number) for number in range(3)]
     spread = [save(whole(2, step_ms=ms), 10 + number) for number, ms in enumerate((0.9, 1.0, 1.4))]
     (group,) = compare([*base, *spread]).groups
     assert sorted(len(cell.runs) for cell in group.cells) == [3, 3]
-    gained = group.ranked[0].speed_up(group.baseline)
-    assert gained.high - gained.low > 0.3
-    assert "x 3" in words(compare([*base, *spread]))
+    speed_up = group.ranked[0].speed_up(group.baseline)
+    assert speed_up.high - speed_up.low > 0.3
+    assert "x 3" in text(compare([*base, *spread]))
 
 
-def test_each_config_run_once_is_said_to_lack_the_spread_between_runs(save: Save) -> None:
-    assert "not that between runs" in words(compare([save(single(), 0), save(whole(2), 1)]))
+def test_single_runs_are_reported_without_the_spread_between_runs(save: Save) -> None:
+    assert "not that between runs" in text(compare([save(single(), 0), save(whole(2), 1)]))
 
 
-def test_a_cell_that_is_too_noisy_is_named(save: Save) -> None:
+def test_noisy_cells_are_named(save: Save) -> None:
     noisy = whole(2)
     noisy.steps["time_ms"] = [1.0 if number % 2 else 3.0 for number in range(100)]
-    said = words(compare([save(single(), 0), save(noisy, 1)]))
-    assert "too noisy to compare closely: whole-2 (IQR" in said
-    assert "single (IQR" not in said
+    report = text(compare([save(single(), 0), save(noisy, 1)]))
+    assert "too noisy to compare closely: whole-2 (IQR" in report
+    assert "single (IQR" not in report
 
 
 # --- refused -------------------------------------------------------------------------------------
@@ -131,7 +129,7 @@ def test_different_work_is_not_ranked(save: Save) -> None:
     ]
 
 
-def test_failed_and_unfinished_runs_are_left_out_with_their_reason(save: Save, dpexp_home: Path) -> None:
+def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpexp_home: Path) -> None:
     error = {"type": "ValueError", "message": "no such thing", "traceback": ""}
     failed = save(whole(2), 0, status="failed", error=error)
     with Journal(dpexp_home / "runs", "feedfeedfeed") as journal:
@@ -146,88 +144,88 @@ def test_failed_and_unfinished_runs_are_left_out_with_their_reason(save: Save, d
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_out_writes_markdown_html_and_pictures(save: Save, tmp_path: Path) -> None:
+def test_out_writes_markdown_html_and_figures(save: Save, tmp_path: Path) -> None:
     folders = [save(single(), 0), *(save(whole(count, step_ms=2.0 / count), count) for count in (2, 4))]
     written = files.write(compare(folders), tmp_path / "out")
     assert {path.name for path in written} == {"report.md", "report.html", "phases-1.png", "scaling.png"}
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "![scaling](scaling.png)" in text
-    assert "| whole-4 | whole | 4 | virtual |" in text
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "![scaling](scaling.png)" in markdown
+    assert "| whole-4 | whole | 4 | virtual |" in markdown
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page
 
 
 def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) -> None:
-    save_as = "<script>alert(1)</script>"
-    files.write(compare([save(whole(2, name=save_as), 0)]), tmp_path)
+    name = "<script>alert(1)</script>"
+    files.write(compare([save(whole(2, name=name), 0)]), tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text()
     assert "<script" not in (tmp_path / "report.md").read_text()
 
 
-# --- many ----------------------------------------------------------------------------------------
+# --- many runs -----------------------------------------------------------------------------------
 
 
-def test_a_brief_holds_what_the_whole_record_holds(save: Save) -> None:
+def test_a_record_without_tables_equals_the_full_record_in_the_other_keys(save: Save) -> None:
     folder = save(whole(2), 0)
-    brief, record = RunRecords().read(folder), load(folder)
+    without_tables, record = RunRecords().read(folder), load(folder)
     for key in KEYS:
-        assert getattr(brief, key.decode()) == getattr(record, key.decode())
-    assert brief.timeline == []
+        assert getattr(without_tables, key.decode()) == getattr(record, key.decode())
+    assert without_tables.timeline == []
 
 
-def test_a_record_that_other_hands_wrote_is_read_all_the_same(save: Save) -> None:
+def test_a_record_with_another_json_layout_is_read(save: Save) -> None:
     folder = save(whole(2), 0)
     record = load(folder)
     (folder / "record.json").write_text(json.dumps(record.to_dict(), indent=4))
     assert RunRecords().read(folder).steps == record.steps
 
 
-def test_numbers_that_json_does_not_have_are_read(save: Save) -> None:
-    made = whole(2)
-    made.steps["loss"][0] = float("inf")
-    assert RunRecords().read(save(made, 0)).steps["loss"][0] == float("inf")
+def test_infinite_numbers_are_read(save: Save) -> None:
+    record = whole(2)
+    record.steps["loss"][0] = float("inf")
+    assert RunRecords().read(save(record, 0)).steps["loss"][0] == float("inf")
 
 
 def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:
     folders = [save(single(100.0), 0)]
     for number in range(1, 60):
-        made = whole(2, step_ms=float(number))
-        made.config["lr"] = float(number)
-        folders.append(save(made, number))
+        record = whole(2, step_ms=float(number))
+        record.config["lr"] = float(number)
+        folders.append(save(record, number))
     (group,) = compare(folders).groups
     shown = tables.shown(group)
     assert len(shown) == tables.SHOWN
     assert shown[-1] is group.baseline
-    assert "and 20 more rows" in words(compare(folders))
+    assert "and 20 more rows" in text(compare(folders))
 
 
 # --- intervals -----------------------------------------------------------------------------------
 
 
-def test_the_interval_holds_the_true_ratio_in_most_of_many_trials() -> None:
-    source, held = random.Random(0), 0
+def test_the_interval_contains_the_true_ratio_in_about_95_percent_of_trials() -> None:
+    rng, contained = random.Random(0), 0
     for trial in range(200):
-        first = [source.gauss(2.0, 0.3) for _ in range(50)]
-        second = [source.gauss(1.0, 0.15) for _ in range(50)]
-        held += 2.0 in bootstrap(ratio, first, second, seed=trial)
-    assert 180 <= held <= 199
+        first = [rng.gauss(2.0, 0.3) for _ in range(50)]
+        second = [rng.gauss(1.0, 0.15) for _ in range(50)]
+        contained += 2.0 in bootstrap_runs(ratio_of_medians, [first], [second], seed=trial)
+    assert 180 <= contained <= 199
 
 
 def test_the_interval_is_the_same_for_the_same_samples() -> None:
-    samples = [1.0, 1.2, 0.9, 1.1] * 10
-    assert bootstrap(ratio, samples, samples) == bootstrap(ratio, samples, samples)
+    runs = [[1.0, 1.2, 0.9, 1.1] * 10]
+    assert bootstrap_runs(ratio_of_medians, runs, runs) == bootstrap_runs(ratio_of_medians, runs, runs)
 
 
-def test_runs_that_differ_among_each_other_widen_the_interval() -> None:
+def test_runs_that_differ_widen_the_interval() -> None:
     steady, shifted = [1.0, 1.01] * 20, [2.0, 2.01] * 20
-    apart = bootstrap_runs(ratio, [steady, shifted, steady], [steady])
-    pooled = bootstrap(ratio, steady, steady)
+    apart = bootstrap_runs(ratio_of_medians, [steady, shifted, steady], [steady])
+    pooled = bootstrap_runs(ratio_of_medians, [steady], [steady])
     assert apart.high - apart.low > 10 * (pooled.high - pooled.low)
 
 
 def test_runs_of_unequal_length_are_resampled_within_their_own_samples() -> None:
-    interval = bootstrap_runs(ratio, [[2.0] * 5, [2.0] * 500], [[1.0] * 3])
+    interval = bootstrap_runs(ratio_of_medians, [[2.0] * 5, [2.0] * 500], [[1.0] * 3])
     assert (interval.value, interval.low, interval.high) == (2.0, 2.0, 2.0)
 
 
@@ -252,7 +250,7 @@ def test_the_script_compares_runs_by_id_prefix_name_and_folder(
     assert "2 configs" in script(dpexp_home).stdout
 
 
-def test_a_run_that_is_not_there_ends_with_2_and_one_line(save: Save, dpexp_home: Path) -> None:
+def test_an_unknown_run_exits_with_2_and_one_line(save: Save, dpexp_home: Path) -> None:
     save(whole(2), 0)
     done = script(dpexp_home, "whole-3")
     assert done.returncode == 2
@@ -260,7 +258,7 @@ def test_a_run_that_is_not_there_ends_with_2_and_one_line(save: Save, dpexp_home
     assert done.stdout == ""
 
 
-def test_no_run_at_all_ends_with_2_and_says_how_to_make_one(dpexp_home: Path) -> None:
+def test_no_run_at_all_exits_with_2_and_names_the_script_to_run(dpexp_home: Path) -> None:
     done = script(dpexp_home)
     assert done.returncode == 2
     assert "scripts/run.py" in done.stderr

@@ -1,4 +1,4 @@
-"""Every finding on a Record that must raise it and on one that must not."""
+"""Every finding on a Record that must raise it and on a Record that must not."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ import pytest
 from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
 from dpexp.record import Record
-from dpexp.report import findings
-from dpexp.report.findings import RULES, Finding
+from dpexp.report.findings import RULES, Finding, apply_rules
 
 BUSY = PHASES | {"scatter": 0.5, "replicate": 0.5, "parallel_apply": 20.0, "gather": 0.5, "backward": 40.0}
-"""Phases of a step that keeps its devices busy: nothing to find."""
+"""Phases of a step that keeps its devices busy, so that no rule finds anything."""
 
 
 def names(record: Record) -> set[str]:
-    return {finding.name for finding in findings(record)}
+    return set(apply_rules(record))
 
 
-def one(record: Record, name: str) -> Finding:
-    found = [finding for finding in findings(record) if finding.name == name]
-    assert len(found) == 1
-    return found[0]
+def finding(record: Record, name: str) -> Finding:
+    return apply_rules(record)[name]
 
 
-def timed(times: list[float], sizes: tuple[int, ...] = (30,), **more: Any) -> Record:
+def timed(times: list[float], sizes: tuple[int, ...] = (30,), **changes: Any) -> Record:
     """A busy run of whole on two devices with these step times in ms."""
-    record = whole(2, phases=BUSY, **more)
+    record = whole(2, phases=BUSY, **changes)
     rows = list(itertools.islice(itertools.cycle(sizes), len(times)))
     record.steps = {"time_ms": times, "loss": [1.0] * len(times), "samples": rows}
     record.summarize()
@@ -38,7 +35,7 @@ def timed(times: list[float], sizes: tuple[int, ...] = (30,), **more: Any) -> Re
 
 
 def by_rows(per_row: float, fixed: float, sizes: tuple[int, ...] = EPOCH, steps: int = 100) -> list[float]:
-    """Step times in ms that grow with the rows, within 1%."""
+    """Step times in ms that grow with the rows of the batch, within 1%."""
     wobble = itertools.cycle((0.995, 1.0, 1.005))
     return [
         (fixed + per_row * rows) * next(wobble) for rows in itertools.islice(itertools.cycle(sizes), steps)
@@ -46,92 +43,92 @@ def by_rows(per_row: float, fixed: float, sizes: tuple[int, ...] = EPOCH, steps:
 
 
 def test_a_busy_balanced_steady_run_has_no_findings() -> None:
-    assert findings(whole(2, phases=BUSY)) == []
-    assert findings(hybrid(sparse=True)) == []
+    assert not apply_rules(whole(2, phases=BUSY))
+    assert not apply_rules(hybrid(sparse=True))
 
 
-def test_an_empty_record_carries_no_finding() -> None:
-    assert findings(Record()) == []
+def test_an_empty_record_has_no_findings() -> None:
+    assert not apply_rules(Record())
 
 
-# --- the layout ----------------------------------------------------------------------------------
+# --- imbalance -----------------------------------------------------------------------------------
 
 
 def test_a_wrapper_that_passed_through_is_found() -> None:
-    assert "--virtual" in one(whole(1, execution="passthrough"), "passed_through").advice
+    assert "--virtual" in finding(whole(1, execution="passthrough"), "passed_through").advice
     assert "passed_through" not in names(whole(2))
 
 
-def test_a_last_batch_that_idles_devices_is_found() -> None:
-    found = one(whole(8), "idle_devices")
+def test_a_last_batch_that_leaves_devices_idle_is_found() -> None:
+    found = finding(whole(8), "idle_devices")
     assert found.figures == {"rows": 10, "idle": 3, "devices": 8}
     assert found.text.startswith("The last batch of an epoch (10 rows) runs on 5 of 8 devices: 3 idle")
     assert found.advice.startswith("15 rows would use all 8")
 
 
-def test_batches_that_fill_all_devices_idle_none() -> None:
+def test_batches_that_use_all_devices_are_not_found() -> None:
     assert "idle_devices" not in names(whole(2))
     assert "idle_devices" not in names(whole(8, batches=(32, 32, 16)))
     assert "idle_devices" not in names(hybrid())
 
 
 def test_batches_with_fewer_rows_than_devices_are_found() -> None:
-    found = one(whole(8, batches=(6,)), "idle_devices")
+    found = finding(whole(8, batches=(6,)), "idle_devices")
     assert found.text.startswith("Every batch (6 rows) runs on 6 of 8 devices: 2 idle")
 
 
-def test_memory_that_piles_up_on_the_output_device_is_found() -> None:
+def test_high_memory_of_the_output_device_is_found() -> None:
     memory = {"cpu": 10**9, "cuda:0": 3 * 10**9, "cuda:1": 10**9, "cuda:2": 10**9}
-    found = one(whole(3, virtual=False, memory=memory), "output_memory")
+    found = finding(whole(3, virtual=False, memory=memory), "output_memory")
     assert "cuda:0 peaks at 3 GB" in found.text
     assert found.figures == {"output_bytes": 3e9, "other_bytes": 1e9}
 
 
-def test_balanced_memory_and_memory_of_the_host_are_not_found() -> None:
+def test_balanced_memory_and_host_memory_are_not_found() -> None:
     assert "output_memory" not in names(whole(3, virtual=False))
     assert "output_memory" not in names(whole(3, memory={"cpu": 10**9}))
 
 
-# --- where the time goes -------------------------------------------------------------------------
+# --- overheads -----------------------------------------------------------------------------------
 
 
-def test_replicating_that_takes_much_of_a_step_is_found() -> None:
-    found = one(whole(8, phases=PHASES | {"replicate": 1.0}), "replicate")
+def test_replicate_that_takes_much_of_a_step_is_found() -> None:
+    found = finding(whole(8, phases=PHASES | {"replicate": 1.0}), "replicate")
     assert found.figures["bytes"] == 7 * 48
     assert found.figures["share"] == pytest.approx(1.0 / 2.9)
     assert "336 B" in found.text
     assert "7 devices" in found.text
 
 
-def test_replicating_that_takes_little_is_not_found() -> None:
+def test_replicate_that_takes_little_is_not_found() -> None:
     assert "replicate" not in names(whole(8, phases=BUSY))
 
 
-def test_the_batch_at_which_replicating_falls_under_a_tenth_is_told_where_the_run_carries_it() -> None:
+def test_replicate_names_the_rows_at_which_it_falls_under_a_tenth() -> None:
     record = whole(2, phases=PHASES | {"replicate": 1.0})
     times = by_rows(per_row=0.05, fixed=1.0)
     record.steps = {"time_ms": times, "loss": [1.0] * 100, "samples": (list(EPOCH) * 25)}
-    found = one(record, "replicate")
+    found = finding(record, "replicate")
     assert found.figures["rows"] == pytest.approx(180, rel=0.05)  # 1.0 + 0.05 rows = 10 ms
     assert "rows a batch" in found.advice
 
 
-def test_that_batch_is_not_told_where_rows_make_no_difference_or_fewer_replicas_ran() -> None:
+def test_replicate_names_no_rows_where_step_time_is_flat_or_fewer_replicas_ran() -> None:
     flat = whole(2, phases=PHASES | {"replicate": 1.0})
     flat.steps = {"time_ms": by_rows(0.0, 1.0), "loss": [1.0] * 100, "samples": (list(EPOCH) * 25)}
-    assert "rows" not in one(flat, "replicate").figures
+    assert "rows" not in finding(flat, "replicate").figures
     fewer = whole(8, phases=PHASES | {"replicate": 1.0})
     fewer.steps = {"time_ms": by_rows(0.05, 1.0), "loss": [1.0] * 100, "samples": (list(EPOCH) * 25)}
-    assert "rows" not in one(fewer, "replicate").figures
+    assert "rows" not in finding(fewer, "replicate").figures
 
 
-def test_threads_that_take_longer_than_the_replicas_are_found() -> None:
-    found = one(whole(2, replica_share=0.1), "overhead")
+def test_threads_that_take_longer_than_the_replicas_are_overhead() -> None:
+    found = finding(whole(2, replica_share=0.1), "overhead")
     assert found.figures["computing_ms"] == pytest.approx(0.1)
     assert found.figures["around_ms"] == pytest.approx(1.1)
 
 
-def test_replicas_one_after_another_are_computing_not_overhead() -> None:
+def test_sequential_replicas_are_not_overhead() -> None:
     record = whole(4)
     for row in record.timeline:
         if row["replica"] is not None:
@@ -145,10 +142,10 @@ def test_long_replicas_are_not_dominated_by_python() -> None:
     assert "overhead" not in names(whole(2, phases=BUSY, replica_share=0.4))
 
 
-def test_a_step_that_does_not_grow_with_its_rows_is_found() -> None:
+def test_a_step_that_does_not_grow_with_its_rows_is_overhead() -> None:
     record = hybrid()
     record.steps = {"time_ms": by_rows(0.001, 1.0), "loss": [1.0] * 100, "samples": list(EPOCH) * 25}
-    assert one(record, "overhead").figures["fixed_share"] == pytest.approx(0.97, abs=0.02)
+    assert finding(record, "overhead").figures["fixed_share"] == pytest.approx(0.97, abs=0.02)
 
 
 def test_a_step_that_grows_with_its_rows_is_not_overhead() -> None:
@@ -168,7 +165,7 @@ LARGE_TABLE = {
 
 
 def test_a_large_tables_dense_gradient_is_found() -> None:
-    found = one(hybrid(rows=1_000_000, dim=64, ids=16, phases=LARGE_TABLE), "dense_gradient")
+    found = finding(hybrid(rows=1_000_000, dim=64, ids=16, phases=LARGE_TABLE), "dense_gradient")
     assert "--sparse" in found.advice
     assert found.figures["bytes"] == 256e6
     assert found.figures["touched"] == 480
@@ -192,7 +189,7 @@ SLOW_TRANSFER = {
 
 
 def test_a_long_transfer_is_found_on_real_devices() -> None:
-    found = one(hybrid(virtual=False, phases=SLOW_TRANSFER), "transfer")
+    found = finding(hybrid(virtual=False, phases=SLOW_TRANSFER), "transfer")
     assert found.figures["bytes"] == 30 * 10 * 4
     assert "--pipeline" in found.advice
 
@@ -203,11 +200,11 @@ def test_a_pipelined_a_short_and_an_emulated_transfer_are_not_found() -> None:
     assert "transfer" not in names(hybrid(phases=SLOW_TRANSFER))
 
 
-# --- how far the figures can be trusted ----------------------------------------------------------
+# --- reliability ---------------------------------------------------------------------------------
 
 
 def test_noisy_steps_are_found() -> None:
-    found = one(timed([1.0, 1.5, 2.0, 2.5] * 10), "noise")
+    found = finding(timed([1.0, 1.5, 2.0, 2.5] * 10), "noise")
     assert found.figures["iqr_share"] > 0.2
     assert "40 steps" in found.text
 
@@ -216,12 +213,12 @@ def test_two_batch_sizes_are_not_noise() -> None:
     assert "noise" not in names(timed(by_rows(0.1, 0.1), EPOCH))
 
 
-def test_a_few_steps_carry_no_statement_on_noise() -> None:
+def test_a_few_steps_are_not_enough_for_noise() -> None:
     assert "noise" not in names(timed([1.0, 5.0]))
 
 
 def test_slow_first_steps_are_found() -> None:
-    found = one(timed([3.0] * 5 + [1.0, 1.01] * 40), "unsteady_start")
+    found = finding(timed([3.0] * 5 + [1.0, 1.01] * 40), "unsteady_start")
     assert found.figures["low"] > 1.2
     assert found.advice == "Warm up longer: --warmup 26."
 
@@ -237,54 +234,49 @@ def test_gaps_between_phases_are_found() -> None:
         if row["phase"] == "backward":
             row["end_us"] -= 20_000
     record.summarize()
-    found = one(record, "phase_sum")
+    found = finding(record, "phase_sum")
     assert found.figures["coverage"] == pytest.approx(1 - 20 / sum(BUSY.values()))
 
 
 def test_a_phase_pass_slower_than_the_steps_is_found() -> None:
     record = whole(2, phases=BUSY)
-    record.timeline = [row | {"step": row["step"] + 3 * turn} for turn in range(4) for row in record.timeline]
+    record.timeline = [
+        row | {"step": row["step"] + 3 * repeat} for repeat in range(4) for row in record.timeline
+    ]
     measure(record, sum(BUSY.values()) / 2, 100, (30,))
     record.summarize()
-    assert one(record, "phase_sum").figures["ratio"] == pytest.approx(2.0, rel=0.05)
+    assert finding(record, "phase_sum").figures["ratio"] == pytest.approx(2.0, rel=0.05)
 
 
-def test_phases_that_fill_the_step_are_not_found() -> None:
+def test_phases_that_cover_the_step_are_not_found() -> None:
     assert "phase_sum" not in names(whole(2, phases=BUSY))
 
 
-# --- all of them ---------------------------------------------------------------------------------
+# --- all rules -----------------------------------------------------------------------------------
 
 
 def test_every_finding_has_figures_advice_and_numbers_in_its_sentence() -> None:
-    raised = [
-        *findings(whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1, execution="passthrough")),
-        *findings(hybrid(rows=1_000_000, dim=64, phases=LARGE_TABLE)),
-        *findings(hybrid(virtual=False, phases=SLOW_TRANSFER)),
-        *findings(timed([3.0] * 5 + [1.0, 1.7] * 40)),
+    records = [
+        whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1, execution="passthrough"),
+        hybrid(rows=1_000_000, dim=64, phases=LARGE_TABLE),
+        hybrid(virtual=False, phases=SLOW_TRANSFER),
+        timed([3.0] * 5 + [1.0, 1.7] * 40),
     ]
-    assert {finding.name for finding in raised} >= {
-        "replicate",
-        "overhead",
-        "noise",
-        "transfer",
-        "passed_through",
-    }
-    for finding in raised:
-        assert finding.figures
-        assert finding.advice.endswith(".")
-        assert re.search(r"\d", finding.text)
-        assert dataclasses.is_dataclass(finding)
+    raised = [item for record in records for item in apply_rules(record).items()]
+    assert {name for name, _ in raised} >= {"replicate", "overhead", "noise", "transfer", "passed_through"}
+    for _, found in raised:
+        assert found.figures
+        assert found.advice.endswith(".")
+        assert re.search(r"\d", found.text)
+        assert dataclasses.is_dataclass(found)
 
 
-def test_findings_stand_in_the_order_of_the_rules() -> None:
+def test_findings_are_in_the_order_of_the_rules() -> None:
     order = [rule.__name__ for rule in RULES]
-    raised = [
-        finding.name for finding in findings(whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1))
-    ]
+    raised = list(apply_rules(whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1)))
     assert raised == sorted(raised, key=order.index)
 
 
 def test_the_same_record_raises_the_same_findings() -> None:
     record = timed([3.0] * 5 + [1.0, 1.7] * 40)
-    assert findings(record) == findings(record)
+    assert apply_rules(record) == apply_rules(record)

@@ -1,4 +1,4 @@
-"""Findings on ranks, on Records with chosen figures and on a real run with a slow rank."""
+"""Findings on ranks: on Records with chosen figures, and on a real run with a slow rank."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from launching import run
 from record_factory import whole
 
 from dpexp.record import Record
-from dpexp.report import findings
+from dpexp.report.findings import apply_rules
 
 
-def ranks(compute_ms: list[float], allreduce_ms: float = 1.0, overlap_ms: float = 1.0) -> Record:
-    """A run of ranks that compute for so long, and then all-reduce."""
+def ddp_run(compute_ms: list[float], allreduce_ms: float = 1.0, overlap_ms: float = 1.0) -> Record:
+    """A run with a rank for each compute time, and an all-reduce of which a part overlaps."""
     record = whole(len(compute_ms))
     record.devices["ranks"] = [
         {"rank": rank, "host": f"host{rank // 2}", "device": f"cpu:{rank}"} for rank in range(len(compute_ms))
     ]
     record.timeline, record.phases = [], {"forward": [], "allreduce": [], "overlap": []}
     for step in range(3):
-        begin = step * 1e5
+        step_start = step * 1e5
 
         def row(phase: str, replica: int | None, start: float, ms: float, step: int = step) -> None:
-            where = "cpu:0" if replica is None else f"cpu:{replica}"
+            device = f"cpu:{replica or 0}"
             times: dict[str, Any] = {"start_us": start, "end_us": start + 1e3 * ms}
             record.timeline.append(
-                {"step": step, "phase": phase, "replica": replica, "device": where, **times}
+                {"step": step, "phase": phase, "replica": replica, "device": device, **times}
             )
 
-        row("step", None, begin, max(compute_ms) + allreduce_ms)
+        row("step", None, step_start, max(compute_ms) + allreduce_ms)
         for phase, ms in (("forward", max(compute_ms)), ("allreduce", allreduce_ms), ("overlap", overlap_ms)):
-            row(phase, None, begin, ms)
+            row(phase, None, step_start, ms)
             record.phases[phase].append(ms)
         for rank, ms in enumerate(compute_ms):
-            row("forward", rank, begin, ms / 2)
-            row("backward_compute", rank, begin + 500 * ms, ms / 2)
+            row("forward", rank, step_start, ms / 2)
+            row("backward_compute", rank, step_start + 500 * ms, ms / 2)
     record.summarize()
     return record
 
 
-def named(record: Record) -> dict[str, str]:
-    return {finding.name: finding.text for finding in findings(record)}
+def texts(record: Record) -> dict[str, str]:
+    return {name: finding.text for name, finding in apply_rules(record).items()}
 
 
-def test_a_straggler_is_named_with_its_host() -> None:
-    text = named(ranks([10.0, 10.5, 30.0, 9.5]))["straggler"]
+def test_the_slow_rank_is_reported_with_its_host() -> None:
+    text = texts(ddp_run([10.0, 10.5, 30.0, 9.5]))["straggler"]
     assert "Rank 2 (cpu:2 on host host1)" in text
     assert "30 ms" in text
 
 
 @pytest.mark.parametrize("compute", [[10.0, 10.5, 11.0, 9.5], [0.2, 0.5], [10.0]])
-def test_equal_and_fast_ranks_are_no_stragglers(compute: list[float]) -> None:
-    assert "straggler" not in named(ranks(compute))
+def test_equal_and_fast_ranks_are_not_stragglers(compute: list[float]) -> None:
+    assert "straggler" not in texts(ddp_run(compute))
 
 
-def test_an_allreduce_that_nothing_hides_is_found() -> None:
-    assert "5 ms" in named(ranks([10.0, 10.0], allreduce_ms=6.0, overlap_ms=1.0))["exposed_allreduce"]
-    assert "exposed_allreduce" not in named(ranks([10.0, 10.0], allreduce_ms=6.0, overlap_ms=5.5))
+def test_an_exposed_allreduce_is_found() -> None:
+    assert "5 ms" in texts(ddp_run([10.0, 10.0], allreduce_ms=6.0, overlap_ms=1.0))["exposed_allreduce"]
+    assert "exposed_allreduce" not in texts(ddp_run([10.0, 10.0], allreduce_ms=6.0, overlap_ms=5.5))
 
 
 def test_a_slow_rank_is_found_in_a_real_run(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_slow_rank_is_found_in_a_real_run(tmp_path: Path) -> None:
         "def make():\n"
         "    return Slow(5, 2)\n"
     )
-    words = ("--model", f"{tmp_path}/slow.py:make", "--steps", "2", "--warmup", "0", "--phase-steps", "3")
-    done = run("ddp", "--devices", "3", *words)
+    options = ("--model", f"{tmp_path}/slow.py:make", "--steps", "2", "--warmup", "0", "--phase-steps", "3")
+    done = run("ddp", "--devices", "3", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Rank 1 (cpu:1 on host" in done.stdout
     assert "is the straggler" in done.stdout

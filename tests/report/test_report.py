@@ -1,4 +1,4 @@
-"""The summary and the note: what they say, in which order, and to whom."""
+"""The summary and the note: their content, its order, and how it fits terminals and MLflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def titles(text: str) -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith(" ")]
 
 
-def test_summary_answers_in_the_order_in_which_a_reader_asks() -> None:
+def test_summary_has_its_sections_in_order() -> None:
     assert titles(report.summary(whole(2), width=100)) == [
         "Run whole-2 (0123456789ab)",
         "Verified",
@@ -35,13 +35,13 @@ def test_summary_answers_in_the_order_in_which_a_reader_asks() -> None:
     ]
 
 
-def test_note_has_the_summarys_sections() -> None:
+def test_note_has_the_sections_of_the_summary() -> None:
     record = whole(2)
     headings = [line[4:] for line in report.note(record).splitlines() if line.startswith("### ")]
     assert headings == titles(report.summary(record, width=100))
 
 
-def test_a_note_fits_into_a_tag_of_mlflow() -> None:
+def test_a_note_is_short_enough_for_an_mlflow_tag() -> None:
     for record in (whole(1000, batches=(2000, 20)), whole(2, modules=100), hybrid()):
         assert len(report.note(record)) < 8000
 
@@ -61,7 +61,7 @@ def test_batches_show_how_they_were_split(devices: int, full: str, last: str) ->
     assert f"batch 3: 10 rows -> {last}\n" in text
 
 
-def test_passthrough_says_how_to_see_replicas() -> None:
+def test_passthrough_names_the_option_that_shows_replicas() -> None:
     record = whole(1)
     record.execution = "passthrough"
     assert "--virtual" in report.summary(record)
@@ -73,7 +73,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         assert max(map(len, report.summary(record, width=width).splitlines())) <= width
 
 
-def test_colour_only_where_asked_for_and_not_under_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_only_on_request_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[" not in report.summary(whole(2))
     assert "\x1b[" in report.summary(whole(2), color=True)
@@ -89,7 +89,7 @@ def test_a_terminal_without_unicode_gets_plain_bars() -> None:
     assert "7 x 4 + 2" in shown.stdout
 
 
-def test_a_terminal_gets_colour_and_its_own_width() -> None:
+def test_a_terminal_gets_colour_and_text_of_its_width() -> None:
     """In a real pseudo-terminal of 60 columns."""
     code = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
     shown = in_terminal(code, columns=60).replace("\r", "")
@@ -97,31 +97,31 @@ def test_a_terminal_gets_colour_and_its_own_width() -> None:
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
 
 
-def test_a_run_that_recorded_nothing_still_has_a_summary_and_a_note() -> None:
+def test_an_empty_record_has_a_summary_and_a_note() -> None:
     assert "RUNNING" in report.summary(Record(run_id="ab"))
     assert "RUNNING" in report.note(Record(run_id="ab"))
 
 
-def test_a_failed_run_says_why_first() -> None:
+def test_a_failed_run_starts_with_its_error() -> None:
     record = whole(2, status="failed", error={"type": "ValueError", "message": "no", "traceback": ""})
     assert report.summary(record, width=100).splitlines()[1] == "  FAILED: ValueError: no"
 
 
-def test_markup_in_names_reaches_the_note_as_text() -> None:
+def test_markup_in_names_is_text_in_the_note() -> None:
     record = whole(2, name="<img src=x onerror=alert(1)> [a](javascript:b) `c` | d")
     heading = report.note(record).splitlines()[0]
     assert "<img" not in heading
     assert "\\[a\\]" in heading
 
 
-def test_public_functions_stay_functions_after_every_module_was_imported() -> None:
-    """A submodule of the same name would take a function's place once it is imported."""
+def test_public_functions_stay_functions_after_every_submodule_was_imported() -> None:
+    """A submodule of the same name would replace the function as soon as it is imported."""
     for module in pkgutil.iter_modules(report.__path__):
         importlib.import_module(f"dpexp.report.{module.name}")
     assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
 
 
-def test_ids_are_counted_with_eight_bytes_and_what_is_computed_with_the_runs_dtype() -> None:
+def test_ids_count_eight_bytes_and_activations_the_bytes_of_the_dtype() -> None:
     record = whole(2)
     record.device_map = [parameter_row("embedding", "weight", [1000, 10], "cpu:0", ["cpu:1"])]
     record.shapes = [shape_row(0, "", [[30]], [[30, 10]], "cpu:0")]
@@ -132,7 +132,7 @@ def test_ids_are_counted_with_eight_bytes_and_what_is_computed_with_the_runs_dty
     )
 
 
-def test_run_again_repeats_the_options_that_differ_from_the_defaults() -> None:
+def test_run_again_has_the_options_that_differ_from_the_defaults() -> None:
     assert "python scripts/run.py whole --virtual 2\n" in report.summary(whole(2), width=100)
     assert "python scripts/run.py hybrid --virtual 1 --sparse\n" in report.summary(
         hybrid(sparse=True), width=100

@@ -1,32 +1,17 @@
 """Phases of a step as a tree, with their medians, spread and share of the step.
 
-Phases nest in time: under ``block`` scatter lies inside forward. Which phase lies in which is read
-from the timeline, so that a new strategy needs no change here.
+Phases nest in time: with the strategy ``block``, scatter lies inside forward. The timeline gives the nesting,
+so that a new strategy needs no change here.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpexp.record import Record, Row, spread
 from dpexp.report.analysis.statistics import most_frequent
-
-ORDER = (
-    "embedding",
-    "transfer",
-    "forward",
-    "dense",
-    "scatter",
-    "replicate",
-    "parallel_apply",
-    "gather",
-    "loss",
-    "backward",
-    "allreduce",
-    "optimizer",
-)
-"""The order in which phases are listed where the timeline doesn't tell."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +27,19 @@ class Phase:
 
 
 def phases(record: Record) -> list[Phase]:
-    """The phases in order of their start, each followed by those inside it."""
-    inside = parents(record.timeline)
-    whole = step_ms(record)
+    """The phases by their start, each followed by the phases inside it."""
+    total = step_ms(record)
     found = []
-    for name in _ordered(record, inside):
+    for name, depth in _tree(record):
         figures = spread(samples(record, name))
         if figures is not None:
-            share = figures["median"] / whole if whole else 0.0
-            depth = len(_ancestors(name, inside))
+            share = figures["median"] / total if total else 0.0
             found.append(Phase(name, depth, figures["median"], figures["iqr"], figures["n"], share))
     return found
 
 
 def samples(record: Record, name: str) -> list[float]:
-    """Times in ms of a phase in the steps of the usual batch size; in all steps where that isn't known."""
+    """Times in ms of a phase in the steps of the usual batch size; in all steps where sizes are unknown."""
     usual, times = usual_numbers(record), record.phases[name]
     count = sum(row["phase"] == "step" for row in record.timeline)
     if usual is None or count != len(times):
@@ -75,26 +58,21 @@ def step_samples(record: Record) -> list[float]:
 
 
 def step_ms(record: Record) -> float:
-    """Median time in ms of those steps; the sum of the top-level phases without a timeline."""
-    whole = step_samples(record)
-    if whole:
-        return statistics.median(whole)
-    inside = parents(record.timeline)
-    medians = [statistics.median(ms) for name, ms in record.phases.items() if ms and name not in inside]
-    return float(sum(medians))
+    """Median time in ms of those steps; 0 without steps."""
+    return statistics.median(step_samples(record) or [0.0])
 
 
 def rows_of(record: Record, step: int) -> int | None:
-    """Rows of the batch of a phase-timed step: these steps begin an epoch, as the measured ones do."""
-    samples, size = record.data.get("samples"), record.config.get("batch_size")
-    if samples and size:
-        return int(min(size, samples - size * (step % -(-samples // size))))
+    """Rows of the batch of a phase-timed step; phase-timed steps start at the first batch of an epoch."""
+    total, size = record.data.get("samples"), record.config.get("batch_size")
+    if total and size:
+        return int(min(size, total - size * (step % -(-total // size))))
     sizes = record.steps["samples"]
     return sizes[step] if step < len(sizes) else None
 
 
 def usual_numbers(record: Record) -> set[int] | None:
-    """The phase-timed steps whose batch has the most frequent size; None where sizes aren't known."""
+    """The phase-timed steps whose batch has the most frequent size; None where sizes are unknown."""
     numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
     sizes = {number: rows_of(record, number) for number in numbers}
     known = [size for size in sizes.values() if size is not None]
@@ -105,46 +83,40 @@ def usual_numbers(record: Record) -> set[int] | None:
 
 
 def parents(timeline: list[Row]) -> dict[str, str]:
-    """{phase: the phase that it lies inside of}, read from the step with the most phases."""
+    """{phase: the phase that contains it}, read from the step with the most phases."""
     steps: dict[int, list[Row]] = {}
     for row in timeline:
         if row["phase"] != "step" and row["replica"] is None:
             steps.setdefault(row["step"], []).append(row)
-    if not steps:
-        return {}
-    rows = max(steps.values(), key=len)
+    rows = max(steps.values(), key=len, default=[])
     inside = {}
     for row in rows:
         around = [other for other in rows if other["phase"] != row["phase"] and _contains(other, row)]
         if around:
-            inside[row["phase"]] = min(around, key=lambda other: other["end_us"] - other["start_us"])["phase"]
+            inside[row["phase"]] = min(around, key=_duration_us)["phase"]
     return inside
 
 
 def _contains(outer: Row, inner: Row) -> bool:
-    longer = outer["end_us"] - outer["start_us"] > inner["end_us"] - inner["start_us"]
+    longer = _duration_us(outer) > _duration_us(inner)
     return bool(longer and outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"])
 
 
-def _ancestors(name: str, inside: dict[str, str]) -> list[str]:
-    chain: list[str] = []
-    while name in inside and inside[name] not in chain:
-        name = inside[name]
-        chain.append(name)
-    return chain
+def _duration_us(row: Row) -> float:
+    return float(row["end_us"] - row["start_us"])
 
 
-def _ordered(record: Record, inside: dict[str, str]) -> list[str]:
-    """Depth first: a phase, then those inside it, each level by its first start in the timeline."""
+def _tree(record: Record) -> Iterator[tuple[str, int]]:
+    """(phase, depth), depth first, each level by the first start in the timeline."""
+    inside = parents(record.timeline)
     start: dict[str, float] = {}
     for row in record.timeline:
         start.setdefault(row["phase"], row["start_us"])
 
-    def rank(name: str) -> tuple[float, int]:
-        return start.get(name, float("inf")), ORDER.index(name) if name in ORDER else len(ORDER)
+    def children(parent: str | None, depth: int) -> Iterator[tuple[str, int]]:
+        names = [name for name in record.phases if inside.get(name) == parent]
+        for name in sorted(names, key=lambda name: start.get(name, float("inf"))):
+            yield name, depth
+            yield from children(name, depth + 1)
 
-    def below(parent: str | None) -> list[str]:
-        children = [name for name in record.phases if inside.get(name) == parent]
-        return [name for child in sorted(children, key=rank) for name in (child, *below(child))]
-
-    return below(None)
+    return children(None, 0)

@@ -1,8 +1,7 @@
-"""The shapes of a run, grouped: equal batches together, the replicas of one module on one line."""
+"""The shapes of a run, grouped: equal batches together, and the replicas of one module in one call."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
@@ -13,9 +12,9 @@ Shape = list[int]
 
 @dataclass
 class Call:
-    """A module as one batch saw it: outside of the replicas, or inside all of them together.
+    """A module's call in one batch: outside of the replicas, or inside all of them together.
 
-    ``inputs`` and ``outputs`` hold one list of shapes a replica, or one in all outside.
+    ``inputs`` and ``outputs`` have one list of shapes for each replica; outside of replicas, one list.
     """
 
     module: str
@@ -35,15 +34,13 @@ class Call:
 
     def texts(self) -> tuple[str, str]:
         """Inputs and outputs as text, replicas joined by ``+``."""
-        return (
-            units.repeated(map(units.shapes, self.inputs)),
-            units.repeated(map(units.shapes, self.outputs)),
-        )
+        inputs, outputs = map(units.shapes, self.inputs), map(units.shapes, self.outputs)
+        return units.repeated(inputs), units.repeated(outputs)
 
 
 @dataclass
 class Batches:
-    """Batches of one epoch with the same shapes."""
+    """The batches of one epoch that have the same shapes."""
 
     numbers: list[int]
     calls: list[Call]
@@ -53,15 +50,15 @@ class Batches:
         """Rows of the global batch: the leading dimension of the first input outside of replicas."""
         for call in self.calls:
             if call.scope == "outside":
-                return next((dims[0] for dims in call.inputs[0] if dims), 0)
+                return _leading(call.inputs[0])
         return sum(self.split)
 
     @property
     def split(self) -> list[int]:
-        """Rows a replica; empty where nothing was split."""
+        """Rows of each replica; empty where no batch was split."""
         for call in self.calls:
             if call.scope == "replica":
-                return [next((dims[0] for dims in inputs if dims), 0) for inputs in call.inputs]
+                return [_leading(inputs) for inputs in call.inputs]
         return []
 
     @property
@@ -74,44 +71,35 @@ class Batches:
         return f"batches {first}-{last}" if contiguous else "batches " + ", ".join(map(str, self.numbers))
 
     def headline(self) -> str:
-        """``30 rows -> 15 + 15``; the figures of DataParallel's tutorials."""
+        """``30 rows -> 15 + 15``, as in DataParallel's tutorials."""
         split = f" -> {units.repeated(map(str, self.split))}" if self.split else ""
         return f"{self.rows} rows{split}"
 
 
 def batches(record: Record) -> list[Batches]:
-    """The batches in order, those with equal shapes together."""
+    """The batches in order; batches with equal shapes form one group, whatever the order of the threads."""
     by_batch: dict[int, list[Row]] = {}
     for row in record.shapes:
         by_batch.setdefault(row["batch"], []).append(row)
     groups: dict[str, Batches] = {}
     for number, rows in sorted(by_batch.items()):
-        same = json.dumps([{k: v for k, v in row.items() if k != "batch"} for row in rows], sort_keys=True)
-        groups.setdefault(same, Batches([], [])).numbers.append(number)
-        if not groups[same].calls:
-            groups[same].calls.extend(_calls(rows))
-    return _merged(list(groups.values()))
+        calls = _calls(rows)
+        groups.setdefault(str(sorted(map(repr, calls))), Batches([], calls)).numbers.append(number)
+    return list(groups.values())
+
+
+def _leading(shapes: list[Shape]) -> int:
+    """The leading dimension of the first shape that has one."""
+    return next((dims[0] for dims in shapes if dims), 0)
 
 
 def _calls(rows: list[Row]) -> list[Call]:
+    """The calls of one batch by their modules' first call, each with its replicas in order."""
     calls: dict[tuple[str, str], Call] = {}
-    in_order = sorted(rows, key=lambda row: -1 if row["replica"] is None else row["replica"])
-    places = {row["module"]: index for index, row in reversed(list(enumerate(rows)))}
-    for row in in_order:
+    first = {row["module"]: index for index, row in reversed(list(enumerate(rows)))}
+    for row in sorted(rows, key=lambda row: -1 if row["replica"] is None else row["replica"]):
         call = calls.setdefault((row["module"], row["scope"]), Call(row["module"], row["scope"]))
         call.devices.append(row["device"])
         call.inputs.append(row["inputs"])
         call.outputs.append(row["outputs"])
-    return [calls[key] for key in sorted(calls, key=lambda key: (places[key[0]], key[1] == "replica"))]
-
-
-def _merged(groups: list[Batches]) -> list[Batches]:
-    """Groups that read the same (only the order of threads differed) become one."""
-    merged: dict[str, Batches] = {}
-    for group in groups:
-        key = repr(sorted((c.module, c.scope, c.devices, c.inputs, c.outputs) for c in group.calls))
-        if key in merged:
-            merged[key].numbers = sorted(merged[key].numbers + group.numbers)
-        else:
-            merged[key] = group
-    return list(merged.values())
+    return sorted(calls.values(), key=lambda call: (first[call.module], call.scope == "replica"))

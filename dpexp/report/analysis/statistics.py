@@ -1,7 +1,8 @@
-"""Step times of like with like, and intervals by bootstrap.
+"""Step times of equal batches, and bootstrap intervals of what is estimated from them.
 
-An epoch ends in a smaller batch, so a run's step times mix two sizes; a median is taken over the
-steps of the most frequent size only.
+The last batch of an epoch is smaller, so the step times of a run mix two batch sizes. Medians are taken
+over the steps of the most frequent size only. ``scipy.stats.bootstrap`` resamples one level only, runs or
+steps, and gives other figures than those in the committed experiments: the bootstrap stays here.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 MOST_SAMPLES, MOST_RUNS = 400, 40
-"""Of more samples, or runs, so many, evenly spaced, are resampled: the interval is wider then."""
+"""Of more samples, or runs, an evenly spaced subset of this size is resampled; the interval gets wider."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The measured steps of one batch size, times in ms."""
+    """The measured steps of one batch size; times in ms."""
 
     rows: int
     times: tuple[float, ...]
@@ -37,10 +38,10 @@ class Steps:
 
 def steps_by_rows(record: Record) -> dict[int, list[float]]:
     """{rows of the batch: step times in ms}, in the order of the steps."""
-    found: dict[int, list[float]] = {rows: [] for rows in record.steps["samples"]}
+    times: dict[int, list[float]] = {}
     for rows, time in zip(record.steps["samples"], record.steps["time_ms"], strict=False):
-        found[rows].append(time)
-    return found
+        times.setdefault(rows, []).append(time)
+    return times
 
 
 def usual_steps(record: Record) -> Steps | None:
@@ -51,15 +52,21 @@ def usual_steps(record: Record) -> Steps | None:
 
 
 def usual_times(record: Record) -> tuple[int, list[float]]:
-    """(rows, step times in ms) of the most frequent batch size; no times where there are no steps."""
+    """(rows, step times in ms) of the most frequent batch size; ``(0, [])`` without steps."""
     by_rows = steps_by_rows(record)
-    rows = max(by_rows, key=lambda size: (len(by_rows[size]), size), default=0)
+    rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows), default=0)
     return rows, by_rows.get(rows, [])
+
+
+def most_frequent(values: Sequence[int]) -> int:
+    """The value that occurs most often, the largest of equals."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the interval that holds it with 95% confidence."""
+    """An estimate and its 95% confidence interval."""
 
     value: float
     low: float
@@ -71,63 +78,52 @@ class Interval:
 
 Samples = Sequence[float]
 Estimate = Callable[[Any, Any], Any]
-"""Of two medians, numbers or arrays of them."""
-
-
-def bootstrap(estimate: Estimate, first: Samples, second: Samples, *, seed: int = 0) -> Interval:
-    """The percentile bootstrap (Efron, 1979) of an estimate from two samples' medians, seeded, 95%."""
-    return bootstrap_runs(estimate, [first], [second], seed=seed)
+"""A function of two medians: of two numbers, or of two arrays of resampled medians."""
 
 
 def bootstrap_runs(
     estimate: Estimate, first: Sequence[Samples], second: Sequence[Samples], *, seed: int = 0
 ) -> Interval:
-    """The same for samples of several runs each: runs are resampled, then the samples within each.
+    """The 95% percentile bootstrap (Efron, 1979) of an estimate from two medians, each over several runs.
 
-    So the interval holds the spread between runs too, where there is more than one (Davison and
-    Hinkley, 1997, section 3.8).
+    Runs are resampled first, then the samples within each run, so that the interval includes the spread
+    between runs (Davison and Hinkley, 1997, section 3.8). The same seed gives the same interval.
     """
     import numpy as np
 
-    source = np.random.default_rng(seed)
-    values = estimate(_medians(first, source), _medians(second, source))
+    rng = np.random.default_rng(seed)
+    values = estimate(_resampled_medians(first, rng), _resampled_medians(second, rng))
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(float(estimate(_median(first), _median(second))), float(low), float(high))
+
+
+def ratio_of_medians(first: Any, second: Any) -> Any:
+    """How many times the first median is the second."""
+    return first / second
 
 
 def _median(runs: Sequence[Samples]) -> float:
     return statistics.median(sample for run in runs for sample in run)
 
 
-def _medians(runs: Sequence[Samples], source: np.random.Generator) -> np.ndarray[Any, Any]:
-    """The medians of all resamples."""
+def _resampled_medians(runs: Sequence[Samples], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """The median of each of the RESAMPLES resamples."""
     import numpy as np
 
-    kept = _thinned(runs)
-    lengths = np.array([len(run) for run in kept])
-    padded = np.full((len(kept), lengths.max()), np.nan)
-    for number, run in enumerate(kept):
+    runs = _thinned(runs)
+    lengths = np.array([len(run) for run in runs])
+    padded = np.full((len(runs), lengths.max()), np.nan)
+    for number, run in enumerate(runs):
         padded[number, : len(run)] = run
-    drawn = source.integers(len(kept), size=(RESAMPLES, len(kept)))
-    most = lengths[drawn][..., np.newaxis]
-    places = (source.random((RESAMPLES, *padded.shape)) * most).astype(int)
-    values = np.take_along_axis(padded[drawn], places, axis=2)
-    values[np.broadcast_to(np.arange(padded.shape[1]) >= most, values.shape)] = np.nan
+    drawn = rng.integers(len(runs), size=(RESAMPLES, len(runs)))
+    drawn_lengths = lengths[drawn][..., np.newaxis]
+    indices = (rng.random((RESAMPLES, *padded.shape)) * drawn_lengths).astype(int)
+    values = np.take_along_axis(padded[drawn], indices, axis=2)
+    values[np.broadcast_to(np.arange(padded.shape[1]) >= drawn_lengths, values.shape)] = np.nan
     return np.asarray(np.nanmedian(values.reshape(RESAMPLES, -1), axis=1))
 
 
 def _thinned(runs: Sequence[Samples]) -> list[Samples]:
-    kept = runs[:: -(-len(runs) // MOST_RUNS)]
-    most = MOST_SAMPLES // len(kept)
-    return [run[:: -(-len(run) // most)] for run in kept]
-
-
-def ratio(first: Any, second: Any) -> Any:
-    """How many times the first median is the second."""
-    return first / second
-
-
-def most_frequent(values: Sequence[int]) -> int:
-    """The value that occurs most often, the largest of equals."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], value))
+    subset = runs[:: -(-len(runs) // MOST_RUNS)]
+    most = MOST_SAMPLES // len(subset)
+    return [run[:: -(-len(run) // most)] for run in subset]

@@ -1,26 +1,25 @@
-"""The phase-timed steps as lanes of bars, each bar with all that is known about it.
+"""The phase-timed steps as lanes of bars, each bar with its shapes and bytes.
 
     cpu:0              |scatter|replicate|parallel_apply      |gather|loss|…
     cpu:0 replica 0                      |0----------|
     cpu:1 replica 1                      |1-----------------|
 
-Phases stand on the device that they end on; what overlaps (a phase inside another) goes to a lane of
-its own, and every replica has a lane on its device. Pictures, the HTML page, the Chrome trace and
-MLflow's spans are all drawn from these.
+A phase is drawn on the device that it ends on. A phase inside another has a lane of its own, and every
+replica has a lane on its device. The figures, the HTML page, the Chrome trace and MLflow's spans show
+these bars.
 """
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import rows_of
-from dpexp.report.analysis.shapes import Batches, Call, Shape, batches
+from dpexp.report.analysis.shapes import Batches, Shape, batches
 
 ROUNDING = 1e-5
-"""Ends and starts closer than this (ms) touch: the Record's times are rounded to a nanosecond."""
+"""Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Bar:
 
 @dataclass
 class Lane:
-    """Bars that do not overlap, all on one device; ``replica`` is None for a lane of phases."""
+    """Bars on one device that do not overlap; ``replica`` is None for a lane of phases."""
 
     device: str
     replica: int | None
@@ -62,7 +61,7 @@ class Lane:
 
 @dataclass
 class Step:
-    """One phase-timed step: when it began (ms since the first), how long it took, rows of its batch."""
+    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch."""
 
     number: int
     start: float
@@ -72,7 +71,7 @@ class Step:
 
     @property
     def bars(self) -> list[Bar]:
-        return sorted((bar for lane in self.lanes for bar in lane.bars), key=lambda bar: (bar.start, -bar.ms))
+        return _by_start([bar for lane in self.lanes for bar in lane.bars])
 
 
 def steps(record: Record) -> list[Step]:
@@ -80,104 +79,82 @@ def steps(record: Record) -> list[Step]:
     by_step: dict[int, list[Row]] = {}
     for row in record.timeline:
         by_step.setdefault(row["step"], []).append(row)
-    groups = batches(record)
-    sent = Sent(record)
-    return [_step(record, number, rows, groups, sent) for number, rows in sorted(by_step.items())]
+    groups: dict[int | None, Batches] = {group.rows: group for group in reversed(batches(record))}
+    return [_step(record, number, rows, groups) for number, rows in sorted(by_step.items())]
 
 
 def typical(several: list[Step]) -> Step | None:
-    """The step that looks most like the others: of the largest batch, the one of median time."""
-    if not several:
-        return None
-    largest = max((step.rows or 0) for step in several)
-    alike = [step for step in several if (step.rows or 0) == largest]
-    return sorted(alike, key=lambda step: step.ms)[(len(alike) - 1) // 2]
+    """The step of median time among those of the largest batch; None without steps."""
+    largest = max((step.rows or 0 for step in several), default=0)
+    alike = sorted((step for step in several if (step.rows or 0) == largest), key=lambda step: step.ms)
+    return alike[(len(alike) - 1) // 2] if alike else None
 
 
-def median_ms(several: list[Step]) -> float:
-    """Median time in ms of the steps; raises StatisticsError without any."""
-    return statistics.median(step.ms for step in several)
-
-
-def _step(record: Record, number: int, rows: list[Row], groups: list[Batches], sent: Sent) -> Step:
-    whole = [row for row in rows if row["phase"] == "step"]
-    start = min(row["start_us"] for row in whole or rows)
-    end = max(row["end_us"] for row in whole or rows)
+def _step(record: Record, number: int, rows: list[Row], groups: dict[int | None, Batches]) -> Step:
+    step_rows = [row for row in rows if row["phase"] == "step"] or rows
+    start = min(row["start_us"] for row in step_rows)
+    end = max(row["end_us"] for row in step_rows)
     size = rows_of(record, number)
-    group = next((one for one in groups if one.rows == size), None)
-    bars = [_bar(row, start, group, sent) for row in rows if row["phase"] != "step"]
+    group = groups.get(size)
+    bars = [_bar(record, row, start, group) for row in rows if row["phase"] != "step"]
     lanes = _lanes(bars)
     return Step(number, start / 1000, (end - start) / 1000, size, lanes + _idle(record, lanes))
 
 
-def _idle(record: Record, lanes: list[Lane]) -> list[Lane]:
-    """An empty lane for every device that got no rows while others computed replicas."""
-    busy = {lane.device for lane in lanes if lane.replica is not None}
-    idle = [device for device in record.devices["used"] if busy and device != "cpu" and device not in busy]
-    return [Lane(device, None) for device in idle]
+def _bar(record: Record, row: Row, step_start: float, group: Batches | None) -> Bar:
+    inputs, outputs = _shapes(row["phase"], row["replica"], group) if group else ((), ())
+    start, ms = (row["start_us"] - step_start) / 1000, (row["end_us"] - row["start_us"]) / 1000
+    moved = _moved_bytes(record, row["phase"], group, outputs) if group and row["replica"] is None else None
+    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, moved)
 
 
-def _bar(row: Row, zero: float, group: Batches | None, sent: Sent) -> Bar:
-    inputs, outputs = _shapes(row, group)
-    return Bar(
-        row["phase"],
-        row["device"],
-        row["replica"],
-        (row["start_us"] - zero) / 1000,
-        (row["end_us"] - row["start_us"]) / 1000,
-        inputs,
-        outputs,
-        sent.bytes(row, group, outputs),
-    )
+def _by_start(bars: list[Bar]) -> list[Bar]:
+    return sorted(bars, key=lambda bar: (bar.start, -bar.ms))
 
 
 def _lanes(bars: list[Bar]) -> list[Lane]:
+    """Each bar in the first lane of its device and replica that is free at its start."""
     lanes: list[Lane] = []
-    for bar in sorted(bars, key=lambda bar: (bar.start, -bar.ms)):
-        free = (
-            lane
-            for lane in lanes
-            if (lane.device, lane.replica) == (bar.device, bar.replica)
-            and lane.bars[-1].end <= bar.start + ROUNDING
-        )
-        lane = next(free, None)
-        if lane is None:
-            lane = Lane(bar.device, bar.replica)
-            lanes.append(lane)
-        lane.bars.append(bar)
+    for bar in _by_start(bars):
+        for lane in lanes:
+            same = (lane.device, lane.replica) == (bar.device, bar.replica)
+            if same and lane.bars[-1].end <= bar.start + ROUNDING:
+                lane.bars.append(bar)
+                break
+        else:
+            lanes.append(Lane(bar.device, bar.replica, [bar]))
     return sorted(
         lanes,
         key=lambda lane: (lane.replica is not None, lane.replica or 0, layout.device_order(lane.device)),
     )
 
 
-# --- what went in and out ------------------------------------------------------------------------
+def _idle(record: Record, lanes: list[Lane]) -> list[Lane]:
+    """An empty lane for every device without rows while replicas compute on others."""
+    busy = {lane.device for lane in lanes if lane.replica is not None}
+    idle = [device for device in record.devices["used"] if busy and device != "cpu" and device not in busy]
+    return [Lane(device, None) for device in idle]
+
+
+# --- shapes and bytes of a bar -------------------------------------------------------------------
 
 Shapes = tuple[Shape, ...]
 
 
-def _shapes(row: Row, group: Batches | None) -> tuple[Shapes, Shapes]:
-    """Shapes that a bar took and gave; for a phase over all replicas, one shape a replica."""
-    if group is None:
-        return (), ()
-    if row["replica"] is not None:
-        return _of_replica(group, row["replica"])
-    phase = row["phase"]
-    split = _split(group)
-    if phase in ("forward", "loss"):
-        outside = next((call for call in group.calls if call.scope == "outside"), None)
-        if outside is None:
-            return (), ()
-        return (
-            (_flat(outside.inputs), _flat(outside.outputs))
-            if phase == "forward"
-            else (_flat(outside.outputs), ())
-        )
-    if phase in ("embedding", "transfer"):
-        name = layout.TRANSFER if phase == "transfer" else phase
-        named = next((call for call in group.calls if call.module == name), None)
-        return (_flat(named.inputs), _flat(named.outputs)) if named else ((), ())
-    if split is None:
+def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
+    """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
+    split = next(iter(layout.replicated_calls(group)), None)
+    if replica is not None and split is not None and replica < len(split.inputs):
+        return tuple(split.inputs[replica]), tuple(split.outputs[replica])
+    if replica is None and phase in ("forward", "loss"):
+        model = next((call for call in group.calls if call.scope == "outside"), None)
+        inputs, outputs = (_flat(model.inputs), _flat(model.outputs)) if model else ((), ())
+        return (inputs, outputs) if phase == "forward" else (outputs, ())
+    if replica is None and phase in ("embedding", "transfer"):
+        module = layout.TRANSFER if phase == "transfer" else phase
+        call = next((call for call in group.calls if call.module == module), None)
+        return (_flat(call.inputs), _flat(call.outputs)) if call else ((), ())
+    if replica is not None or split is None:
         return (), ()
     pieces, results = _flat(split.inputs), _flat(split.outputs)
     return {
@@ -187,53 +164,22 @@ def _shapes(row: Row, group: Batches | None) -> tuple[Shapes, Shapes]:
     }.get(phase, ((), ()))
 
 
-def _split(group: Batches) -> Call | None:
-    """The call of the outermost replicated module; None where nothing was replicated."""
-    for module in layout.split_module(group):
-        return next(call for call in group.calls if call.module == module and call.scope == "replica")
-    return None
-
-
-def _of_replica(group: Batches, replica: int) -> tuple[Shapes, Shapes]:
-    split = _split(group)
-    if split is None or replica >= len(split.inputs):
-        return (), ()
-    return tuple(split.inputs[replica]), tuple(split.outputs[replica])
-
-
 def _flat(calls: list[list[Shape]]) -> Shapes:
     return tuple(shape for call in calls for shape in call)
 
 
 def _joined(calls: list[list[Shape]]) -> Shapes:
-    """The shapes before scatter or after gather: the pieces' leading dimensions added up."""
-    return tuple(
-        [sum(one[0] for one in parts), *parts[0][1:]] for parts in zip(*calls, strict=False) if parts[0]
-    )
+    """The shapes before scatter or after gather: the sum of the pieces' leading dimensions."""
+    columns = (pieces for pieces in zip(*calls, strict=False) if pieces[0])
+    return tuple([sum(dims[0] for dims in pieces), *pieces[0][1:]] for pieces in columns)
 
 
-class Sent:
-    """Bytes that a phase moves; None for a phase that moves nothing or where it isn't known."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        self._copied: dict[int, int] = {}
-
-    def bytes(self, row: Row, group: Batches | None, outputs: Shapes) -> int | None:
-        if row["replica"] is not None or group is None:
-            return None
-        if row["phase"] == "replicate":
-            return self._copies(len(group.split))
-        if row["phase"] in ("scatter", "gather", "transfer"):
-            ids = layout.id_shapes(self._record, group) if row["phase"] == "scatter" else frozenset()
-            return sum(layout.tensor_bytes(self._record, dims, ids) for dims in outputs)
-        return None
-
-    def _copies(self, replicas: int) -> int:
-        """Bytes of parameters copied when so many replicas run (a short batch runs fewer)."""
-        if replicas not in self._copied:
-            self._copied[replicas] = sum(
-                row["bytes"] * min(len(row["replicas"]), max(0, replicas - 1))
-                for row in self._record.device_map
-            )
-        return self._copied[replicas]
+def _moved_bytes(record: Record, phase: str, group: Batches, outputs: Shapes) -> int | None:
+    """Bytes that a phase moves; None for a phase that moves nothing. A short batch has fewer replicas."""
+    if phase == "replicate":
+        copies = max(0, len(group.split) - 1)
+        return sum(int(row["bytes"]) * min(len(row["replicas"]), copies) for row in record.device_map)
+    if phase in ("scatter", "gather", "transfer"):
+        ids = layout.id_shapes(record, group) if phase == "scatter" else ()
+        return layout.tensor_bytes(record, outputs, ids)
+    return None

@@ -1,4 +1,6 @@
-"""Compare: several runs grouped, ranked where they may be, and each difference with its interval.
+"""Compare: several runs in groups, ranked where that is fair, each difference with its interval.
 
-``grouping`` decides what may be compared, ``tables`` and ``figures`` show it, ``files`` write it.
+``grouping`` decides which runs may be ranked against each other, ``tables`` and ``figures`` present them,
+``files`` writes both, ``run_records`` reads the Records. Scripts and ``study`` may import this package;
+it imports the rest of ``report`` and ``record``. Start with ``grouping.py``.
 """

@@ -1,8 +1,8 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
-Runs are ranked within a group only: the same kind of execution, the same machine, the same work. Runs
-of one config are repeats and form one cell. Speed-ups are ratios of median step times, each with a
-bootstrap interval; a difference whose interval holds 1 is within the noise.
+Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs
+of one config are repeats and form one cell. A speed-up is a ratio of median step times with a bootstrap
+interval; a difference whose interval contains 1 is within the noise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from dpexp.config import REFERENCE
 from dpexp.record import JournalError, Record, spread
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio, usual_times
-from dpexp.report.compare.run_records import Place, RunRecords
+from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio_of_medians, usual_times
+from dpexp.report.compare.run_records import GroupKey, RunRecords
 
 T = TypeVar("T")
 
@@ -26,18 +26,22 @@ class Cell:
     """The runs of one config on one machine. ``rows`` is the size of its usual batch."""
 
     rows: int
+    folder: Path
+    """The folder of the first run."""
     runs: list[Record] = field(default_factory=list)
-    folders: list[Path] = field(default_factory=list)
-    times: list[list[float]] = field(default_factory=list)
-    """Step times in ms of the usual batch, run by run."""
 
     @property
     def first(self) -> Record:
         return self.runs[0]
 
+    @cached_property
+    def times(self) -> list[list[float]]:
+        """Step times in ms of the usual batch, run by run."""
+        return [usual_times(run)[1] for run in self.runs]
+
     @property
     def devices(self) -> int:
-        """How many devices computed, the host left out; 1 for the host alone."""
+        """How many devices computed, without the host; 1 for the host alone."""
         return max(1, len([device for device in self.first.devices["used"] if device != "cpu"]))
 
     @cached_property
@@ -53,25 +57,23 @@ class Cell:
 
     def gradient_error(self) -> float | None:
         """The largest of the runs; None where one was not checked."""
-        found = [run.verification.get("gradient_error") for run in self.runs]
-        known = [float(error) for error in found if error is not None]
-        return max(known) if len(known) == len(found) else None
+        errors = [run.verification.get("gradient_error") for run in self.runs]
+        known = [float(error) for error in errors if error is not None]
+        return max(known) if len(known) == len(errors) else None
 
     def memory(self) -> dict[str, int]:
         """Peak bytes by device, the largest of the runs."""
-        return {
-            device: max(run.memory.get(device, 0) for run in self.runs)
-            for device in {device: None for run in self.runs for device in run.memory}
-        }
+        devices = dict.fromkeys(device for run in self.runs for device in run.memory)
+        return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return bootstrap_runs(ratio, baseline.times, self.times)
+        return bootstrap_runs(ratio_of_medians, baseline.times, self.times)
 
 
 @dataclass
 class Group:
-    """Cells that may be ranked against each other, fastest first."""
+    """Cells that may be ranked against each other."""
 
     execution: str
     machine: tuple[str, ...]
@@ -81,53 +83,50 @@ class Group:
     @property
     def baseline(self) -> Cell:
         """The first ``single``, else the cell with the fewest devices, the first of equals."""
-        given = sorted(self.cells, key=lambda cell: cell.first.started)
-        single = next((cell for cell in given if cell.first.strategy == REFERENCE), None)
-        return single or min(given, key=lambda cell: cell.devices)
+        by_start = sorted(self.cells, key=lambda cell: cell.first.started)
+        single = next((cell for cell in by_start if cell.first.strategy == REFERENCE), None)
+        return single or min(by_start, key=lambda cell: cell.devices)
 
     @property
     def ranked(self) -> list[Cell]:
+        """Fastest first."""
         return sorted(self.cells, key=lambda cell: cell.step_ms["median"])
 
 
 @dataclass
 class Comparison:
-    """Groups, the largest first, and the runs that could not be compared with why."""
+    """Groups, the largest first, and the runs that could not be compared, each with the reason."""
 
     groups: list[Group]
     left_out: list[tuple[str, str]]
 
     def refusals(self) -> list[str]:
         """Why the groups are not ranked against each other: one sentence for each thing that differs."""
-        said = []
         kinds = _distinct(group.execution for group in self.groups)
-        if len(kinds) > 1:
-            said.append(
-                f"{' and '.join(kinds)} runs are not ranked against each other: emulated devices share one "
-                "CPU, so "
-                "their times say nothing about real ones"
-            )
-        machines = _distinct(", ".join(group.machine[:2]) for group in self.groups)
-        if len(_distinct(group.machine for group in self.groups)) > 1:
-            said.append(
-                f"runs of different machines are not ranked against each other: {'; '.join(machines)}"
-            )
+        machines = _distinct(group.machine for group in self.groups)
         works = _distinct(group.work for group in self.groups)
-        if len(works) > 1:
-            said.append(
-                f"runs that do different work are not ranked against each other: {_differences(works)}"
-            )
-        return said
+        emulated = "emulated devices share one CPU, so that their times are not those of real devices"
+        hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
+        differing: list[tuple[Sequence[object], str, str]] = [
+            (kinds, f"{' and '.join(kinds)} runs", emulated),
+            (machines, "runs of different machines", hosts),
+            (works, "runs that do different work", _differences(works)),
+        ]
+        return [
+            f"{runs} are not ranked against each other: {reason}"
+            for values, runs, reason in differing
+            if len(values) > 1
+        ]
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
-    briefs, left_out = RunRecords(), []
-    groups: dict[Place, Group] = {}
+    records, left_out = RunRecords(), []
+    groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
     for folder in folders:
         try:
-            record = briefs.read(folder)
+            record = records.read(folder)
         except JournalError as error:
             left_out.append((folder.name, str(error)))
             continue
@@ -136,14 +135,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
             why = f": {record.error['message']}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
-        place, config = briefs.place(record)
-        cell = cells.get((place, config, rows))
-        if cell is None:
-            cell = cells[(place, config, rows)] = Cell(rows)
-            groups.setdefault(place, Group(*place)).cells.append(cell)
+        key, config = records.keys(record)
+        cell = cells.setdefault((key, config, rows), Cell(rows, folder))
+        if not cell.runs:
+            groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.runs.append(record)
-        cell.folders.append(folder)
-        cell.times.append(times)
     return Comparison(sorted(groups.values(), key=lambda group: -len(group.cells)), left_out)
 
 
@@ -153,9 +149,7 @@ def _distinct(values: Iterable[T]) -> list[T]:
 
 def _differences(works: Sequence[tuple[str, ...]]) -> str:
     names = ("model", "data", "batch size", "dtype", "eval")
-    differing = [
-        f"{name} {' / '.join(_distinct(values))}"
-        for name, values in zip(names, zip(*works, strict=True), strict=True)
-        if len(set(values)) > 1
-    ]
-    return "; ".join(differing)
+    columns = zip(names, zip(*works, strict=True), strict=False)
+    return "; ".join(
+        f"{name} {' / '.join(_distinct(values))}" for name, values in columns if len(set(values)) > 1
+    )

@@ -1,4 +1,4 @@
-"""What a comparison has to say: tables and sentences, for terminal, Markdown and HTML alike."""
+"""A comparison as report sections: a table and sentences for each group, for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -12,22 +12,11 @@ from dpexp.report.findings.reliability import NOISY
 from dpexp.report.sections import Section, Table
 
 SHOWN = 40
-"""So many cells of a group at most are shown (the fastest, and the baseline)."""
-COLUMNS = (
-    "run",
-    "strategy",
-    "devices",
-    "execution",
-    "step ms [IQR] n",
-    "samples/s",
-    "speed-up [95%]",
-    "peak memory",
-    "gradient error",
-)
+"""At most this many cells of a group are shown: the fastest, and the baseline."""
 
 
 def sections(comparison: Comparison) -> list[Section]:
-    """A section a group, then what was not ranked and what was left out, with why."""
+    """A section for each group, then the runs that are not ranked or left out, with the reasons."""
     sections = [_group(group, number) for number, group in enumerate(comparison.groups, start=1)]
     refusals = tuple(comparison.refusals())
     if refusals:
@@ -41,26 +30,25 @@ def sections(comparison: Comparison) -> list[Section]:
 
 def shown(group: Group) -> list[Cell]:
     """The cells of a group that are shown, fastest first."""
-    ranked, baseline = group.ranked, group.baseline
-    first = ranked[:SHOWN]
-    return first if baseline in first else [*first[:-1], baseline]
+    baseline, fastest = group.baseline, group.ranked[:SHOWN]
+    return fastest if baseline in fastest else [*fastest[:-1], baseline]
 
 
-def names(cells: Sequence[Cell]) -> dict[int, str]:
-    """A name for each cell, by its ``id()``: the run's name, with its id where that says too little.
+def labels(cells: Sequence[Cell]) -> dict[int, str]:
+    """A label for each cell, by its ``id()``: the run's name, with the run id where names are equal.
 
-    ``x 3`` for three repeats.
+    Three repeats end in ``x 3``.
     """
-    given = [cell.first.name or cell.first.strategy for cell in cells]
+    names = [cell.first.name or cell.first.strategy for cell in cells]
     return {
-        id(cell): (word if given.count(word) == 1 else f"{word} {cell.first.run_id[:6]}")
+        id(cell): (name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}")
         + (f" x {len(cell.runs)}" if len(cell.runs) > 1 else "")
-        for cell, word in zip(cells, given, strict=True)
+        for cell, name in zip(cells, names, strict=True)
     }
 
 
 def verdict(speed_up: Interval) -> str:
-    """``faster``, ``slower``, or ``within the noise`` where the interval holds 1."""
+    """``faster``, ``slower``, or ``within the noise`` where the interval contains 1."""
     if 1.0 in speed_up:
         return "within the noise"
     return "faster" if speed_up.low > 1 else "slower"
@@ -68,61 +56,60 @@ def verdict(speed_up: Interval) -> str:
 
 def _group(group: Group, number: int) -> Section:
     baseline, cells = group.baseline, shown(group)
-    called = names(cells)
-    rows = tuple((called[id(cell)], *_figures(cell, baseline)) for cell in cells)
-    batch = f"{group.cells[0].rows} rows"
+    label = labels(cells)
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
-        f"{batch}",
-        *_judged(cells, called),
-        *_noisy(cells, called),
+        f"{group.cells[0].rows} rows",
+        _fastest(cells, label),
+        *_noisy(cells, label),
     ]
     if len(group.cells) > 1 and all(len(cell.runs) == 1 for cell in group.cells):
         lines.append(
-            "each config ran once: the intervals hold the spread within a run, not that between runs; repeat "
-            "runs "
-            "to have both"
+            "each config ran once: the intervals include the spread within a run, not that between runs; "
+            "repeat runs to have both"
         )
-    table = Table(COLUMNS, rows, len(group.cells) - len(cells))
+    rows = [_row(label[id(cell)], cell, baseline) for cell in cells]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
+    table = Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {count}", tuple(lines), table=table)
 
 
-def _judged(cells: list[Cell], called: dict[int, str]) -> list[str]:
-    """The one sentence that a reader came for."""
+def _fastest(cells: list[Cell], label: dict[int, str]) -> str:
     if len(cells) < 2:
-        return ["one config: there is nothing to rank it against"]
-    first, second = called[id(cells[0])], called[id(cells[1])]
+        return "one config: there is nothing to rank it against"
+    first, second = label[id(cells[0])], label[id(cells[1])]
     lead = cells[0].speed_up(cells[1])
     if 1.0 in lead:
-        return [f"{first} and {second} are within the noise of one another: {_interval(lead)}"]
-    return [f"{first} is the fastest: {_interval(lead)} over {second}, the next"]
+        return f"{first} and {second} are within the noise of one another: {_interval(lead)}"
+    return f"{first} is the fastest: {_interval(lead)} over {second}, the next"
 
 
-def _noisy(cells: list[Cell], called: dict[int, str]) -> list[str]:
+def _noisy(cells: list[Cell], label: dict[int, str]) -> list[str]:
+    shares = {label[id(cell)]: cell.step_ms["iqr"] / cell.step_ms["median"] for cell in cells}
     noisy = [
-        f"{called[id(cell)]} (IQR {units.percent(cell.step_ms['iqr'] / cell.step_ms['median'])} of its "
-        "median)"
-        for cell in cells
-        if cell.step_ms["iqr"] > NOISY * cell.step_ms["median"]
+        f"{name} (IQR {units.percent(share)} of its median)"
+        for name, share in shares.items()
+        if share > NOISY
     ]
     return [f"too noisy to compare closely: {', '.join(noisy)}"] if noisy else []
 
 
-def _figures(cell: Cell, baseline: Cell) -> tuple[str, ...]:
+def _row(label: str, cell: Cell, baseline: Cell) -> dict[str, str]:
+    """{column: text}."""
     step = cell.step_ms
-    gained = None if cell is baseline else cell.speed_up(baseline)
+    speed_up = None if cell is baseline else cell.speed_up(baseline)
     error = cell.gradient_error()
-    return (
-        cell.first.strategy,
-        str(cell.devices),
-        cell.first.execution,
-        f"{step['median']:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
-        units.number(cell.samples_per_s),
-        "baseline" if gained is None else f"{_interval(gained)} {verdict(gained)}",
-        _memory(cell),
-        "not checked" if error is None else f"{error:.1e}" if error else "0",
-    )
+    return {
+        "run": label,
+        "strategy": cell.first.strategy,
+        "devices": str(cell.devices),
+        "execution": cell.first.execution,
+        "step ms [IQR] n": f"{step['median']:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
+        "samples/s": units.number(cell.samples_per_s),
+        "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}" if speed_up else "baseline",
+        "peak memory": _memory(cell),
+        "gradient error": "not checked" if error is None else f"{error:.1e}" if error else "0",
+    }
 
 
 def _interval(interval: Interval) -> str:

@@ -102,11 +102,9 @@ def _rows(record: Record) -> dict[str, int]:
     if not groups:
         return {}
     group = max(groups, key=lambda one: one.rows)
-    modules = layout.split_module(group)
     return {
         device: rows
-        for call in group.calls
-        if modules and call.module == modules[0] and call.scope == "replica"
+        for call in layout.replicated_calls(group)[:1]
         for device, rows in zip(call.devices, group.split, strict=False)
     }
 

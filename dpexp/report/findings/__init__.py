@@ -1,7 +1,9 @@
 """Findings: short, true sentences computed from a Record, each with its figures and what to try.
 
-A rule takes the Evidence and returns a Finding, or None where the Record doesn't carry it. Adding one
-is writing a function and naming it in RULES.
+``overheads`` (where the time of a step goes), ``imbalance`` (what is spread unevenly over devices and ranks)
+and ``reliability`` (how far the figures can be trusted) hold the rules; ``evidence`` holds what rules read.
+A new rule is a function of the Evidence, named in RULES, that returns None where the Record lacks the data.
+``sections`` and ``tracking`` may import this package; it imports ``record``, ``analysis`` and ``units``.
 """
 
 from __future__ import annotations
@@ -9,29 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpexp.record import Record
-from dpexp.report.findings import balance, overheads, reliability, stragglers
+from dpexp.report.findings import imbalance, overheads, reliability
 from dpexp.report.findings.evidence import Evidence, Finding
 
-__all__ = ["RULES", "Finding", "find"]
+__all__ = ["RULES", "Finding", "apply_rules"]
 
 RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
-    balance.passed_through,
+    imbalance.passed_through,
     overheads.replicate,
     overheads.overhead,
     overheads.dense_gradient,
     overheads.transfer,
-    balance.idle_devices,
-    stragglers.straggler,
-    stragglers.exposed_allreduce,
-    balance.output_memory,
+    imbalance.idle_devices,
+    imbalance.straggler,
+    overheads.exposed_allreduce,
+    imbalance.output_memory,
     reliability.unsteady_start,
     reliability.noise,
     reliability.phase_sum,
 )
-"""In the order in which they are told: the layout first, then how far the figures can be trusted."""
+"""In the order of the report: the layout first, then how far the figures can be trusted."""
 
 
-def find(record: Record) -> list[Finding]:
-    """Every finding that the Record carries."""
+def apply_rules(record: Record) -> dict[str, Finding]:
+    """{name of the rule: its finding} for every rule that the Record supports, in the order of RULES."""
     evidence = Evidence(record)
-    return [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    return {rule.__name__: finding for rule in RULES if (finding := rule(evidence)) is not None}

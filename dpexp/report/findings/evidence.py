@@ -1,30 +1,29 @@
-"""What findings are made of: a sentence with its figures, and a Record's facts read once for all rules."""
+"""A finding, and the facts of a Record that the rules read."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from dpexp.record import Record
+from dpexp.record.record import union_length
 from dpexp.report.analysis import phases as phase_tree
-from dpexp.report.analysis.phases import Phase
-from dpexp.report.analysis.shapes import Batches, batches
-from dpexp.report.analysis.statistics import Interval, Steps, bootstrap, steps_by_rows, usual_steps
+from dpexp.report.analysis.shapes import batches
+from dpexp.report.analysis.statistics import Interval, bootstrap_runs, steps_by_rows, usual_steps
 
 ENOUGH = 8
-"""Fewer samples than these of a kind carry no statement about their spread or growth."""
+"""Fewer samples do not support a statement about their spread or growth."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``text`` says what is so, with its figures; ``advice`` what to try; ``figures`` are the numbers."""
+    """``text`` states what was found, ``advice`` what to try; ``figures`` are the numbers of the text."""
 
-    name: str
     text: str
     advice: str
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -36,59 +35,38 @@ class Growth:
     few_ms: float
     many_ms: float
     per_row: Interval
-    """ms a further row."""
+    """ms for each further row."""
     fixed: Interval
-    """The share of a step of ``many`` rows that would be left for a batch of no rows."""
+    """The share of a step of ``many`` rows that a batch of no rows would still take."""
 
 
 class Evidence:
-    """A Record, and what several rules ask of it."""
+    """A Record, and the facts that several rules read."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
-
-    @cached_property
-    def phases(self) -> dict[str, Phase]:
-        return {phase.name: phase for phase in phase_tree.phases(self.record)}
-
-    @cached_property
-    def step_ms(self) -> float:
-        """Median time of a phase-timed step."""
-        return phase_tree.step_ms(self.record)
-
-    @cached_property
-    def batches(self) -> list[Batches]:
-        return batches(self.record)
-
-    @cached_property
-    def usual(self) -> Steps | None:
-        return usual_steps(self.record)
-
-    @cached_property
-    def devices(self) -> list[str]:
-        """The devices that replicas may run on: those in use, the host left out."""
-        return [device for device in self.record.devices["used"] if device != "cpu"]
-
-    def share(self, *names: str) -> float:
-        """The part of a step that these phases take together; phases that aren't there take none."""
-        return sum(self.phases[name].share for name in names if name in self.phases)
+        self.phases = {phase.name: phase for phase in phase_tree.phases(record)}
+        self.step_ms = phase_tree.step_ms(record)  # the median of the phase-timed steps
+        self.batches = batches(record)
+        self.usual = usual_steps(record)
+        self.devices = [device for device in record.devices["used"] if device != "cpu"]
 
     def replicas_ms(self) -> float | None:
-        """Median over steps of the time, ms, in which some replica computes; None without replicas."""
+        """Median over steps of the time, ms, in which any replica computes; None without replicas."""
         usual = phase_tree.usual_numbers(self.record)
-        spans: dict[int, list[tuple[float, float]]] = {}
+        intervals: dict[int, list[tuple[float, float]]] = {}
         for row in self.record.timeline:
             if row["replica"] is not None and (usual is None or row["step"] in usual):
-                spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
-        return statistics.median(map(_union, spans.values())) / 1000 if spans else None
+                intervals.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
+        return statistics.median(map(union_length, intervals.values())) / 1000 if intervals else None
 
+    @cached_property
     def growth(self) -> Growth | None:
-        """None without two batch sizes, at least two to one, that ran on equally many devices."""
+        """None without two batch sizes, one at least twice the other, that ran on equally many devices."""
         by_rows = {rows: times for rows, times in steps_by_rows(self.record).items() if len(times) >= ENOUGH}
-        if not by_rows or max(by_rows) < 2 * min(by_rows):
-            return None
-        few, many = min(by_rows), max(by_rows)
-        if len({len(group.split) for group in self.batches if group.rows in (few, many)}) > 1:
+        few, many = min(by_rows, default=0), max(by_rows, default=0)
+        replicas = {len(group.split) for group in self.batches if group.rows in (few, many)}
+        if not by_rows or many < 2 * few or len(replicas) > 1:
             return None
 
         def slope(large: Any, small: Any) -> Any:
@@ -102,15 +80,6 @@ class Evidence:
             many,
             statistics.median(by_rows[few]),
             statistics.median(by_rows[many]),
-            bootstrap(slope, by_rows[many], by_rows[few]),
-            bootstrap(fixed, by_rows[many], by_rows[few]),
+            bootstrap_runs(slope, [by_rows[many]], [by_rows[few]]),
+            bootstrap_runs(fixed, [by_rows[many]], [by_rows[few]]),
         )
-
-
-def _union(spans: list[tuple[float, float]]) -> float:
-    """The length that the spans cover together."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered

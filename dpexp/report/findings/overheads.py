@@ -1,4 +1,4 @@
-"""Findings on where the time of a step goes."""
+"""Findings on what a step spends beside computing: copies, threads, transfers, communication."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dpexp.report.analysis import layout
 from dpexp.report.findings.evidence import Evidence, Finding, Growth
 
 SMALL = 0.10
-"""A cost below this share of a step is not worth a finding."""
+"""An overhead below this share of a step is not reported."""
 TINY_MS = 1.0
 """A replica that computes for longer than this is not dominated by Python."""
 FAR = 100
-"""An estimate for a batch more than so many times the largest measured one is not given."""
+"""No estimate is given for a batch that is more than this many times the largest measured one."""
 HOST_BYTES_PER_MS = 1e7
 """A host streams about 10 GB/s from one thread: a dense update of 256 MB, in three passes, takes 80 ms."""
+EXPOSED, EXPOSED_MS = 0.25, 0.5
+"""An all-reduce is reported where this share of a step, and at least this many ms, is not overlapped."""
 
 
 def replicate(evidence: Evidence) -> Finding | None:
-    """Copying the parameters to the replicas, in every forward, takes a large part of a step."""
+    """Copying the parameters to the replicas in every forward takes a large part of a step."""
     phase = evidence.phases.get("replicate")
     moved = layout.replicated_bytes(evidence.record)
     if phase is None or phase.share <= SMALL or not moved:
@@ -34,28 +36,28 @@ def replicate(evidence: Evidence) -> Finding | None:
     )
     figures = {"share": phase.share, "ms": phase.median, "bytes": float(moved)}
     advice = "Wrap a smaller block, or use a process a device: DistributedDataParallel copies nothing."
-    rows = _rows_for_small(evidence.growth(), phase.median)
+    rows = _rows_for_small(evidence.growth, phase.median)
     if rows is not None:
         figures["rows"] = rows
         advice = (
             f"It falls under {units.percent(SMALL)} from about {units.number(rows)} rows a batch, "
-            f"if steps go on growing with their rows as measured here. {advice}"
+            f"if step time keeps growing with the rows as measured here. {advice}"
         )
-    return Finding("replicate", text, advice, figures)
+    return Finding(text, advice, figures)
 
 
 def _rows_for_small(growth: Growth | None, ms: float) -> float | None:
-    """The rows at which ``ms`` is 10% of a step, on the line through both batch sizes, if carried."""
+    """The rows at which ``ms`` is a SMALL share of a step, on the line through both batch sizes."""
     if growth is None or growth.per_row.low <= 0:
         return None
-    at_none = growth.many_ms - growth.per_row.value * growth.many
-    rows = (ms / SMALL - at_none) / growth.per_row.value
+    no_rows_ms = growth.many_ms - growth.per_row.value * growth.many
+    rows = (ms / SMALL - no_rows_ms) / growth.per_row.value
     return math.ceil(rows) if growth.many < rows <= FAR * growth.many else None
 
 
 def overhead(evidence: Evidence) -> Finding | None:
     """Threads, Python and launching kernels take longer than the kernels."""
-    return _around_replicas(evidence) or _same_for_any_rows(evidence)
+    return _around_replicas(evidence) or _independent_of_rows(evidence)
 
 
 def _around_replicas(evidence: Evidence) -> Finding | None:
@@ -65,7 +67,6 @@ def _around_replicas(evidence: Evidence) -> Finding | None:
     if computing is None or computing >= TINY_MS or computing >= forward / 2:
         return None
     return Finding(
-        "overhead",
         f"Threads and Python dominate the forward: replicas compute during {units.ms(computing)} of it, and "
         f"scatter, replicate, starting threads and gather take the other {units.ms(forward - computing)}.",
         "Give each device more to do, by a larger --batch-size or a larger model, or use one device.",
@@ -73,24 +74,22 @@ def _around_replicas(evidence: Evidence) -> Finding | None:
     )
 
 
-def _same_for_any_rows(evidence: Evidence) -> Finding | None:
-    growth = evidence.growth()
+def _independent_of_rows(evidence: Evidence) -> Finding | None:
+    growth = evidence.growth
     if growth is None or growth.fixed.low < 0.5 or growth.many_ms >= 10 * TINY_MS:
         return None
     return Finding(
-        "overhead",
-        f"Fixed costs dominate: a step of {growth.few} rows takes {units.ms(growth.few_ms)}, one of "
-        f"{growth.many} rows "
-        f"{units.ms(growth.many_ms)}, so that about {units.percent(min(1.0, growth.fixed.value))} of it is "
-        "Python and "
-        "launching kernels, whatever the rows.",
+        f"Fixed costs dominate: a step of {growth.few} rows takes {units.ms(growth.few_ms)}, a step of "
+        f"{growth.many} rows {units.ms(growth.many_ms)}. About "
+        f"{units.percent(min(1.0, growth.fixed.value))} of it is Python and launching kernels, "
+        "independent of the rows.",
         f"A --batch-size well above {growth.many} costs little more; more devices cannot help yet.",
         {"fixed_share": growth.fixed.value, "low": growth.fixed.low, "high": growth.fixed.high},
     )
 
 
 def dense_gradient(evidence: Evidence) -> Finding | None:
-    """The gradient of a large embedding table is written whole, for the few rows that a batch touches."""
+    """The gradient of a large embedding table is written in full, although a batch touches few rows."""
     record = evidence.record
     if record.config.get("sparse", True) or record.config.get("eval"):
         return None
@@ -101,45 +100,32 @@ def dense_gradient(evidence: Evidence) -> Finding | None:
         if row["kind"] == "parameter" and len(row["shape"]) == 2 and row["module"] in hosted
     ]
     touched = max((_ids(evidence, row["module"]) for row in tables), default=0)
-    if not tables or not touched:
+    if not touched:
         return None
     table = max(tables, key=lambda row: int(row["bytes"]))
-    share = evidence.share("backward", "optimizer")
-    writing = 3 * table["bytes"] / HOST_BYTES_PER_MS
-    spent = share * evidence.step_ms
-    if table["shape"][0] < 10 * touched or share < 0.5 or writing < 0.3 * spent:
+    phases = [evidence.phases[name] for name in ("backward", "optimizer") if name in evidence.phases]
+    rows, share = table["shape"][0], sum(phase.share for phase in phases)
+    writing_ms = 3 * table["bytes"] / HOST_BYTES_PER_MS
+    spent_ms = share * evidence.step_ms
+    if rows < 10 * touched or share < 0.5 or writing_ms < 0.3 * spent_ms:
         return None
     return Finding(
-        "dense_gradient",
         f"The dense gradient of '{table['module']}' dominates: backward and optimizer take "
-        f"{units.percent(share)} of a "
-        f"step ({units.ms(spent)}), writing {units.size(table['bytes'])} for {table['shape'][0]:,} rows of "
-        "which a batch "
-        f"touches at most {touched:,}.",
+        f"{units.percent(share)} of a step ({units.ms(spent_ms)}), writing {units.size(table['bytes'])} for "
+        f"{rows:,} rows of which a batch touches at most {touched:,}.",
         "Use --sparse: only the rows of the batch get a gradient and move.",
-        {
-            "share": share,
-            "bytes": float(table["bytes"]),
-            "rows": float(table["shape"][0]),
-            "touched": float(touched),
-        },
+        {"share": share, "bytes": float(table["bytes"]), "rows": float(rows), "touched": float(touched)},
     )
 
 
 def _ids(evidence: Evidence, module: str) -> int:
     """How many ids the largest batch looks up in a module."""
-    counts = [
-        sum(units.elements(dims) for dims in inputs)
-        for group in evidence.batches
-        for call in group.calls
-        if call.module == module
-        for inputs in call.inputs
-    ]
-    return max(counts, default=0)
+    calls = [call for group in evidence.batches for call in group.calls if call.module == module]
+    return max((sum(map(math.prod, inputs)) for call in calls for inputs in call.inputs), default=0)
 
 
 def transfer(evidence: Evidence) -> Finding | None:
-    """The accelerator waits while the host's outputs travel to it."""
+    """The accelerator waits while the host's outputs are transferred to it."""
     record = evidence.record
     phase = evidence.phases.get("transfer")
     if record.execution != "real" or phase is None or not evidence.devices:
@@ -148,9 +134,25 @@ def transfer(evidence: Evidence) -> Finding | None:
         return None
     moved = sum(move.bytes for move in layout.moves(record) if move.what == "transfer")
     return Finding(
-        "transfer",
         f"The transfer from the host is not overlapped: it takes {units.percent(phase.share)} of a step "
         f"({units.ms(phase.median)} for {units.size(moved)}), while the accelerator waits.",
         "Use --pipeline: the host embeds one part of the batch while the accelerator works on the other.",
         {"share": phase.share, "ms": phase.median, "bytes": float(moved)},
+    )
+
+
+def exposed_allreduce(evidence: Evidence) -> Finding | None:
+    """The all-reduce continues long after backward has computed all gradients."""
+    phases, step_ms = evidence.phases, evidence.step_ms
+    if not {"allreduce", "overlap"} <= set(phases) or not step_ms:
+        return None
+    exposed = max(0.0, phases["allreduce"].median - phases["overlap"].median)
+    if exposed < EXPOSED * step_ms or exposed < EXPOSED_MS:
+        return None
+    sent = sum(row["bytes"] for row in evidence.record.device_map if row["kind"] == "parameter")
+    return Finding(
+        f"Backward does not hide the all-reduce of {units.size(sent)} of gradients: "
+        f"{units.ms(exposed)} of a step ({units.percent(exposed / step_ms)}) is spent on it alone.",
+        "A larger --batch-size computes more for the same gradients; a smaller --bucket-mb starts earlier.",
+        {"exposed_ms": exposed, "share": exposed / step_ms, "bytes": float(sent)},
     )

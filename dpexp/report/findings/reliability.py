@@ -6,12 +6,15 @@ import statistics
 
 from dpexp.report import units
 from dpexp.report.analysis import phases as phase_tree
-from dpexp.report.analysis.statistics import bootstrap, ratio
+from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians
 from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
 
 NOISY = 0.2
+"""Step times whose IQR is a larger share of their median are noisy."""
 SLOWER = 1.2
+"""Steps are slower than others where the whole interval of the ratio lies above this."""
 COVERED = 0.9
+"""Phases that cover less of a step leave out too much."""
 
 
 def noise(evidence: Evidence) -> Finding | None:
@@ -21,11 +24,9 @@ def noise(evidence: Evidence) -> Finding | None:
         return None
     share = usual.iqr / usual.median if usual.median else float("inf")
     return Finding(
-        "noise",
-        f"Steps are too noisy to compare closely: half of the {usual.n} steps of {usual.rows} rows lie in a "
-        "range of "
-        f"{units.ms(usual.iqr)}, {units.percent(share)} of their median.",
-        "Measure more --steps on a machine with nothing else to do, with fewer --threads than it has cores.",
+        f"Steps are too noisy to compare closely: half of the {usual.n} steps of {usual.rows} rows lie "
+        f"in a range of {units.ms(usual.iqr)}, {units.percent(share)} of their median.",
+        "Measure more --steps on an otherwise idle machine, with fewer --threads than it has cores.",
         {"iqr_share": share, "n": float(usual.n)},
     )
 
@@ -37,32 +38,26 @@ def unsteady_start(evidence: Evidence) -> Finding | None:
         return None
     count = max(ENOUGH // 2, usual.n // 20)
     first, rest = usual.times[:count], usual.times[count:]
-    slower = bootstrap(ratio, first, rest)
+    slower = bootstrap_runs(ratio_of_medians, [first], [rest])
     if slower.low <= SLOWER:
         return None
+    warmup = evidence.record.config.get("warmup", 0)
     return Finding(
-        "unsteady_start",
         f"The first steps are not steady: the first {count} take {units.ratio(slower.value)} as long as the "
         f"{len(rest)} after them ({units.ms(statistics.median(first))} against "
         f"{units.ms(statistics.median(rest))}).",
-        f"Warm up longer: --warmup {_twice(evidence.record.config.get('warmup', 0), count)}.",
+        f"Warm up longer: --warmup {max(2 * warmup, warmup + 4 * count)}.",
         {"ratio": slower.value, "low": slower.low, "high": slower.high},
     )
 
 
-def _twice(warmup: int, count: int) -> int:
-    return max(2 * warmup, warmup + 4 * count)
-
-
 def phase_sum(evidence: Evidence) -> Finding | None:
-    """The phases are not the whole step, or timing them made it slower."""
+    """The phases do not cover the step, or timing them made it slower."""
     coverage = evidence.record.summary.get("phase_coverage")
     if coverage is not None and coverage < COVERED:
         return Finding(
-            "phase_sum",
             f"The phases don't add up to the step: {units.percent(1 - coverage)} of "
-            f"{units.ms(evidence.step_ms)} lies "
-            "between them, mostly Python.",
+            f"{units.ms(evidence.step_ms)} lies between them, mostly Python.",
             "Read the phases as parts of what they cover; a larger --batch-size makes the gaps smaller.",
             {"coverage": coverage},
         )
@@ -73,13 +68,12 @@ def _slower_by_phase(evidence: Evidence) -> Finding | None:
     usual, timed = evidence.usual, phase_tree.step_samples(evidence.record)
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
-    slower = bootstrap(ratio, timed, usual.times)
+    slower = bootstrap_runs(ratio_of_medians, [timed], [usual.times])
     if slower.low <= SLOWER:
         return None
     return Finding(
-        "phase_sum",
-        f"Steps timed phase by phase take {units.ms(statistics.median(timed))}, steps timed whole "
+        f"Steps timed phase by phase take {units.ms(statistics.median(timed))}, steps timed as a whole "
         f"{units.ms(usual.median)}: waiting for every phase costs overlap.",
-        "Read the phases as shares, and the time of a step from the steps.",
+        "Read the phases as shares, and the step time from the steps.",
         {"ratio": slower.value, "low": slower.low, "high": slower.high},
     )

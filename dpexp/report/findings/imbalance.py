@@ -1,0 +1,102 @@
+"""Findings on work, time and memory that are spread unevenly over devices and ranks."""
+
+from __future__ import annotations
+
+import statistics
+
+from dpexp.report import units
+from dpexp.report.findings.evidence import Evidence, Finding
+
+UNBALANCED = 1.3
+"""A device's memory or a rank's time is unbalanced from this many times the others' median."""
+LEAST_BYTES = 1_000_000
+"""Smaller differences in memory come from the allocator, not from the layout."""
+LEAST_MS = 0.5
+"""Smaller differences in time come from the scheduler, not from the rank."""
+
+
+def passed_through(evidence: Evidence) -> Finding | None:
+    """The wrapper did nothing: it had no device to split over."""
+    record = evidence.record
+    if record.execution != "passthrough":
+        return None
+    rows = f", all {evidence.usual.rows} rows of a batch at once" if evidence.usual else ""
+    return Finding(
+        "The wrapper passed through: there was no accelerator to split over, so "
+        f"'{record.strategy}' called the model itself{rows}.",
+        "Emulate devices on the CPU to see replicas, for example --virtual 2.",
+        {"devices": float(len(evidence.devices))},
+    )
+
+
+def idle_devices(evidence: Evidence) -> Finding | None:
+    """Some batch has too few rows for all devices."""
+    count = len(evidence.devices)
+    short = [group for group in evidence.batches if 0 < len(group.split) < count]
+    if not short:
+        return None
+    every = len(short) == len(evidence.batches)
+    group = short[0] if every else min(short, key=lambda group: len(group.split))
+    idle = count - len(group.split)
+    which = "Every batch" if every else "The last batch of an epoch"
+    choice = "of at least that." if every else "that leaves at least that many at the end, or none."
+    return Finding(
+        f"{which} ({group.rows} rows) runs on {len(group.split)} of {count} devices: {idle} "
+        f"idle{'s' if idle == 1 else ''} meanwhile.",
+        f"{_rows_for_all(group.rows, count)} rows would use all {count}: choose a --batch-size {choice}",
+        {"rows": float(group.rows), "idle": float(idle), "devices": float(count)},
+    )
+
+
+def _rows_for_all(rows: int, count: int) -> int:
+    """The fewest rows, from ``rows`` on, that ``tensor.chunk(count)`` cuts into ``count`` pieces."""
+    while -(-rows // -(-rows // count)) < count:
+        rows += 1
+    return rows
+
+
+def straggler(evidence: Evidence) -> Finding | None:
+    """One rank computes longer than the others, which wait for it at every all-reduce."""
+    ranks = {rank["rank"]: rank for rank in evidence.record.devices.get("ranks") or []}
+    times = {rank: _compute_ms(evidence, rank) for rank in ranks}
+    if len(times) < 2 or not all(times.values()):
+        return None
+    slowest = max(times, key=lambda rank: times[rank])
+    others = statistics.median(ms for rank, ms in times.items() if rank != slowest)
+    if times[slowest] < UNBALANCED * others or times[slowest] - others < LEAST_MS:
+        return None
+    device, host = ranks[slowest]["device"], ranks[slowest]["host"]
+    return Finding(
+        f"Rank {slowest} ({device} on host {host}) is the straggler: its forward and backward take "
+        f"{units.ms(times[slowest])}, the others' {units.ms(others)} (medians), and all wait for it.",
+        "See what else runs on that host, and whether its device and threads equal those of the others; "
+        "otherwise run without it.",
+        {"rank": float(slowest), "rank_ms": times[slowest], "others_ms": others},
+    )
+
+
+def _compute_ms(evidence: Evidence, rank: int) -> float:
+    """Median over steps of the time, ms, in which the rank itself computes; 0 where it is unknown."""
+    by_step: dict[int, float] = {}
+    for row in evidence.record.timeline:
+        if row["replica"] == rank and row["phase"] in ("forward", "backward_compute"):
+            by_step[row["step"]] = by_step.get(row["step"], 0.0) + (row["end_us"] - row["start_us"]) / 1e3
+    return statistics.median(by_step.values()) if by_step else 0.0
+
+
+def output_memory(evidence: Evidence) -> Finding | None:
+    """The device where outputs are gathered needs more memory than the others."""
+    memory, output = evidence.record.memory, evidence.record.devices["output"]
+    others = [count for device, count in memory.items() if device not in ("cpu", output)]
+    if output not in memory or output == "cpu" or not others:
+        return None
+    usual = statistics.median(others)
+    if memory[output] < UNBALANCED * usual or memory[output] - usual < LEAST_BYTES:
+        return None
+    return Finding(
+        f"Memory is unbalanced towards the output device: {output} peaks at {units.size(memory[output])}, "
+        f"the others at {units.size(usual)} ({units.ratio(memory[output] / usual) if usual else 'none'}).",
+        "Compute the loss inside the model, so that each replica returns one number instead of its outputs; "
+        "DistributedDataParallel gathers nothing.",
+        {"output_bytes": float(memory[output]), "other_bytes": float(usual)},
+    )
