@@ -93,17 +93,13 @@ def parents(timeline: list[Row]) -> dict[str, str]:
     for row in rows:
         around = [other for other in rows if other["phase"] != row["phase"] and _contains(other, row)]
         if around:
-            inside[row["phase"]] = min(around, key=_duration_us)["phase"]
+            inside[row["phase"]] = min(around, key=lambda row: row["end_us"] - row["start_us"])["phase"]
     return inside
 
 
 def _contains(outer: Row, inner: Row) -> bool:
-    longer = _duration_us(outer) > _duration_us(inner)
+    longer = outer["end_us"] - outer["start_us"] > inner["end_us"] - inner["start_us"]
     return bool(longer and outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"])
-
-
-def _duration_us(row: Row) -> float:
-    return float(row["end_us"] - row["start_us"])
 
 
 def _tree(record: Record) -> Iterator[tuple[str, int]]:

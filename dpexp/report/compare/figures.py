@@ -25,7 +25,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     stacks = [(cell, stack) for cell in shown(group)[:MOST_BARS] if (stack := _top_level(cell))]
     if not stacks:
         return None
-    label = labels([cell for cell, _ in stacks])
+    names = map(style.escape, labels([cell for cell, _ in stacks]))
     figure = style.figure(10.0, 1.3 + 0.4 * len(stacks))
     axes = figure.add_subplot()
     style.plain(axes)
@@ -38,7 +38,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
             )  # fmt: skip
             left += phase.median
         axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
-    axes.set_yticks(range(len(stacks)), [style.escape(label[id(cell)]) for cell, _ in stacks])
+    axes.set_yticks(range(len(stacks)), list(names))
     axes.set_ylim(len(stacks) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
@@ -99,4 +99,4 @@ def _scaling(axes: Axes, group: Group) -> None:
     where = f"{group.execution}, {group.machine[0]}"
     if group.execution == "virtual":
         where = "emulated devices share one CPU: overhead, not speed"
-    style.title(axes, f"Speed-up over {labels([baseline])[id(baseline)]}", where)
+    style.title(axes, f"Speed-up over {labels([baseline])[0]}", where)

@@ -34,17 +34,14 @@ def shown(group: Group) -> list[Cell]:
     return fastest if baseline in fastest else [*fastest[:-1], baseline]
 
 
-def labels(cells: Sequence[Cell]) -> dict[int, str]:
-    """A label for each cell, by its ``id()``: the run's name, with the run id where names are equal.
-
-    Three repeats end in ``x 3``.
-    """
+def labels(cells: Sequence[Cell]) -> list[str]:
+    """The runs' names, with the run id where names are equal, and ``x 3`` after three repeats."""
     names = [cell.first.name or cell.first.strategy for cell in cells]
-    return {
-        id(cell): (name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}")
+    return [
+        (name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}")
         + (f" x {len(cell.runs)}" if len(cell.runs) > 1 else "")
         for cell, name in zip(cells, names, strict=True)
-    }
+    ]
 
 
 def verdict(speed_up: Interval) -> str:
@@ -56,51 +53,48 @@ def verdict(speed_up: Interval) -> str:
 
 def _group(group: Group, number: int) -> Section:
     baseline, cells = group.baseline, shown(group)
-    label = labels(cells)
+    labeled = list(zip(labels(cells), cells, strict=True))
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
         f"{group.cells[0].rows} rows",
-        _fastest(cells, label),
-        *_noisy(cells, label),
+        _fastest(labeled),
+        *_noisy(labeled),
     ]
     if len(group.cells) > 1 and all(len(cell.runs) == 1 for cell in group.cells):
         lines.append(
             "each config ran once: the intervals include the spread within a run, not that between runs; "
             "repeat runs to have both"
         )
-    rows = [_row(label[id(cell)], cell, baseline) for cell in cells]
+    rows = [{"run": label, **_row(cell, baseline)} for label, cell in labeled]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
     table = Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {count}", tuple(lines), table=table)
 
 
-def _fastest(cells: list[Cell], label: dict[int, str]) -> str:
-    if len(cells) < 2:
+def _fastest(labeled: list[tuple[str, Cell]]) -> str:
+    if len(labeled) < 2:
         return "one config: there is nothing to rank it against"
-    first, second = label[id(cells[0])], label[id(cells[1])]
-    lead = cells[0].speed_up(cells[1])
+    (first, fastest), (second, next_cell) = labeled[:2]
+    lead = fastest.speed_up(next_cell)
     if 1.0 in lead:
         return f"{first} and {second} are within the noise of one another: {_interval(lead)}"
     return f"{first} is the fastest: {_interval(lead)} over {second}, the next"
 
 
-def _noisy(cells: list[Cell], label: dict[int, str]) -> list[str]:
-    shares = {label[id(cell)]: cell.step_ms["iqr"] / cell.step_ms["median"] for cell in cells}
+def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
+    shares = [(label, cell.step_ms["iqr"] / cell.step_ms["median"]) for label, cell in labeled]
     noisy = [
-        f"{name} (IQR {units.percent(share)} of its median)"
-        for name, share in shares.items()
-        if share > NOISY
+        f"{label} (IQR {units.percent(share)} of its median)" for label, share in shares if share > NOISY
     ]
     return [f"too noisy to compare closely: {', '.join(noisy)}"] if noisy else []
 
 
-def _row(label: str, cell: Cell, baseline: Cell) -> dict[str, str]:
+def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
     """{column: text}."""
     step = cell.step_ms
     speed_up = None if cell is baseline else cell.speed_up(baseline)
     error = cell.gradient_error()
     return {
-        "run": label,
         "strategy": cell.first.strategy,
         "devices": str(cell.devices),
         "execution": cell.first.execution,
