@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
-
 
 def ms(value: float) -> str:
     """A time in ms with three significant digits, in a readable unit: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
@@ -65,8 +63,3 @@ def repeated(words: Iterable[str], joint: str = " + ") -> str:
 def span(names: Sequence[str]) -> str:
     """Device names; of more than three, the first and the last: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number of the dtype, named with or without ``torch.``; 4 for an unknown one."""
-    return DTYPE_BYTES.get(dtype.removeprefix("torch."), 4)

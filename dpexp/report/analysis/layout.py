@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from dpexp.record import Record
-from dpexp.report import units
 from dpexp.report.analysis.shapes import Batches, Call, Shape, batches
 
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TRANSFER = "embedding.transfer"
 """The module name under which hybrid records its transfer to the accelerator."""
 
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Move:
-    """Bytes that one step of the largest batch moves between two devices; ``what`` is a phase."""
+    """Bytes that one step of the largest batch moves between two devices, in the phase ``what``."""
 
     what: str
     source: str
@@ -53,12 +53,16 @@ def places(record: Record) -> list[Place]:
 
 def stage(record: Record) -> str:
     """The devices of a run in words: ``8 virtual devices``, ``the host and 2 real devices``, ``the host``."""
-    used = record.devices["used"]
-    count = sum(device != "cpu" for device in used)
+    count = len(without_host(record))
     if not count:
         return "the host"
     counted = f"{count} {record.execution} device{'s' if count > 1 else ''}"
-    return f"the host and {counted}" if "cpu" in used else counted
+    return f"the host and {counted}" if "cpu" in record.devices["used"] else counted
+
+
+def without_host(record: Record) -> list[str]:
+    """The devices in use, without the host."""
+    return [device for device in record.devices["used"] if device != "cpu"]
 
 
 def accelerator_names(record: Record) -> list[str]:
@@ -101,7 +105,9 @@ def moves(record: Record) -> list[Move]:
     if not groups:
         return []
     group = max(groups, key=lambda group: group.rows)
-    found = [*_batch_moves(record, group), *_parameter_copies(record)]
+    found = _batch_moves(record, group)
+    for row in record.device_map:
+        found += [Move("replicate", row["device"], device, row["bytes"]) for device in row["replicas"]]
     return [move for move in found if move.source != move.target and move.bytes]
 
 
@@ -128,18 +134,10 @@ def _batch_moves(record: Record, group: Batches) -> list[Move]:
     return found
 
 
-def _parameter_copies(record: Record) -> list[Move]:
-    total: Counter[tuple[str, str]] = Counter()
-    for row in record.device_map:
-        for device in row["replicas"]:
-            total[row["device"], device] += row["bytes"]
-    return [Move("replicate", source, target, count) for (source, target), count in total.items()]
-
-
 def tensor_bytes(record: Record, shapes: Iterable[Shape], ids: Collection[tuple[int, ...]] = ()) -> int:
     """Bytes of tensors of these shapes: 8 a number for the shapes in ``ids``, else as in the run's dtype."""
-    size, id_size = units.dtype_bytes(record.config.get("dtype", "float32")), units.dtype_bytes("int64")
-    return sum(math.prod(dims) * (id_size if tuple(dims) in ids else size) for dims in shapes)
+    size = DTYPE_BYTES.get(record.config.get("dtype", "float32"), 4)
+    return sum(math.prod(dims) * (8 if tuple(dims) in ids else size) for dims in shapes)
 
 
 def id_shapes(record: Record, group: Batches) -> set[tuple[int, ...]]:

@@ -65,21 +65,15 @@ def step_ms(record: Record) -> float:
 def rows_of(record: Record, step: int) -> int | None:
     """Rows of the batch of a phase-timed step; phase-timed steps start at the first batch of an epoch."""
     total, size = record.data.get("samples"), record.config.get("batch_size")
-    if total and size:
-        return int(min(size, total - size * (step % -(-total // size))))
-    sizes = record.steps["samples"]
-    return sizes[step] if step < len(sizes) else None
+    return int(min(size, total - size * (step % -(-total // size)))) if total and size else None
 
 
 def usual_numbers(record: Record) -> set[int] | None:
     """The phase-timed steps whose batch has the most frequent size; None where sizes are unknown."""
     numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
-    sizes = {number: rows_of(record, number) for number in numbers}
-    known = [size for size in sizes.values() if size is not None]
-    if not known or len(known) < len(sizes):
-        return None
-    usual = most_frequent(known)
-    return {number for number, size in sizes.items() if size == usual}
+    sizes = {number: rows for number in numbers if (rows := rows_of(record, number)) is not None}
+    usual = most_frequent(list(sizes.values())) if sizes else None
+    return {number for number, rows in sizes.items() if rows == usual} or None
 
 
 def parents(timeline: list[Row]) -> dict[str, str]:

@@ -77,17 +77,16 @@ class Interval:
 
 
 Samples = Sequence[float]
-Estimate = Callable[[Any, Any], Any]
-"""A function of two medians: of two numbers, or of two arrays of resampled medians."""
 
 
 def bootstrap_runs(
-    estimate: Estimate, first: Sequence[Samples], second: Sequence[Samples], *, seed: int = 0
+    estimate: Callable[[Any, Any], Any], first: Sequence[Samples], second: Sequence[Samples], seed: int = 0
 ) -> Interval:
     """The 95% percentile bootstrap (Efron, 1979) of an estimate from two medians, each over several runs.
 
-    Runs are resampled first, then the samples within each run, so that the interval includes the spread
-    between runs (Davison and Hinkley, 1997, section 3.8). The same seed gives the same interval.
+    ``estimate`` takes two medians, or two arrays of resampled medians. Runs are resampled first, then the
+    samples within each run, so that the interval includes the spread between runs (Davison and Hinkley,
+    1997, section 3.8). The same seed gives the same interval.
     """
     import numpy as np
 

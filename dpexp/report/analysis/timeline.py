@@ -132,8 +132,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
 def _idle(record: Record, lanes: list[Lane]) -> list[Lane]:
     """An empty lane for every device without rows while replicas compute on others."""
     busy = {lane.device for lane in lanes if lane.replica is not None}
-    idle = [device for device in record.devices["used"] if busy and device != "cpu" and device not in busy]
-    return [Lane(device, None) for device in idle]
+    return [Lane(device, None) for device in layout.without_host(record) if busy and device not in busy]
 
 
 # --- shapes and bytes of a bar -------------------------------------------------------------------

@@ -22,7 +22,11 @@ MARKERS = "osD^vPX*"
 
 def stacked_phases_figure(group: Group) -> Figure | None:
     """A stacked bar for each cell: the median of each phase of a step, without phases inside others."""
-    stacks = [(cell, stack) for cell in shown(group)[:MOST_BARS] if (stack := _top_level(cell))]
+    stacks: list[tuple[Cell, list[Phase]]] = []
+    for cell in shown(group)[:MOST_BARS]:
+        top_level = [phase for phase in phases(load(cell.folder)) if phase.depth == 0]
+        if top_level:
+            stacks.append((cell, top_level))
     if not stacks:
         return None
     names = map(style.escape, labels([cell for cell, _ in stacks]))
@@ -47,10 +51,6 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     style.title(axes, f"Step time by phase, {where} (medians, timed phase by phase)")
     style.legend(axes, list(dict.fromkeys(phase.name for _, stack in stacks for phase in stack)))
     return figure
-
-
-def _top_level(cell: Cell) -> list[Phase]:
-    return [phase for phase in phases(load(cell.folder)) if phase.depth == 0]
 
 
 def scaling_figure(comparison: Comparison) -> Figure | None:

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from dpexp.config import REFERENCE
 from dpexp.record import JournalError, Record, spread
+from dpexp.report.analysis.layout import without_host
 from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio_of_medians, usual_times
 from dpexp.report.compare.run_records import GroupKey, RunRecords
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Cell:
     @property
     def devices(self) -> int:
         """How many devices computed, without the host; 1 for the host alone."""
-        return max(1, len([device for device in self.first.devices["used"] if device != "cpu"]))
+        return max(1, len(without_host(self.first)))
 
     @cached_property
     def step_ms(self) -> dict[str, float]:
@@ -107,7 +106,7 @@ class Comparison:
         works = _distinct(group.work for group in self.groups)
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
-        differing: list[tuple[Sequence[object], str, str]] = [
+        differing = [
             (kinds, f"{' and '.join(kinds)} runs", emulated),
             (machines, "runs of different machines", hosts),
             (works, "runs that do different work", _differences(works)),
@@ -143,7 +142,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return Comparison(sorted(groups.values(), key=lambda group: -len(group.cells)), left_out)
 
 
-def _distinct(values: Iterable[T]) -> list[T]:
+def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 

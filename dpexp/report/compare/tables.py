@@ -23,8 +23,8 @@ def sections(comparison: Comparison) -> list[Section]:
         sections.append(Section("Not ranked against each other", refusals, "warn"))
     if comparison.left_out:
         rows = tuple(comparison.left_out[:SHOWN])
-        more = len(comparison.left_out) - len(rows)
-        sections.append(Section("Left out", table=Table(("run", "why"), rows, more), mood="warn"))
+        table = Table(("run", "why"), rows, len(comparison.left_out) - len(rows))
+        sections.append(Section("Left out", table=table, mood="warn"))
     return sections
 
 

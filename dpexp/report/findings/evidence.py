@@ -9,6 +9,7 @@ from typing import Any
 
 from dpexp.record import Record
 from dpexp.record.record import union_length
+from dpexp.report.analysis import layout
 from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.statistics import Interval, bootstrap_runs, steps_by_rows, usual_steps
@@ -28,16 +29,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Growth:
-    """How step time grows with the rows of a batch, from the run's smallest and largest batches."""
+    """How step time grows with the rows of a batch, from the run's smallest and largest batches.
+
+    ``per_row`` is in ms for each further row; ``fixed`` is the share of a step of ``many`` rows that a
+    batch of no rows would still take.
+    """
 
     few: int
     many: int
     few_ms: float
     many_ms: float
     per_row: Interval
-    """ms for each further row."""
     fixed: Interval
-    """The share of a step of ``many`` rows that a batch of no rows would still take."""
 
 
 class Evidence:
@@ -49,7 +52,7 @@ class Evidence:
         self.step_ms = phase_tree.step_ms(record)  # the median of the phase-timed steps
         self.batches = batches(record)
         self.usual = usual_steps(record)
-        self.devices = [device for device in record.devices["used"] if device != "cpu"]
+        self.devices = layout.without_host(record)
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""

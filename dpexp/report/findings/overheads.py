@@ -35,7 +35,7 @@ def replicate(evidence: Evidence) -> Finding | None:
         f"device{'s' if targets > 1 else ''}{against}."
     )
     figures = {"share": phase.share, "ms": phase.median, "bytes": float(moved)}
-    advice = "Wrap a smaller block, or use a process a device: DistributedDataParallel copies nothing."
+    advice = "Wrap a smaller block, or use one process for each device: DistributedDataParallel copies nothing."
     rows = _rows_for_small(evidence.growth, phase.median)
     if rows is not None:
         figures["rows"] = rows
@@ -62,8 +62,8 @@ def overhead(evidence: Evidence) -> Finding | None:
 
 def _around_replicas(evidence: Evidence) -> Finding | None:
     computing = evidence.replicas_ms()
-    parts = [evidence.phases.get(name) for name in ("scatter", "replicate", "parallel_apply", "gather")]
-    forward = sum(part.median for part in parts if part is not None)
+    parts = {"scatter", "replicate", "parallel_apply", "gather"}
+    forward = sum(phase.median for name, phase in evidence.phases.items() if name in parts)
     if computing is None or computing >= TINY_MS or computing >= forward / 2:
         return None
     return Finding(
@@ -103,8 +103,8 @@ def dense_gradient(evidence: Evidence) -> Finding | None:
     if not touched:
         return None
     table = max(tables, key=lambda row: int(row["bytes"]))
-    phases = [evidence.phases[name] for name in ("backward", "optimizer") if name in evidence.phases]
-    rows, share = table["shape"][0], sum(phase.share for phase in phases)
+    rows, phases = table["shape"][0], evidence.phases.items()
+    share = sum(phase.share for name, phase in phases if name in ("backward", "optimizer"))
     writing_ms = 3 * table["bytes"] / HOST_BYTES_PER_MS
     spent_ms = share * evidence.step_ms
     if rows < 10 * touched or share < 0.5 or writing_ms < 0.3 * spent_ms:

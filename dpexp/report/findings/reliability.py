@@ -61,10 +61,6 @@ def phase_sum(evidence: Evidence) -> Finding | None:
             "Read the phases as parts of what they cover; a larger --batch-size makes the gaps smaller.",
             {"coverage": coverage},
         )
-    return _slower_by_phase(evidence)
-
-
-def _slower_by_phase(evidence: Evidence) -> Finding | None:
     usual, timed = evidence.usual, phase_tree.step_samples(evidence.record)
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
