@@ -13,17 +13,17 @@ QUIET = {"run_name", "experiment", "track", "track_timeout"}
 
 
 def command(record: Record) -> str:
-    """``python scripts/run.py whole --virtual 8``; the recorded argv if the config cannot be read."""
+    """``python scripts/run.py whole --virtual 8``; the recorded argv where the config is not ours to read."""
     try:
         config = RunConfig.from_dict(record.config)
-        defaults = RunConfig(config.strategy).to_dict()
+        usual = RunConfig(config.strategy).to_dict()
     except ConfigError:
         return shlex.join(["python", *record.environment.get("argv", [])])
     words = ["python", "scripts/run.py", config.strategy]
     chosen = config.to_dict()
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
         for field in option_fields(cls):
-            if field.name not in QUIET and chosen[field.name] != defaults[field.name]:
+            if field.name not in QUIET and chosen[field.name] != usual[field.name]:
                 words += _option(field.name, field.metadata["flag"], chosen[field.name])
     return shlex.join(words)
 
