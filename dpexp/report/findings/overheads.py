@@ -35,7 +35,7 @@ def replicate(evidence: Evidence) -> Finding | None:
         f"device{'s' if targets > 1 else ''}{against}."
     )
     figures = {"share": phase.share, "ms": phase.median, "bytes": float(moved)}
-    advice = "Wrap a smaller block, or use one process for each device: DistributedDataParallel copies nothing."
+    advice = "Wrap a smaller block, or run one process per device: DistributedDataParallel copies nothing."
     rows = _rows_for_small(evidence.growth, phase.median)
     if rows is not None:
         figures["rows"] = rows
