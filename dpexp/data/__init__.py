@@ -1,14 +1,15 @@
-"""Data: seeded batches from random numbers, images, text, arrays, planted rules, or a dataset of one's own.
+"""Data: seeded batches of random numbers, images, text, arrays, synthetic samples or the user's dataset.
 
-``source(text)`` is what ``--data`` names: it finds and checks, and says in ``features`` what the samples
-are, so that a model can be fitted to them. ``Source.dataset(model, seed)`` then gives the samples as
-that model takes them, with the loss that goes with both. Importing this package imports no torch.
+``source(text)`` finds and checks what ``--data`` names; its ``features`` describe the samples, so that a
+model can be built for them. ``Source.dataset(model, seed)`` gives the samples as that model takes them.
+The engine and the strategies import this package, which imports ``config`` and ``tensors``, but no torch
+before a source is made. Start with ``dataset.py`` (batches), then ``base.py`` (sources).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpexp.config import spec
 from dpexp.config.features import Features
@@ -16,9 +17,8 @@ from dpexp.config.spec import Entry, Option
 
 if TYPE_CHECKING:
     from dpexp.data.base import Source
-    from dpexp.data.dataset import Batch, Dataset
 
-__all__ = ["LOSSES", "SOURCES", "Batch", "Dataset", "Features", "Source", "source"]
+__all__ = ["LOSSES", "SOURCES", "Features", "source"]
 
 SOURCES: dict[str, Entry] = {
     "random": Entry(
@@ -36,14 +36,10 @@ SOURCES: dict[str, Entry] = {
         (Option("length", int, 32, "Bytes in a sample."),),
         argument="PATH",
     ),
-    "arrays": Entry(
-        "x and y of a NumPy archive.",
-        "dpexp.data.arrays:ArraysSource",
-        argument="FILE.npz",
-    ),
+    "arrays": Entry("x and y of a NumPy archive.", "dpexp.data.arrays:ArraysSource", argument="FILE.npz"),
     "sequences": Entry(
-        "Sequences of different lengths, a class at each step by a planted rule.",
-        "dpexp.data.sequences:SequencesSource",
+        "Sequences of different lengths; each step has a class that depends on those before it.",
+        "dpexp.data.synthetic:SequencesSource",
         (
             Option("samples", int, 1000, "Sequences in an epoch; a fifth as many are held out."),
             Option("length", int, 20, "Steps of the longest sequence."),
@@ -52,8 +48,8 @@ SOURCES: dict[str, Entry] = {
         ),
     ),
     "clicks": Entry(
-        "Dense features and ids drawn from a power law, clicks from a planted model.",
-        "dpexp.data.clicks:ClicksSource",
+        "Dense features and ids drawn from a power law; clicks of a ground-truth model.",
+        "dpexp.data.synthetic:ClicksSource",
         (
             Option("samples", int, 10000, "Samples in an epoch; a fifth as many are held out."),
             Option("dense", int, 13, "Dense features."),
@@ -64,19 +60,18 @@ SOURCES: dict[str, Entry] = {
     ),
 }
 
-
 LOSSES: dict[str, Entry] = {
     "mse": Entry("Mean squared error.", "torch.nn.functional:mse_loss"),
     "l1": Entry("Mean absolute error.", "torch.nn.functional:l1_loss"),
     "huber": Entry(
         "Squared near zero, absolute beyond delta.",
         "torch.nn.functional:huber_loss",
-        (Option("delta", float, 1.0, "Where the absolute part begins.", min=0),),
+        (Option("delta", float, 1.0, "The error beyond which it is absolute.", min=0),),
     ),
     "cross_entropy": Entry(
         "Cross entropy of logits with classes.",
         "torch.nn.functional:cross_entropy",
-        (Option("label_smoothing", float, 0.0, "Share of the target given to all classes.", min=0),),
+        (Option("label_smoothing", float, 0.0, "Fraction of the target given to all classes.", min=0),),
     ),
 }
 
@@ -84,39 +79,25 @@ LOSSES: dict[str, Entry] = {
 def source(text: str, loss: str = "") -> Source:
     """The source that ``--data`` names, found and checked; ``loss`` is what ``--loss`` names.
 
-    Raises ConfigError for an unknown source, loss or option, and for a file or folder that is
-    missing, empty or not what it should be.
+    Raises ConfigError for an unknown source, loss or option, and for a file or folder that is missing,
+    empty or of another format.
     """
-    found = _source(text)
+    parsed = spec.parse(text, SOURCES, "--data", "data source")
+    where = f"--data {parsed.text}"
+    found: Source
+    if parsed.name:
+        options = {option.name: option.default for option in SOURCES[parsed.name].options} | dict(
+            parsed.options
+        )
+        if parsed.argument is not None:
+            options["argument"] = parsed.argument
+        found = spec.load(parsed, where)(where=where, **options)
+    else:
+        from dpexp.data.user_data import UserSource
+
+        found = UserSource(parsed, where)
     if loss:
         parsed = spec.parse(loss, LOSSES, "--loss", "loss")
         function = spec.load(parsed, f"--loss {parsed.text}")
         found.loss = functools.partial(function, **parsed.options)
     return found
-
-
-def _source(text: str) -> Source:
-    parsed = spec.parse(text, SOURCES, "--data", "data source")
-    where = f"--data {parsed.text}"
-    if not parsed.name:
-        from dpexp.data.user_data import UserSource
-
-        return UserSource(parsed, where)
-    entry = SOURCES[parsed.name]
-    options = {option.name: option.default for option in entry.options} | dict(parsed.options)
-    argument = {} if parsed.argument is None else {"argument": parsed.argument}
-    found: Source = spec.load(parsed, where)(where=where, **argument, **options)
-    return found
-
-
-def __getattr__(name: str) -> Any:
-    """``dpexp.data.Dataset``, ``Batch`` and ``Source`` on first use: they need torch."""
-    if name in ("Batch", "Dataset"):
-        from dpexp.data import dataset
-
-        return getattr(dataset, name)
-    if name == "Source":
-        from dpexp.data.base import Source
-
-        return Source
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

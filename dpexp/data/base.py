@@ -1,4 +1,4 @@
-"""Source: where samples come from, and how they are arranged for the kind of input a model takes."""
+"""Source: where samples come from, and how they fit the kind of input that a model takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from dpexp.config.features import Features
 from dpexp.data.dataset import Dataset, TensorDataset
 from dpexp.data.objective import Objective
 
-_SHOWN = {
+Samples = tuple[tuple[Tensor, ...], Tensor]
+"""Inputs and targets in memory, the samples in dimension 0."""
+
+_KIND_NAMES = {
     "vector": "vectors of floats",
     "image": "images",
     "ids": "integer ids",
@@ -20,11 +23,19 @@ _SHOWN = {
     "clicks": "dense features and ids",
 }
 
+_VIEWS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
+    ("image", "vector"): lambda images: images.flatten(1),
+    ("image", "sequence"): lambda images: images.transpose(1, 2).flatten(2),  # a sequence of its rows
+    ("sequence", "vector"): lambda sequences: sequences.flatten(1),
+    ("sequence", "image"): lambda sequences: sequences.unsqueeze(1),  # one channel
+}
+"""How samples of one kind (see ``Features``) become inputs of another."""
+
 
 class Source:
     """What ``--data`` names. ``features`` is None where the model decides what the samples are.
 
-    ``where`` starts every error message (``--data text:book.txt``).
+    ``where`` starts every error message (``--data text:book.txt``); ``loss`` is what ``--loss`` names.
     """
 
     features: Features | None = None
@@ -34,57 +45,52 @@ class Source:
         self.where = where
 
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
-        """The samples as this model takes them. Raises ConfigError when it cannot take them."""
+        """The samples in the form that this model takes. Raises ConfigError for one that takes another."""
         raise NotImplementedError
 
-    def objective(self, model: nn.Module, features: Features | None) -> Objective:
-        """What the model is trained for on these samples: ``--loss``, the model's own, or a standard one."""
-        return Objective(model, features.classes if features else None, self.loss)
+    def objective(self, model: nn.Module) -> Objective:
+        """The loss and accuracy of the model on these samples."""
+        return Objective(model, self.features.classes if self.features else None, self.loss)
 
-    def suits(self, model: nn.Module, features: Features) -> None:
-        """Raises ConfigError for a model that says it takes another kind of input."""
-        wanted = getattr(model, "input_kind", None)
-        if wanted not in (None, features.kind):
-            raise self._mismatch(features, wanted)
+    def view_for(self, model: nn.Module, inputs: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+        """The inputs in the kind that the model's ``input_kind`` asks for; only a single one can change.
 
-    def arranged(self, inputs: Tensor, features: Features, model: nn.Module) -> Tensor:
-        """Inputs ``(samples, *features.shape)`` in the kind that the model's ``input_kind`` asks for.
-
-        An image (channels, height, width) is read as a vector, or row by row as a sequence; a
-        sequence (length, width) as a vector, or as an image of one channel. Raises ConfigError where
-        no such view makes sense.
+        Raises ConfigError for a model that takes a kind which the inputs cannot be viewed as.
         """
-        kind, wanted = features.kind, getattr(model, "input_kind", None)
+        assert self.features is not None
+        kind, wanted = self.features.kind, getattr(model, "input_kind", None)
         if wanted in (None, kind):
             return inputs
-        if wanted == "vector" and kind in ("image", "sequence"):
-            return inputs.flatten(1)
-        if wanted == "sequence" and kind == "image":
-            return inputs.transpose(1, 2).flatten(2)
-        if wanted == "image" and kind == "sequence":
-            return inputs.unsqueeze(1)
-        raise self._mismatch(features, wanted)
-
-    def _mismatch(self, features: Features, wanted: str) -> ConfigError:
-        return ConfigError(
-            f"{self.where}: the samples are {_SHOWN[features.kind]} {features.shape} and the model takes "
-            f"{_SHOWN.get(wanted, wanted)}: choose another model or other data"
+        if len(inputs) == 1 and (kind, wanted) in _VIEWS:
+            return (_VIEWS[kind, wanted](inputs[0]),)
+        raise ConfigError(
+            f"{self.where}: the samples are {_KIND_NAMES[kind]} {self.features.shape} and the model takes "
+            f"{_KIND_NAMES.get(wanted, wanted)}: choose another model or other data"
         )
 
-    def in_memory(
-        self,
-        name: str,
-        train: tuple[Tensor, Tensor],
-        test: tuple[Tensor, Tensor] | None,
-        description: str,
-        features: Features,
-        model: nn.Module,
-    ) -> TensorDataset:
-        """Inputs and targets that lie in memory, arranged for the model."""
-        objective = self.objective(model, features)
-        held_out = None
-        if test is not None:
-            inputs = self.arranged(test[0], features, model)
-            held_out = TensorDataset(name + " (test)", [inputs], test[1], description, features, objective)
-        inputs = self.arranged(train[0], features, model)
-        return TensorDataset(name, [inputs], train[1], description, features, objective, held_out)
+
+def kind_of(inputs: Tensor) -> str | None:
+    """The kind (see ``Features``) of inputs ``(samples, ...)``, where type and dimensions show it."""
+    if not inputs.is_floating_point():
+        return "ids" if inputs.dim() <= 2 else None
+    return {2: "vector", 3: "sequence", 4: "image"}.get(inputs.dim())
+
+
+class TensorSource(Source):
+    """Samples that are in memory."""
+
+    name: str
+
+    def load(self, seed: int) -> tuple[str, Samples, Samples | None]:
+        """A description of the samples, those to train on, and those held out."""
+        raise NotImplementedError
+
+    def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
+        description, train, test = self.load(seed)
+        objective = self.objective(model)
+
+        def part(samples: Samples, test: Dataset | None) -> TensorDataset:
+            inputs = self.view_for(model, samples[0])
+            return TensorDataset(self.name, description, objective, test, inputs, samples[1])
+
+        return part(train, part(test, None) if test is not None else None)

@@ -1,7 +1,7 @@
 """Objective: the loss and the accuracy of a model on targets.
 
-The model's own where it has them (see ``dpexp.models``), else mean squared error for floating-point
-targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
+These are the model's own where it has them (see ``dpexp.models``). Otherwise the loss is mean squared error
+for floating-point targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,10 +17,7 @@ from dpexp.config.features import PADDING
 
 
 class Objective:
-    """What a model is trained for. ``classes``, where known, is checked against the model's outputs.
-
-    ``loss``, where it is given, wins over the model's own.
-    """
+    """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs."""
 
     def __init__(
         self, model: nn.Module, classes: int | None = None, loss: Callable[..., Any] | None = None
@@ -31,9 +27,9 @@ class Objective:
         self.classes = classes
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar: the mean over the rows. Raises ConfigError where outputs and targets do not fit."""
+        """A scalar: the mean over the rows. Raises ConfigError where the shapes do not match."""
         if callable(self._loss):
-            return _scalar(self._loss(outputs, targets))
+            return _check_scalar(self._loss(outputs, targets))
         if not isinstance(targets, Tensor):
             raise ConfigError(
                 f"the targets are a {type(targets).__name__}, for which there is no standard loss: "
@@ -41,16 +37,15 @@ class Objective:
             )
         scores = logits(outputs)
         if targets.is_floating_point():
-            return functional.mse_loss(_like(scores, targets), targets)
-        losses = functional.cross_entropy(
-            *self._classified(scores, targets),
-            ignore_index=PADDING,
-            reduction="mean" if targets.dim() == 1 else "none",
-        )
+            return functional.mse_loss(_reshape_as(scores, targets), targets)
+        self._check_classes(scores, targets)
+        scores, classes = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1).long()
+        reduction = "mean" if targets.dim() == 1 else "none"
+        losses = functional.cross_entropy(scores, classes, ignore_index=PADDING, reduction=reduction)
         return losses if targets.dim() == 1 else _mean_of_rows(losses.view(targets.shape), targets)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
-        """From 0 to 1; None for floating-point targets, unless the model says what it means."""
+        """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""
         if callable(self._accuracy):
             return float(self._accuracy(outputs, targets))
         if not isinstance(targets, Tensor) or targets.is_floating_point():
@@ -59,8 +54,7 @@ class Objective:
         hits = (logits(outputs).argmax(dim=-1) == targets) & counted
         return hits.sum().item() / max(1, int(counted.sum()))
 
-    def _classified(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """``(…, classes)`` and ``(…)`` as ``(n, classes)`` and ``(n,)``."""
+    def _check_classes(self, scores: Tensor, targets: Tensor) -> None:
         if scores.dim() == 0 or scores.shape[:-1] != targets.shape:
             raise ConfigError(
                 f"the model's outputs {tuple(scores.shape)} do not fit the class targets "
@@ -71,18 +65,17 @@ class Objective:
                 f"the data has {self.classes} classes and the model gives {scores.shape[-1]} outputs: "
                 f"give it {self.classes} (out={self.classes} for a model of dpexp)"
             )
-        return scores.reshape(-1, scores.shape[-1]), targets.reshape(-1).long()
 
 
 def logits(outputs: Any) -> Tensor:
-    """The tensor among the outputs: itself, ``logits`` of a dict or object, or the only one of a tuple."""
+    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only item."""
     if isinstance(outputs, Tensor):
         return outputs
-    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if isinstance(named, Tensor):
-        return named
-    if isinstance(outputs, list | tuple) and len(outputs) == 1 and isinstance(outputs[0], Tensor):
-        return outputs[0]
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if found is None and isinstance(outputs, list | tuple) and len(outputs) == 1:
+        found = outputs[0]
+    if isinstance(found, Tensor):
+        return found
     raise ConfigError(
         f"the model's output is a {type(outputs).__name__}, for which there is no standard loss: return one "
         "tensor or something with 'logits', name a loss with --loss module:function, or give the model a "
@@ -91,12 +84,12 @@ def logits(outputs: Any) -> Tensor:
 
 
 def _mean_of_rows(losses: Tensor, targets: Tensor) -> Tensor:
-    """The mean over rows of each row's mean over its steps, padding left out: shards of it add up by rows."""
+    """The mean over rows of each row's mean over its steps without padding: the losses of shards add up."""
     counted = (targets != PADDING).flatten(1).sum(dim=1).clamp(min=1)
     return (losses.flatten(1).sum(dim=1) / counted).mean()
 
 
-def _like(outputs: Tensor, targets: Tensor) -> Tensor:
+def _reshape_as(outputs: Tensor, targets: Tensor) -> Tensor:
     """The outputs in the targets' shape; only dimensions of size 1 may differ."""
     if outputs.shape == targets.shape:
         return outputs
@@ -108,8 +101,8 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.reshape(targets.shape)
 
 
-def _scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ConfigError(f"the loss must be a scalar tensor, the mean over the rows; found {found}")
-    return loss
+def _check_scalar(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise ConfigError(f"the loss must be a scalar tensor, the mean over the rows; found {found}")

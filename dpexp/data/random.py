@@ -1,4 +1,4 @@
-"""Random samples of the kind that the model takes: the model's own ``example`` makes them."""
+"""Random samples, made by the model's own ``example``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpexp.config import ConfigError
 from dpexp.config.user_errors import as_config_error
-from dpexp.data.base import Source
+from dpexp.data.base import Samples, Source
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.rng import generator
 
@@ -21,36 +21,32 @@ class RandomSource(Source):
         self.samples = samples
 
     def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
-        """Raises ConfigError for a model without ``example(samples, generator)``."""
-        example = getattr(model, "example", None)
-        name = type(model).__name__
+        example, name = getattr(model, "example", None), type(model).__name__
         if not callable(example):
             raise ConfigError(
-                f"{self.where}: what random samples look like, {name} does not say. Give it a method "
-                "example(samples, generator) that returns (inputs, targets), or choose other data, "
-                "as --data digits or --data package.module:factory"
+                f"{self.where}: {name} has no method example(samples, generator) to make random samples. "
+                "Add one that returns (inputs, targets), or choose other data, as --data digits or "
+                "--data package.module:factory"
             )
         with as_config_error(f"{self.where}: {name}.example"):
-            made = example(self.samples, generator(seed, "random samples"))
-        inputs, targets = self._checked(made, name)
+            returned = example(self.samples, generator(seed, "random samples"))
+        inputs, targets = self._check(returned, name)
         description = f"{self.samples} random samples for {name}, seed {seed}"
-        return TensorDataset("random", inputs, targets, description, None, self.objective(model, None))
+        return TensorDataset("random", description, self.objective(model), None, inputs, targets)
 
-    def _checked(self, made: Any, name: str) -> tuple[tuple[Tensor, ...], Tensor]:
-        if isinstance(made, tuple) and len(made) == 2:
-            inputs = made[0] if isinstance(made[0], tuple) else (made[0],)
-            tensors = (*inputs, made[1])
+    def _check(self, returned: Any, name: str) -> Samples:
+        if isinstance(returned, tuple) and len(returned) == 2:
+            inputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
+            tensors = (*inputs, returned[1])
             if all(isinstance(item, Tensor) and item.shape[:1] == (self.samples,) for item in tensors):
-                return inputs, made[1]
+                return inputs, returned[1]
         raise ConfigError(
             f"{self.where}: {name}.example must return (inputs, targets), tensors or a tuple of tensors, "
-            f"each with {self.samples} rows; found {_outline(made)}"
+            f"each with {self.samples} rows; found {_outline(returned)}"
         )
 
 
 def _outline(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_outline, value))})"
-    return f"a {type(value).__name__}"
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,8 +1,9 @@
-"""Text: bytes as ids from 0 to 255, the next byte as the target. No tokenizer, any encoding, any size."""
+"""Text: bytes as ids from 0 to 255; the target is the next byte. No tokenizer, any encoding, any size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,15 @@ from torch import Tensor, nn
 from dpexp.config import ConfigError
 from dpexp.config.features import Features
 from dpexp.data.base import Source
-from dpexp.data.dataset import Batch, Dataset
-from dpexp.data.objective import Objective
+from dpexp.data.dataset import Dataset
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 BYTES = 256
-PIECE = 1 << 24
+CHUNK = 1 << 24
 """Bytes that are in memory at once while the digest is computed."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
-"""What counts as a text file in a folder; a file that is named itself may be anything."""
+"""The text files of a folder; a file that the user names may have any suffix."""
 
 
 class TextSource(Source):
@@ -31,10 +31,8 @@ class TextSource(Source):
         super().__init__(where)
         self.path = Path(argument).expanduser()
         self.length = length
-        self.files = self._found()
+        self.files = self._find_files()
         size = sum(file.stat().st_size for file in self.files)
-        if size == 0:
-            raise ConfigError(f"{where}: {self.path} is empty")
         if size <= length:
             raise ConfigError(
                 f"{where}: {self.path} has {size} bytes; length={length} needs at least {length + 1}, "
@@ -42,7 +40,7 @@ class TextSource(Source):
             )
         self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
-    def _found(self) -> list[Path]:
+    def _find_files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
         if not self.path.is_dir():
@@ -53,17 +51,15 @@ class TextSource(Source):
         return files
 
     def dataset(self, model: nn.Module, seed: int) -> TextDataset:
-        assert self.features is not None
-        parts = [_mapped(file) for file in self.files if file.stat().st_size]
-        text = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self.suits(model, self.features)
+        self.view_for(model)
+        parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
+        text: Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
-        return TextDataset(
-            text, self.length, description, self.features, self.objective(model, self.features)
-        )
+        return TextDataset("text", description, self.objective(model), None, text, self.length)
 
 
+@dataclass(eq=False, repr=False)
 class TextDataset(Dataset):
     """Windows of ``length`` bytes that follow one another without overlap.
 
@@ -71,28 +67,19 @@ class TextDataset(Dataset):
     inputs and targets ``(batch, length)``, the targets one byte further on.
     """
 
-    def __init__(
-        self, text: Bytes, length: int, description: str, features: Features, objective: Objective
-    ) -> None:
-        super().__init__("text", (len(text) - 1) // length, description, features, objective)
-        self.text = text
-        self.length = length
-        self._window = np.arange(length + 1)
+    text: Bytes
+    length: int
 
-    def take(self, rows: Tensor | slice) -> Batch:
-        starts = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows.numpy()
-        windows = self.text[starts[:, np.newaxis] * self.length + self._window]
-        ids = torch.from_numpy(windows).long()
-        return Batch((ids[:, :-1],), ids[:, 1:], len(ids))
+    @property
+    def samples(self) -> int:
+        return (len(self.text) - 1) // self.length
 
-    def content(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.text), PIECE):
-            yield torch.from_numpy(self.text[start : start + PIECE].copy())
+    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor]:
+        windows = np.arange(indices.start, indices.stop) if isinstance(indices, slice) else indices.numpy()
+        positions = windows[:, np.newaxis] * self.length + np.arange(self.length + 1)
+        ids = torch.from_numpy(self.text[positions]).long()
+        return (ids[:, :-1],), ids[:, 1:]
 
-    def to(self, dtype: torch.dtype) -> TextDataset:
-        return self
-
-
-def _mapped(file: Path) -> Bytes:
-    """The file's bytes ``(size,)``, read from the disk as they are used."""
-    return np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
+    def digest_input(self) -> Iterator[Tensor]:
+        for start in range(0, len(self.text), CHUNK):
+            yield torch.from_numpy(self.text[start : start + CHUNK].copy())

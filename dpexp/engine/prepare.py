@@ -12,7 +12,7 @@ from torch import nn
 from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home
 from dpexp.config.user_errors import describe
-from dpexp.data import Batch, Dataset
+from dpexp.data.dataset import Batch, Dataset
 from dpexp.distributed import World
 from dpexp.distributed.device_assignment import select
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
@@ -79,9 +79,12 @@ class Prepared:
 
     def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
         """This rank's part of each of them."""
-        share = self.group.rows if self.group.size > 1 else None
         return self.data.batches(
-            self.config.batch_size, seed=self.config.seed, epoch=epoch, first=first, share=share
+            self.config.batch_size,
+            seed=self.config.seed,
+            epoch=epoch,
+            first=first,
+            rank_rows=self.group.rows,
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.data import Batch, Dataset
+from dpexp.data.dataset import Batch, Dataset
 from dpexp.distributed import SigtermHandler
 from dpexp.engine.checkpoint import State
 from dpexp.engine.diagnosis import first_not_finite
@@ -209,7 +209,7 @@ class Trainer:
             end = clock()
             self._times_ms.append((end - start) * 1e3)
             self._losses.append(loss.item() if self._outputs_on_host else loss)
-            self._rows.append((batch.rows, batch.of))
+            self._rows.append((batch.rows, batch.global_rows))
             at_snapshot = every is not None and (self._done + len(self._times_ms)) % every == 0
             is_due = end >= self._due or self.stop.requested if alone else len(self._times_ms) >= self._pace
             if at_snapshot or is_due:

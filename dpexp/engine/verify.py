@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
 from dpexp.config.user_errors import describe
-from dpexp.data import Batch, Dataset
+from dpexp.data.dataset import Batch, Dataset
 from dpexp.parallel.rng_order import is_random_layer
 from dpexp.record import Row
 from dpexp.strategies.base import Placed, Strategy

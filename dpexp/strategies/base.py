@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpexp.config import RunConfig, StrategyOptions
-from dpexp.data import Batch
+from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.timing import Timer
 

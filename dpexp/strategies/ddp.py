@@ -22,7 +22,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config import ConfigError, DdpOptions
-from dpexp.data import Batch
+from dpexp.data.dataset import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward, Wrapper

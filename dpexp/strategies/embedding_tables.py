@@ -17,7 +17,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from dpexp.config import ConfigError
-from dpexp.data import Batch
+from dpexp.data.dataset import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.ddp import RowWeightedSync

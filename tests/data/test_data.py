@@ -1,4 +1,4 @@
-"""Data: found and checked before anything runs, in an order that is the same in every process."""
+"""Data: sources are checked before a run, and their order is the same in every process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from torch.nn import functional
 from dpexp import data, models
 from dpexp.config import ConfigError
 from dpexp.config.features import PADDING
-from dpexp.data import Batch, Dataset, Features
-from dpexp.data.clicks import power_law
+from dpexp.data import Features
+from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
-from dpexp.data.rng import Order, mix
+from dpexp.data.rng import EpochOrder, mix
+from dpexp.data.synthetic import power_law
 
 
 def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dataset:
@@ -43,7 +44,7 @@ def rows_of(batches: Any) -> list[int]:
 # --- batches and their order ---------------------------------------------------------------------
 
 
-def test_an_uneven_last_batch_is_kept() -> None:
+def test_epoch_ends_with_an_uneven_batch() -> None:
     dataset = ready("random", "linear")
     assert dataset.samples == 100
     assert rows_of(dataset.batches(30)) == [30, 30, 30, 10]
@@ -52,11 +53,11 @@ def test_an_uneven_last_batch_is_kept() -> None:
         assert [len(tensor) for tensor in (*batch.inputs, batch.targets)] == [batch.rows] * 2
 
 
-def test_the_order_depends_on_seed_and_epoch_only() -> None:
+def test_order_depends_on_seed_and_epoch_only() -> None:
     dataset = ready("random", "linear")
 
-    def targets(**kind: Any) -> Tensor:
-        return torch.cat([batch.targets for batch in dataset.batches(30, **kind)])
+    def targets(**options: Any) -> Tensor:
+        return torch.cat([batch.targets for batch in dataset.batches(30, **options)])
 
     expected = targets(seed=3, epoch=1)
     torch.manual_seed(99)
@@ -68,7 +69,7 @@ def test_the_order_depends_on_seed_and_epoch_only() -> None:
     assert torch.equal(unshuffled, next(dataset.batches(100, shuffle=False)).targets)
 
 
-def test_drawing_batches_leaves_the_global_generator_alone() -> None:
+def test_drawing_batches_does_not_change_the_global_generator() -> None:
     state = torch.random.get_rng_state()
     source = data.source("random")
     model = models.build("linear")
@@ -77,7 +78,7 @@ def test_drawing_batches_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_samples_and_order_are_the_same_in_another_process() -> None:
+def test_samples_and_order_are_equal_in_another_process() -> None:
     code = (
         "import torch, hashlib\nfrom dpexp import data, models\n"
         "for text, name in (('random', 'linear'), ('clicks', 'dlrm'), ('sequences', 'rnn')):\n"
@@ -85,33 +86,51 @@ def test_samples_and_order_are_the_same_in_another_process() -> None:
         "    print(dataset.digest, [b.targets.sum().item() for b in dataset.batches(20, seed=7, epoch=3)])\n"
     )
     root = Path(__file__).parents[2]
-    printed = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
         ).stdout
         for _ in range(2)
     }
-    assert len(printed) == 1
-    assert len(printed.pop().splitlines()) == 3
+    assert len(outputs) == 1
+    assert len(outputs.pop().splitlines()) == 3
+
+
+def test_rank_fetches_the_part_of_the_batch_that_it_computes() -> None:
+    dataset = ready("random:samples=13", "linear")
+    for rank_rows in (lambda rows: slice(0, rows // 2), lambda rows: slice(rows // 2, rows)):
+        local_batches = dataset.batches(10, seed=1, rank_rows=rank_rows)
+        for batch, local in zip(dataset.batches(10, seed=1), local_batches, strict=True):
+            part = batch.part(rank_rows)
+            assert (local.rows, local.global_rows) == (part.rows, part.global_rows)
+            assert torch.equal(local.inputs[0], part.inputs[0])
+            assert torch.equal(local.targets, batch.targets[rank_rows(batch.rows)])
+
+
+def test_rank_without_rows_gets_two_rows_of_weight_zero() -> None:
+    dataset = ready("random:samples=11", "linear")
+    batches = list(dataset.batches(10, rank_rows=lambda rows: slice(rows, rows)))
+    assert [(batch.rows, batch.global_rows, batch.weight) for batch in batches] == [(0, 10, 0), (0, 1, 0)]
+    assert [len(batch.targets) for batch in batches] == [2, 1]
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 16, 17, 1000, 4097])
-def test_an_order_that_is_not_stored_names_each_sample_once(samples: int) -> None:
-    order = Order(samples, seed=1, epoch=2, stored=0)
-    found = torch.cat([order[start : start + 7] for start in range(0, samples, 7)])
-    assert sorted(found.tolist()) == list(range(samples))
+def test_computed_order_has_each_sample_once(samples: int) -> None:
+    order = EpochOrder(samples, seed=1, epoch=2, stored=0)
+    indices = torch.cat([order[start : start + 7] for start in range(0, samples, 7)])
+    assert sorted(indices.tolist()) == list(range(samples))
 
 
-def test_an_order_that_is_not_stored_is_a_shuffle() -> None:
+def test_computed_order_is_a_shuffle() -> None:
     samples = 20_000
-    places = torch.arange(samples).double()
-    one, two = (Order(samples, seed=0, epoch=epoch, stored=0)[0:samples].double() for epoch in (0, 1))
-    for pair in ([one, places], [one, two], [one[1:], one[:-1]]):
+    positions = torch.arange(samples).double()
+    one, two = (EpochOrder(samples, seed=0, epoch=epoch, stored=0)[0:samples].double() for epoch in (0, 1))
+    for pair in ([one, positions], [one, two], [one[1:], one[:-1]]):
         assert abs(torch.corrcoef(torch.stack(pair))[0, 1].item()) < 0.03  # 4 sigma of 20 000 points
 
 
-def test_an_order_of_a_billion_samples_takes_no_memory() -> None:
-    batch = Order(10**9, seed=0, epoch=0)[0:30]
+def test_order_of_a_billion_samples_takes_no_memory() -> None:
+    batch = EpochOrder(10**9, seed=0, epoch=0)[0:30]
     assert len(set(batch.tolist())) == 30
     assert int(batch.min()) >= 0
     assert int(batch.max()) < 10**9
@@ -126,14 +145,14 @@ def test_mixed_bits_are_spread_evenly() -> None:
 # --- digests and types ---------------------------------------------------------------------------
 
 
-def test_the_digest_is_of_the_content() -> None:
+def test_digest_depends_on_the_samples_only() -> None:
     one, same, other = (ready("random", "linear", seed=seed) for seed in (0, 0, 1))
     assert one.digest == same.digest
     assert one.digest != other.digest
     assert len(one.digest) == 64
 
 
-def test_only_floating_point_changes_its_type() -> None:
+def test_only_floating_point_tensors_change_their_type() -> None:
     dataset = ready("clicks:samples=20", "dlrm").to(torch.float64)
     assert dataset.test is not None
     for part in (dataset, dataset.test):
@@ -145,30 +164,30 @@ def test_only_floating_point_changes_its_type() -> None:
 # --- random --------------------------------------------------------------------------------------
 
 
-class Silent(nn.Module):
-    """A model that says nothing of itself."""
+class PlainModel(nn.Module):
+    """A model without any of the optional attributes."""
 
 
-class Talkative(nn.Module):
-    def __init__(self, made: Any) -> None:
+class ModelWithExample(nn.Module):
+    def __init__(self, returned: Any) -> None:
         super().__init__()
-        self.made = made
+        self.returned = returned
 
     def example(self, samples: int, generator: torch.Generator) -> Any:
-        return self.made
+        return self.returned
 
 
-def test_random_samples_are_as_many_as_asked_for() -> None:
+def test_option_samples_is_the_number_of_random_samples() -> None:
     assert ready("random:samples=7", "embedding").samples == 7
 
 
-def test_a_model_without_example_is_told_what_to_add() -> None:
-    with pytest.raises(ConfigError, match=r"Silent does not say.*example\(samples, generator\)"):
-        data.source("random").dataset(Silent(), 0)
+def test_error_for_a_model_without_example_says_what_to_add() -> None:
+    with pytest.raises(ConfigError, match=r"PlainModel has no method example\(samples, generator\).*Add one"):
+        data.source("random").dataset(PlainModel(), 0)
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("returned", "words"),
     [
         (None, "found a NoneType"),
         (torch.zeros(100, 2), r"found a tensor \(100, 2\)"),
@@ -178,24 +197,24 @@ def test_a_model_without_example_is_told_what_to_add() -> None:
         ),
     ],
 )
-def test_an_example_of_another_form_is_described(made: Any, words: str) -> None:
+def test_error_for_a_wrong_example_describes_it(returned: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        data.source("random").dataset(Talkative(made), 0)
+        data.source("random").dataset(ModelWithExample(returned), 0)
 
 
 # --- digits --------------------------------------------------------------------------------------
 
 
-def test_digits_come_as_the_model_takes_them() -> None:
+def test_digits_have_the_shape_that_the_model_takes() -> None:
     shapes = {
         name: next(ready("digits", name).batches(30)).inputs[0].shape for name in ("cnn", "linear", "rnn")
     }
     assert shapes == {"cnn": (30, 1, 8, 8), "linear": (30, 64), "rnn": (30, 8, 8)}
     torch.manual_seed(0)
-    assert next(data.source("digits").dataset(Silent(), 0).batches(2)).inputs[0].shape == (2, 1, 8, 8)
+    assert next(data.source("digits").dataset(PlainModel(), 0).batches(2)).inputs[0].shape == (2, 1, 8, 8)
 
 
-def test_digits_are_split_the_same_for_every_seed() -> None:
+def test_split_of_digits_does_not_depend_on_the_seed() -> None:
     one, two = (ready("digits", "cnn", seed=seed) for seed in (0, 1))
     assert one.test is not None
     assert two.test is not None
@@ -204,11 +223,11 @@ def test_digits_are_split_the_same_for_every_seed() -> None:
     images = [next(part.batches(2000, shuffle=False)).inputs[0].flatten(1) for part in (one, one.test)]
     assert abs(torch.cat(images).mean().item()) < 0.02
     assert abs(torch.cat(images).std().item() - 1) < 0.02
-    seen = {tuple(image.tolist()) for image in images[0]}
-    assert not any(tuple(image.tolist()) in seen for image in images[1])
+    training = {tuple(image.tolist()) for image in images[0]}
+    assert not any(tuple(image.tolist()) in training for image in images[1])
 
 
-def test_a_model_that_takes_something_else_is_refused() -> None:
+def test_model_of_another_input_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"samples are images \(1, 8, 8\) and the model takes integer ids"):
         ready("digits", "embedding")
     with pytest.raises(ConfigError, match=r"sequences of vectors .* model takes dense features and ids"):
@@ -218,7 +237,7 @@ def test_a_model_that_takes_something_else_is_refused() -> None:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def test_the_target_of_each_byte_is_the_next(tmp_path: Path) -> None:
+def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_bytes(bytes(range(256)))
     dataset = ready(f"text:{tmp_path / 'book.txt'},length=5", "embedding")
     assert dataset.samples == 51
@@ -230,13 +249,13 @@ def test_the_target_of_each_byte_is_the_next(tmp_path: Path) -> None:
     assert torch.equal(shuffled.targets, shuffled.inputs[0] + 1)
 
 
-def test_one_byte_a_sample_uses_every_byte(tmp_path: Path) -> None:
+def test_samples_of_one_byte_use_every_byte(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("abc")
     batch = next(ready(f"text:{tmp_path / 'book.txt'},length=1", "embedding").batches(9, shuffle=False))
     assert (batch.inputs[0].tolist(), batch.targets.tolist()) == ([[97], [98]], [[98], [99]])
 
 
-def test_a_folder_is_its_text_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
+def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.md").write_text("cc")
     (tmp_path / "b.txt").write_text("bb")
@@ -247,7 +266,7 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_paths(tmp_path: Path) 
     assert bytes(batch.inputs[0][0].tolist()) == b"aabbc"
 
 
-def test_a_text_fits_the_embedding_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_text_decides_the_rows_of_the_embedding_unless_an_option_does(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("abc" * 100)
     source = data.source(f"text:{tmp_path / 'book.txt'}")
     shapes = [
@@ -257,7 +276,7 @@ def test_a_text_fits_the_embedding_unless_the_user_says_otherwise(tmp_path: Path
     assert shapes == [[(256, 10), (256, 10)], [(100, 10), (256, 10)]]
 
 
-def test_a_bigram_model_learns_text() -> None:
+def test_bigram_model_learns_text() -> None:
     source = data.source(f"text:{Path(data.__file__).parent},length=8")
     torch.manual_seed(0)
     model = models.build("embedding", source.features)
@@ -274,21 +293,21 @@ def test_a_bigram_model_learns_text() -> None:
     assert sum(losses[-10:]) / 10 < 4.0
 
 
-def test_a_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
+def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.txt"
     with open(path, "wb") as file:
-        file.truncate(64 << 30)  # sparse: 64 GiB that take no disk
+        file.truncate(64 << 30)  # sparse: 64 GiB that use no disk space
     dataset = ready(f"text:{path}", "embedding")
     assert dataset.samples == ((64 << 30) - 1) // 32
     assert next(dataset.batches(30)).inputs[0].shape == (30, 32)
 
 
-def test_text_that_is_missing_empty_or_too_short_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_empty_or_short_text(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("abc")
     (tmp_path / "folder").mkdir()
     assert f"there is no file or folder {tmp_path}/no.txt" in refused(f"text:{tmp_path}/no.txt")
-    assert "empty.txt is empty" in refused(f"text:{tmp_path}/empty.txt")
+    assert "empty.txt has 0 bytes" in refused(f"text:{tmp_path}/empty.txt")
     assert "has 3 bytes; length=3 needs at least 4" in refused(f"text:{tmp_path}/short.txt,length=3")
     assert f"no text file in {tmp_path}/folder" in refused(f"text:{tmp_path}/folder")
     assert "it needs PATH, as text:PATH" in refused("text")
@@ -313,11 +332,11 @@ def saved(folder: Path, **arrays: Any) -> str:
         (np.array([0, 9]), np.zeros(2, int), Features("ids", (), classes=1, vocabulary=10, stepwise=False)),
     ],
 )  # fmt: skip
-def test_arrays_say_what_they_hold(tmp_path: Path, x: Any, y: Any, expected: Features) -> None:
+def test_features_describe_the_arrays(tmp_path: Path, x: Any, y: Any, expected: Features) -> None:
     assert data.source(saved(tmp_path, x=x, y=y)).features == expected
 
 
-def test_arrays_train_what_fits_them(tmp_path: Path) -> None:
+def test_model_trains_on_arrays(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(50, 6)), np.arange(50) % 3
     text = saved(tmp_path, x=x, y=y, x_test=x[:10], y_test=y[:10])
     source = data.source(text)
@@ -330,7 +349,7 @@ def test_arrays_train_what_fits_them(tmp_path: Path) -> None:
     assert dataset.test.samples == 10
 
 
-def test_one_regression_target_a_row_is_not_broadcast(tmp_path: Path) -> None:
+def test_single_regression_target_is_not_broadcast(tmp_path: Path) -> None:
     dataset = ready(saved(tmp_path, x=np.zeros((4, 3)), y=np.array([1.0, 2.0, 3.0, 4.0])), "linear")
     batch = next(dataset.batches(4, shuffle=False))
     assert batch.targets.shape == (4, 1)
@@ -340,7 +359,7 @@ def test_one_regression_target_a_row_is_not_broadcast(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.zeros((4, 3))}, "has no 'y'; there is x"),
+        ({"x": np.zeros((4, 3))}, "has no 'y'; it has x"),
         ({"x": np.zeros((4, 3)), "y": np.zeros(3)}, "x has 4 samples and y has 3"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "x in {path} is empty: its shape is (0, 3)"),
         ({"x": np.zeros(()), "y": np.zeros(1)}, "is empty: its shape is ()"),
@@ -349,30 +368,30 @@ def test_one_regression_target_a_row_is_not_broadcast(tmp_path: Path) -> None:
         ({"x": np.array([[1, -2]]), "y": np.zeros(1)}, "x in {path} holds -2; integers are ids and start"),
         ({"x": np.zeros((2, 3)), "y": np.array([0, -1])}, "y in {path} holds -1; integers are classes"),
         ({"x": np.array(["a", "b"]), "y": np.zeros(2)}, "x in {path} has type <U1"),
-        ({"x": np.zeros((1, 1, 1, 1, 1)), "y": np.zeros(1)}, "has shape (1, 1, 1, 1, 1); there are vectors"),
+        ({"x": np.zeros((1, 1, 1, 1, 1)), "y": np.zeros(1)}, "has shape (1, 1, 1, 1, 1); it must be vectors"),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2), "x_test": np.zeros((2, 3))}, "has no 'y_test'"),
         ({"x": np.array([None, {}]), "y": np.zeros(2)}, "Object arrays cannot be loaded"),
     ],
 )  # fmt: skip
-def test_arrays_that_cannot_be_used_are_described(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
+def test_error_describes_unusable_arrays(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
     text = saved(tmp_path, **arrays)
     assert words.format(path=tmp_path / "a.npz") in refused(text)
 
 
-def test_files_that_are_no_archive_are_named(tmp_path: Path) -> None:
-    (tmp_path / "text.npz").write_text("this is no archive")
+def test_error_names_a_file_that_is_not_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("this is not an archive")
     (tmp_path / "empty.npz").write_text("")
     np.save(tmp_path / "one.npy", np.zeros(3))
-    whole = Path(saved(tmp_path, x=np.zeros((99, 9)), y=np.zeros(99)).removeprefix("arrays:")).read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    assert "text.npz is no readable .npz archive" in refused(f"arrays:{tmp_path}/text.npz")
-    assert "empty.npz is empty" in refused(f"arrays:{tmp_path}/empty.npz")
+    complete = Path(saved(tmp_path, x=np.zeros((99, 9)), y=np.zeros(99)).removeprefix("arrays:")).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(complete[: len(complete) // 2])
+    assert "text.npz is not a readable .npz archive" in refused(f"arrays:{tmp_path}/text.npz")
+    assert "empty.npz is not a readable .npz archive" in refused(f"arrays:{tmp_path}/empty.npz")
     assert "one.npy holds one array" in refused(f"arrays:{tmp_path}/one.npy")
-    assert "cut.npz is no readable .npz archive" in refused(f"arrays:{tmp_path}/cut.npz")
+    assert "cut.npz is not a readable .npz archive" in refused(f"arrays:{tmp_path}/cut.npz")
     assert "there is no file" in refused(f"arrays:{tmp_path}/none.npz")
 
 
-# --- planted rules -------------------------------------------------------------------------------
+# --- synthetic samples ---------------------------------------------------------------------------
 
 
 def test_ids_follow_the_power_law() -> None:
@@ -380,21 +399,21 @@ def test_ids_follow_the_power_law() -> None:
     assert int(ids.min()) == 0
     assert int(ids.max()) == 999
     counts = torch.bincount(ids, minlength=1000).double()
-    # id k has the mass of the continuous law between k + 1 and k + 2
+    # id k has the probability of the continuous law between k + 1 and k + 2
     edges = torch.arange(1, 1002, dtype=torch.float64) ** -0.1
     expected = (edges[:-1] - edges[1:]) / (edges[0] - edges[-1]) * 200_000
     assert ((counts - expected) ** 2 / expected).sum().item() < 999 + 5 * (2 * 999) ** 0.5
 
 
-def test_a_table_of_a_billion_rows_costs_nothing() -> None:
-    dataset = data.source("clicks:rows=1000000000,samples=1000").dataset(Silent(), 0)
+def test_ids_of_a_billion_rows_need_no_table() -> None:
+    dataset = data.source("clicks:rows=1000000000,samples=1000").dataset(PlainModel(), 0)
     ids = next(dataset.batches(1000)).inputs[1]
     assert ids.max() > 100_000_000
     assert (ids == 0).double().mean() > 0.02
 
 
 def test_clicks_depend_on_ids_and_features() -> None:
-    dataset = data.source("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0").dataset(Silent(), 0)
+    dataset = data.source("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0").dataset(PlainModel(), 0)
     batch = next(dataset.batches(4000, shuffle=False))
     (_dense, ids), clicks = batch.inputs, batch.targets
     rates = [clicks[ids[:, 0] == row].mean().item() for row in range(5)]
@@ -405,14 +424,14 @@ def test_clicks_depend_on_ids_and_features() -> None:
 # --- losses --------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_steps_is_the_mean_of_the_rows_means() -> None:
+def test_stepwise_loss_is_the_mean_of_the_means_of_rows() -> None:
     outputs = torch.randn(2, 3, 4)
     targets = torch.tensor([[1, 2, 3], [0, PADDING, PADDING]])
     rows = [
         functional.cross_entropy(outputs[0], targets[0]),
         functional.cross_entropy(outputs[1, :1], targets[1, :1]),
     ]
-    objective = Objective(Silent())
+    objective = Objective(PlainModel())
     assert objective.loss(outputs, targets).item() == pytest.approx(sum(rows).item() / 2)  # type: ignore[union-attr]
     hits = (outputs.argmax(2) == targets).sum().item()
     assert objective.accuracy(outputs, targets) == pytest.approx(hits / 4)
@@ -425,7 +444,7 @@ Named = collections.namedtuple("Named", "logits extra")
 def test_logits_are_found_in_containers(wrap: Any) -> None:
     outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
     expected = functional.cross_entropy(outputs, targets)
-    assert torch.equal(Objective(Silent()).loss(wrap(outputs), targets), expected)
+    assert torch.equal(Objective(PlainModel()).loss(wrap(outputs), targets), expected)
 
 
 @pytest.mark.parametrize(
@@ -441,9 +460,9 @@ def test_logits_are_found_in_containers(wrap: Any) -> None:
         (torch.zeros(2, 3), {"a": 1}, "targets are a dict"),
     ],
 )  # fmt: skip
-def test_outputs_that_fit_no_loss_are_described(outputs: Any, targets: Any, words: str) -> None:
+def test_error_describes_outputs_without_a_standard_loss(outputs: Any, targets: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Objective(Silent(), classes=5).loss(outputs, targets)
+        Objective(PlainModel(), classes=5).loss(outputs, targets)
 
 
 class Vector(nn.Module):
@@ -451,26 +470,26 @@ class Vector(nn.Module):
         return (outputs - targets).abs()
 
 
-def test_a_vector_loss_is_refused() -> None:
+def test_vector_loss_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss must be a scalar tensor.*found shape \(3,\)"):
         Objective(Vector()).loss(torch.zeros(3), torch.ones(3))
 
 
-def test_a_loss_is_chosen_by_name_with_options_or_by_factory(tmp_path: Path) -> None:
-    (tmp_path / "own_loss.py").write_text(
+def test_loss_is_a_registered_name_or_a_factory(tmp_path: Path) -> None:
+    (tmp_path / "user_loss.py").write_text(
         "def twice(outputs, targets):\n    return 2 * (outputs - targets).abs().mean()\n"
     )
     outputs, targets = torch.zeros(2, 2), torch.full((2, 2), 3.0)
-    texts = {"": 9.0, "l1": 3.0, "huber:delta=2": 4.0, f"{tmp_path / 'own_loss.py'}:twice": 6.0}
+    texts = {"": 9.0, "l1": 3.0, "huber:delta=2": 4.0, f"{tmp_path / 'user_loss.py'}:twice": 6.0}
     found = {text: ready("random", "linear", text).loss(outputs, targets).item() for text in texts}
     assert found == texts
     with pytest.raises(ConfigError, match=r"--loss: unknown loss 'hubr'.*did you mean 'huber'"):
         data.source("random", "hubr")
 
 
-# --- datasets of one's own -----------------------------------------------------------------------
+# --- user data -----------------------------------------------------------------------------------
 
-OWN = """
+USER_DATA = """
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -505,27 +524,27 @@ def failing():
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> str:
-    path = tmp_path / "own_data.py"
-    path.write_text(OWN)
+def user_data(tmp_path: Path) -> str:
+    path = tmp_path / "user_data.py"
+    path.write_text(USER_DATA)
     return str(path)
 
 
-def test_an_own_dataset_is_collated(own: str) -> None:
-    dataset = ready(f"{own}:Pairs:n=7", "linear")
+def test_user_dataset_is_collated(user_data: str) -> None:
+    dataset = ready(f"{user_data}:Pairs:n=7", "linear")
     assert rows_of(dataset.batches(3)) == [3, 3, 1]
     batch = next(dataset.batches(3, shuffle=False))
     assert (batch.inputs[0][:, 0].tolist(), batch.targets.tolist()) == ([0, 1, 2], [0, 1, 0])
     assert next(dataset.to(torch.float64).batches(3)).inputs[0].dtype is torch.float64
-    assert dataset.digest == ready(f"{own}:Pairs:n=7", "linear").digest
-    assert dataset.digest != ready(f"{own}:Pairs:n=8", "linear").digest
+    assert dataset.digest == ready(f"{user_data}:Pairs:n=7", "linear").digest
+    assert dataset.digest != ready(f"{user_data}:Pairs:n=8", "linear").digest
 
 
-def test_an_own_dataset_may_have_several_inputs_and_a_test_part(own: str) -> None:
-    batch = next(ready(f"{own}:Several", "linear").batches(4))
+def test_user_dataset_may_have_several_inputs_and_a_test_part(user_data: str) -> None:
+    batch = next(ready(f"{user_data}:Several", "linear").batches(4))
     assert isinstance(batch, Batch)
     assert [tuple(tensor.shape) for tensor in batch.inputs] == [(4, 3), (4,)]
-    dataset = ready(f"{own}:both", "linear")
+    dataset = ready(f"{user_data}:both", "linear")
     assert dataset.test is not None
     assert (dataset.samples, dataset.test.samples) == (8, 4)
 
@@ -541,11 +560,11 @@ def test_an_own_dataset_may_have_several_inputs_and_a_test_part(own: str) -> Non
         ("Pears", "has no 'Pears': did you mean 'Pairs'?"),
     ],
 )
-def test_an_own_dataset_that_cannot_be_used_is_described(own: str, rest: str, words: str) -> None:
-    assert words in refused(f"{own}:{rest}")
+def test_error_describes_an_unusable_user_dataset(user_data: str, rest: str, words: str) -> None:
+    assert words in refused(f"{user_data}:{rest}")
 
 
-def test_an_unknown_source_is_recognized() -> None:
+def test_error_for_an_unknown_source_suggests_a_known_one() -> None:
     assert "unknown data source 'digit'" in refused("digit")
     assert "did you mean 'digits'?" in refused("digit")
     assert "random takes no option 'sample'; there is samples: did you mean 'samples'?" in refused(

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config import RunConfig
-from dpexp.data import Batch
+from dpexp.data.dataset import Batch
 from dpexp.engine import loop
 from dpexp.engine.verify import (
     MisfitError,
