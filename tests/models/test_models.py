@@ -1,4 +1,4 @@
-"""Models: each by name, fitted to the data, equal for equal seeds, and learning what it should."""
+"""Models: each is built by its name for the data, is equal for equal seeds, and learns its task."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dpexp import data, models
 from dpexp.config import ConfigError
 from dpexp.config.features import PADDING, Features
-from dpexp.data import Batch, Dataset
-from dpexp.models.capsnet import ABSENT, PRESENT, CapsNet, squash
+from dpexp.data.dataset import Batch, Dataset
+from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
 
 NAMES = sorted(models.MODELS)
 SEQUENCE_MODELS = ["rnn", "transformer"]
@@ -27,7 +27,7 @@ SEQUENCE_MODELS = ["rnn", "transformer"]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are fastest on one thread, and two that wait for each other are slow."""
+    """Models of this size are fastest on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -65,9 +65,9 @@ def train(model: nn.Module, dataset: Dataset, *, epochs: int, lr: float, batch_s
 
 def accuracy(model: nn.Module, dataset: Dataset) -> float:
     assert dataset.test is not None
-    whole = next(dataset.test.batches(dataset.test.samples, shuffle=False))
+    batch = next(dataset.test.batches(dataset.test.samples, shuffle=False))
     with torch.no_grad():
-        value = dataset.test.accuracy(model(*whole.inputs), whole.targets)
+        value = dataset.test.accuracy(model(*batch.inputs), batch.targets)
     assert value is not None
     return value
 
@@ -75,7 +75,7 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 # --- every model ---------------------------------------------------------------------------------
 
 
-def test_importing_the_registries_imports_neither_torch_nor_numpy() -> None:
+def test_registries_import_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, dpexp.models, dpexp.data\n"
         "dpexp.models.parse('linear:in=4'); dpexp.models.parse('pkg.mod:factory')\n"
@@ -87,7 +87,7 @@ def test_importing_the_registries_imports_neither_torch_nor_numpy() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_builds_the_same_weights(name: str) -> None:
+def test_equal_seeds_build_equal_weights(name: str) -> None:
     one, two, other = built(name), built(name), built(name, seed=1)
     pairs = list(zip(one.parameters(), two.parameters(), other.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b, _ in pairs)
@@ -96,7 +96,7 @@ def test_the_same_seed_builds_the_same_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_trains_on_its_own_random_samples(name: str) -> None:
+def test_model_trains_on_random_samples(name: str) -> None:
     model, dataset = ready(name)
     assert dataset.samples == 100
     losses = train(model, dataset, epochs=1, lr=0.01)
@@ -106,8 +106,8 @@ def test_every_model_trains_on_its_own_random_samples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shard_computes_what_the_whole_batch_does(name: str) -> None:
-    """Outputs of the shards are those of the batch, padded alike, and losses weighted by rows add up."""
+def test_shards_compute_what_the_batch_computes(name: str) -> None:
+    """Outputs of the shards are those of the batch; their losses, weighted by rows, add up to its loss."""
     model, dataset = ready(name)
     model, dataset = model.double(), dataset.to(torch.float64)
     batch = first(dataset, 10)
@@ -116,13 +116,13 @@ def test_a_shard_computes_what_the_whole_batch_does(name: str) -> None:
     for *inputs, targets in shards:
         outputs.append(model(*inputs))
         losses = losses + dataset.loss(outputs[-1], targets) * len(targets) / batch.rows
-    whole = model(*batch.inputs)
-    assert torch.allclose(torch.cat(outputs), whole, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(losses.double(), dataset.loss(whole, batch.targets), rtol=1e-6)
+    expected = model(*batch.inputs)
+    assert torch.allclose(torch.cat(outputs), expected, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(losses.double(), dataset.loss(expected, batch.targets), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_is_copied_and_pickled(name: str) -> None:
+def test_model_can_be_copied_and_pickled(name: str) -> None:
     model, dataset = ready(name)
     inputs = first(dataset).inputs
     expected = model(*inputs)
@@ -131,7 +131,7 @@ def test_every_model_is_copied_and_pickled(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_of_the_registry_reaches_the_model(name: str) -> None:
+def test_every_registered_option_changes_the_model(name: str) -> None:
     entry = models.MODELS[name]
     for option in entry.options:
         value = not option.default if option.type is bool else option.default * 2 or 8
@@ -166,7 +166,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_computes_in_every_type(name: str, dtype: torch.dtype) -> None:
+def test_model_computes_in_every_type(name: str, dtype: torch.dtype) -> None:
     model, dataset = ready(name)
     model, batch = model.to(dtype), first(dataset.to(dtype))
     outputs = model(*batch.inputs)
@@ -178,7 +178,7 @@ def test_every_model_computes_in_every_type(name: str, dtype: torch.dtype) -> No
 # --- shapes --------------------------------------------------------------------------------------
 
 
-def test_linear_is_one_layer_named_fc() -> None:
+def test_linear_has_one_layer_named_fc() -> None:
     model = built("linear")
     assert [name for name, _ in model.named_children()] == ["fc"]
     assert model(torch.zeros(30, 5)).shape == (30, 2)
@@ -193,7 +193,7 @@ def test_blocks_are_named_and_run_in_order() -> None:
     assert torch.equal(model(inputs), expected)
 
 
-def test_embedding_answers_one_position_or_many() -> None:
+def test_embedding_takes_one_position_or_several() -> None:
     model = built("embedding")
     assert [name for name, _ in model.named_children()] == ["embedding", "linear"]
     assert model(torch.zeros(3, dtype=torch.int64)).shape == (3, 10)
@@ -227,7 +227,7 @@ def test_outputs_are_padded_to_the_global_length(name: str) -> None:
 
 @pytest.mark.parametrize("stepwise", [True, False])
 @pytest.mark.parametrize("name", SEQUENCE_MODELS)
-def test_what_stands_behind_the_end_of_a_sequence_does_not_matter(name: str, stepwise: bool) -> None:
+def test_values_after_the_end_of_a_sequence_do_not_count(name: str, stepwise: bool) -> None:
     model = built(f"{name}:stepwise={stepwise}").double()
     lengths = torch.tensor([3, 12, 1])
     one = torch.randn(3, 12, 8, dtype=torch.float64)
@@ -242,14 +242,14 @@ def test_what_stands_behind_the_end_of_a_sequence_does_not_matter(name: str, ste
 
 @pytest.mark.parametrize("stepwise", [True, False])
 @pytest.mark.parametrize("name", SEQUENCE_MODELS)
-def test_full_lengths_and_none_are_the_same(name: str, stepwise: bool) -> None:
+def test_full_lengths_equal_no_lengths(name: str, stepwise: bool) -> None:
     model = built(f"{name}:stepwise={stepwise}").double()
     values = torch.randn(2, 12, 8, dtype=torch.float64)
     assert torch.allclose(model(values), model(values, torch.tensor([12, 12])), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SEQUENCE_MODELS)
-def test_a_step_does_not_see_later_ones(name: str) -> None:
+def test_step_does_not_depend_on_later_steps(name: str) -> None:
     model = built(f"{name}:vocabulary=50").double()
     one = torch.randint(50, (2, 12))
     two = one.clone()
@@ -258,12 +258,12 @@ def test_a_step_does_not_see_later_ones(name: str) -> None:
     assert not torch.allclose(model(one)[:, 6:], model(two)[:, 6:])
 
 
-def test_a_transformer_says_how_many_positions_it_has() -> None:
+def test_error_for_a_long_sequence_names_the_number_of_positions() -> None:
     with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
         built("transformer")(torch.randn(1, 13, 8))
 
 
-def test_heads_divide_the_width_of_a_transformer() -> None:
+def test_heads_must_divide_the_width_of_a_transformer() -> None:
     with pytest.raises(
         ConfigError, match=r"--model transformer:dim=10: dim=10 cannot be split among heads=4"
     ):
@@ -283,7 +283,7 @@ def test_squash_keeps_the_direction_and_bounds_the_length() -> None:
     assert capsules.grad.isfinite().all()
 
 
-def test_the_margin_loss_is_that_of_the_paper() -> None:
+def test_margin_loss_is_that_of_the_paper() -> None:
     model = built("capsnet:out=3")
     assert isinstance(model, CapsNet)
     lengths, classes = torch.tensor([[0.95, 0.3, 0.05], [0.2, 0.2, 0.2]]), torch.tensor([0, 2])
@@ -292,7 +292,7 @@ def test_the_margin_loss_is_that_of_the_paper() -> None:
     assert model.loss(lengths, classes).item() == pytest.approx((first_row + second_row) / 2)
 
 
-def test_routing_sends_each_capsule_to_the_class_that_agrees() -> None:
+def test_routing_strengthens_the_class_on_which_capsules_agree() -> None:
     """Two capsules predict class 0 alike and class 1 oppositely: routing strengthens class 0."""
     one, three = (built(f"capsnet:out=2,routing={rounds}") for rounds in (1, 3))
     predictions = torch.zeros(2, 2, 16, 8)
@@ -310,7 +310,7 @@ def test_routing_sends_each_capsule_to_the_class_that_agrees() -> None:
     assert lengths[1][1] < 1e-6
 
 
-# --- fitted to the data --------------------------------------------------------------------------
+# --- options from the data -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -322,14 +322,14 @@ def test_routing_sends_each_capsule_to_the_class_that_agrees() -> None:
         ("linear", None, {"fc": (5, 2)}),
     ],
 )
-def test_options_given_win_and_the_others_fit(
+def test_features_decide_the_options_that_are_not_given(
     text: str, features: Features | None, expected: dict[str, tuple[int, int]]
 ) -> None:
     children = built(text, features).named_children()
     assert {name: (part.in_features, part.out_features) for name, part in children} == expected
 
 
-def test_a_vocabulary_turns_sequence_models_to_ids() -> None:
+def test_sequence_models_take_ids_if_there_is_a_vocabulary() -> None:
     features = Features("ids", (16,), classes=256, vocabulary=256, stepwise=True)
     for name in SEQUENCE_MODELS:
         model = built(name, features)
@@ -337,12 +337,12 @@ def test_a_vocabulary_turns_sequence_models_to_ids() -> None:
         assert model(torch.zeros(2, 16, dtype=torch.int64)).shape == (2, 16, 256)
 
 
-# --- own models ----------------------------------------------------------------------------------
+# --- user models ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    path = tmp_path / "own.py"
+def user_model(tmp_path: Path) -> Path:
+    path = tmp_path / "user_model.py"
     path.write_text(
         "import torch\n"
         "from torch import nn\n"
@@ -359,15 +359,15 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_own_model_is_built_from_a_file(own: Path) -> None:
-    assert built(f"{own}:Net:width=8")(torch.zeros(3, 8)).shape == (3, 2)
+def test_user_model_is_built_from_a_file(user_model: Path) -> None:
+    assert built(f"{user_model}:Net:width=8")(torch.zeros(3, 8)).shape == (3, 2)
 
 
-def test_an_own_model_may_ask_what_the_data_is(own: Path) -> None:
-    assert built(f"{own}:Net", Features("image", (1, 8, 8)))(torch.zeros(3, 1, 8, 8)).shape == (3, 2)
+def test_user_model_gets_the_features_of_the_data(user_model: Path) -> None:
+    assert built(f"{user_model}:Net", Features("image", (1, 8, 8)))(torch.zeros(3, 1, 8, 8)).shape == (3, 2)
 
 
-def test_a_class_of_torch_is_a_factory_too() -> None:
+def test_class_of_torch_is_a_factory() -> None:
     model = built("torch.nn:Linear:in_features=3,out_features=4")
     assert model(torch.zeros(2, 3)).shape == (2, 4)
 
@@ -375,18 +375,20 @@ def test_a_class_of_torch_is_a_factory_too() -> None:
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("number", "returned a int, not a torch.nn.Module"),
+        ("number", "returned int, not a torch.nn.Module"),
         ("itself", "returned the class Net (call it), not a torch.nn.Module"),
-        ("nothing", "returned None, not a torch.nn.Module"),
+        ("nothing", "returned NoneType, not a torch.nn.Module"),
     ],
 )
-def test_what_a_factory_returns_instead_of_a_module_is_named(own: Path, factory: str, words: str) -> None:
+def test_error_names_what_a_factory_returns_instead_of_a_module(
+    user_model: Path, factory: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        built(f"{own}:{factory}")
+        built(f"{user_model}:{factory}")
     assert words in str(caught.value)
 
 
-def test_a_mistyped_model_is_recognized() -> None:
+def test_error_for_a_mistyped_model_suggests_a_known_one() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'linaer'.*did you mean 'linear'"):
         models.parse("linaer:in=5")
 
@@ -395,13 +397,13 @@ def test_a_mistyped_model_is_recognized() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_cnn_reads_digits(seed: int) -> None:
+def test_cnn_learns_digits(seed: int) -> None:
     model, dataset = ready("cnn", "digits", seed)
     train(model, dataset, epochs=8, lr=0.1)
     assert accuracy(model, dataset) >= 0.95
 
 
-def test_capsnet_reads_digits_better() -> None:
+def test_capsnet_learns_digits_better() -> None:
     model, dataset = ready("capsnet", "digits")
     train(model, dataset, epochs=10, lr=2.0)
     assert accuracy(model, dataset) >= 0.97
@@ -428,7 +430,7 @@ def test_every_other_model_learns_its_task(
     assert accuracy(model, dataset) >= wanted
 
 
-def test_padding_has_a_class_that_no_model_gives() -> None:
+def test_steps_after_the_end_have_the_class_of_padding() -> None:
     _, dataset = ready("rnn", "sequences")
     batch = first(dataset, dataset.samples)
     values, lengths = batch.inputs

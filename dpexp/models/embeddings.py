@@ -1,10 +1,36 @@
-"""DLRM: many embedding tables and dense features, as in the prediction of clicks."""
+"""Models with embedding tables: one table and a linear layer, or many tables and dense features."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class EmbeddingLinear(nn.Module):
+    """Ids ``(batch,)`` or ``(batch, length)`` -> logits ``(batch, out)`` or ``(batch, length, out)``.
+
+    ``embedding`` holds the table (rows, dim), ``linear`` maps each looked-up row to the logits.
+
+    Source: "Multi-GPU examples", PyTorch tutorials, "Part of the model on CPU and part on the GPU"
+    (1000 x 10, then 10 -> 10 there).
+    """
+
+    input_kind = "ids"
+
+    def __init__(self, rows: int, dim: int, out: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, dim)
+        self.linear = nn.Linear(dim, out)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.embedding(ids))
+        return logits
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Uniform ids ``(samples,)`` and uniform classes."""
+        ids = torch.randint(self.embedding.num_embeddings, (samples,), generator=generator)
+        return ids, torch.randint(self.linear.out_features, (samples,), generator=generator)
 
 
 class DLRM(nn.Module):
@@ -16,8 +42,7 @@ class DLRM(nn.Module):
                             +-> dot product of each pair -> top -> logit
         ids   -> embedding -+
 
-    ``embedding`` holds all the tables, which make up nearly all of the bytes: the part that stays on
-    the host in a hybrid layout.
+    ``embedding`` holds all tables, which are nearly all bytes: it stays on the host in a hybrid layout.
 
     Source: Naumov et al., "Deep learning recommendation model for personalization and
     recommendation systems", 2019.
@@ -47,11 +72,11 @@ class DLRM(nn.Module):
         return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> float:
-        """How often a click is given more than an even chance exactly when there was one."""
+        """The fraction of rows whose logit has the right sign."""
         return ((outputs > 0) == (targets > 0.5)).double().mean().item()
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Standard normal features, uniform ids, clicks by the toss of a coin."""
+        """Standard normal features, uniform ids, clicks with probability 0.5."""
         dense = torch.randn(samples, self.dense, generator=generator)
         tables = self.embedding.tables
         ids = torch.randint(self.embedding.rows, (samples, len(tables)), generator=generator)

@@ -1,10 +1,4 @@
-"""CapsNet: capsules, dynamic routing by agreement and the margin loss.
-
-A capsule is a small vector: its direction says how a thing looks, its length how surely it is there.
-
-Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", 2017; smaller here, for 8 x 8
-images, and without the reconstruction network.
-"""
+"""Models of images: a convolutional network, and capsules with dynamic routing."""
 
 from __future__ import annotations
 
@@ -15,12 +9,53 @@ from torch.nn import functional
 PRESENT, ABSENT, DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the paper's equation 4
 
 
+class CNN(nn.Module):
+    """Images ``(batch, channels, size, size)`` -> logits ``(batch, out)``.
+
+    ::
+
+        conv1 3x3, width -> ReLU -> pool 2 -> conv2 3x3, 2 width -> ReLU -> pool 2 -> fc
+
+    Source: LeNet-5 in outline (LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to
+    document recognition", 1998), with padding and ReLU for 8 x 8 images. It has neither BatchNorm nor
+    dropout, so that every layout computes the same in training too.
+    """
+
+    input_kind = "image"
+
+    def __init__(self, channels: int, size: int, width: int, out: int) -> None:
+        super().__init__()
+        self.size = size
+        self.conv1 = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=3, padding=1)
+        self.pool = nn.MaxPool2d(2)
+        self.fc = nn.Linear(2 * width * (size // 4) ** 2, out)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.pool(torch.relu(self.conv1(images)))
+        features = self.pool(torch.relu(self.conv2(features)))
+        logits: Tensor = self.fc(features.flatten(1))
+        return logits
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Standard normal images and uniform classes."""
+        shape = (samples, self.conv1.in_channels, self.size, self.size)
+        images = torch.randn(shape, generator=generator)
+        return images, torch.randint(self.fc.out_features, (samples,), generator=generator)
+
+
 class CapsNet(nn.Module):
     """Images ``(batch, channels, size, size)`` -> lengths of the class capsules ``(batch, out)``, 0 to 1.
 
     ::
 
         conv 3x3 -> ReLU -> primary: conv 3x3, stride 2, cut into capsules -> classes: routed capsules
+
+    A capsule is a small vector. Its direction encodes how an object looks, its length the probability that
+    the object is present.
+
+    Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", 2017; smaller here, for 8 x 8
+    images, and without the reconstruction network.
     """
 
     input_kind = "image"
@@ -67,8 +102,8 @@ class PrimaryCapsules(nn.Module):
 class ClassCapsules(nn.Module):
     """``(batch, below, below_dim)`` -> ``(batch, classes, dim)`` by routing (procedure 1 of the paper).
 
-    Each capsule below predicts each class capsule; predictions that agree with the outcome count
-    more in the next round. Gradients flow through the last round only.
+    Each capsule below predicts each class capsule. Predictions that agree with the weighted sum of all get a
+    larger weight in the next round. Gradients flow through the last round only.
     """
 
     def __init__(self, below: int, below_dim: int, classes: int, dim: int, routing: int) -> None:
@@ -81,18 +116,18 @@ class ClassCapsules(nn.Module):
         agreement = predicted.new_zeros(predicted.shape[:3])
         fixed = predicted.detach()
         for _ in range(self.routing - 1):
-            outcome = self.combine(fixed, agreement)
-            agreement = agreement + torch.einsum("bnco,bco->bnc", fixed, outcome)
+            capsules = self.combine(fixed, agreement)
+            agreement = agreement + torch.einsum("bnco,bco->bnc", fixed, capsules)
         return self.combine(predicted, agreement)
 
     @staticmethod
     def combine(predicted: Tensor, agreement: Tensor) -> Tensor:
-        """The class capsules: predictions summed with weights that each capsule below shares out."""
+        """The class capsules: sums of predictions, with weights that add up to 1 for each capsule below."""
         return squash(torch.einsum("bnc,bnco->bco", agreement.softmax(dim=2), predicted))
 
 
 def norm(capsules: Tensor) -> Tensor:
-    """The lengths ``(…, 1)``; its gradient stays finite where a capsule is zero."""
+    """The lengths ``(…, 1)``; the gradient of a zero capsule is finite."""
     return (capsules.square().sum(dim=-1, keepdim=True) + torch.finfo(capsules.dtype).tiny).sqrt()
 
 
