@@ -163,6 +163,10 @@ def test_every_unit_of_the_layers_is_looked_at() -> None:
     assert {"config", "record", "devices", "run", "tracking", "report"} <= seen
 
 
+def test_architecture_page_shows_these_layers() -> None:
+    assert LAYERS in (ROOT / "docs" / "architecture.md").read_text().replace("\nscripts  experiments", "")
+
+
 @pytest.mark.parametrize("module", LIGHT_MODULES)
 def test_importing_a_light_module_brings_no_heavy_library(module: str) -> None:
     imported = imported_by("-c", f"import {module}")

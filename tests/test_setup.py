@@ -247,3 +247,20 @@ def test_hygiene_check_catches(text: str) -> None:
 def test_changelog_has_an_entry_for_this_version() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == PROJECT["version"]
+
+
+PAGES = [
+    "README.md",
+    "docs/architecture.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "experiments").glob("**/README.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_tests_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    paths = set(re.findall(r"\b(?:dpexp|tests|scripts|docs)/[\w/-]+(?:\.\w+)?", text))
+    missing = {path for path in paths if not (ROOT / path).exists()}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("**/test_*.py"))
+    missing |= {name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests}
+    assert not missing

@@ -1,4 +1,4 @@
-"""With n devices, should the batch be n times as large? What it does to time per sample and to learning."""
+"""With n devices, should the batch be n times as large? Its effect on time per sample and on learning."""
 
 from dpexp.config import RunConfig
 from dpexp.study.experiment import Claim, Curves
@@ -8,7 +8,7 @@ EPOCHS = 6
 
 
 def run(strategy: str, batch: int, lr: float) -> RunConfig:
-    """Softmax regression of digits, so many epochs: every cell sees the same samples as often."""
+    """Softmax regression of digits over ``EPOCHS``: every cell trains on the same samples equally often."""
     return RunConfig(
         strategy,
         model="linear",

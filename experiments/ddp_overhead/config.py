@@ -8,7 +8,7 @@ ROWS = 4096
 
 
 def run(devices: str, strategy: str = "ddp") -> RunConfig:
-    """The small CNN, a global batch that takes tens of ms, one thread a process; journal and MLflow on."""
+    """The small CNN, a global batch that takes tens of ms, one thread a process; with journal and MLflow."""
     return RunConfig(
         strategy,
         model="cnn",

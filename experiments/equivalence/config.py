@@ -18,7 +18,7 @@ PARTS = {
     "transformer": ("encoder", "embedding"),
     "dlrm": ("top", "embedding"),
 }
-"""By model, the submodule that block replicates and the one that hybrid keeps on the host."""
+"""For each model: the submodule that block replicates, and the one that hybrid keeps on the host."""
 
 DEVICES = 4
 
@@ -48,7 +48,7 @@ RUNS = {
     "single-linear": run("single", "linear"),
     **{f"{strategy}-{model}": run(strategy, model) for model in PARTS for strategy in LAYOUTS},
 }
-REPEATS = 1  # facts, not times: the same seed gives the same bits each time
+REPEATS = 1  # facts, not times: equal seeds give equal bits
 
 CLAIMS = [
     Claim("Every layout of every model is verified against a single device.", "verified", "*", "==", True),

@@ -8,7 +8,7 @@ MODEL, BATCH, DEVICES = "blocks:in=256,hidden=256,out=256", 128, 4
 
 
 def run(strategy: str, block: tuple[str, ...] = ()) -> RunConfig:
-    """Three linear blocks of one size, so that block2 is a third of the model."""
+    """Three linear blocks of equal size: block2 is a third of the model."""
     return RunConfig(
         strategy,
         model=MODEL,

@@ -9,7 +9,7 @@ BATCHES = (8, 128, 2048)
 
 
 def run(strategy: str, model: str, batch: int) -> RunConfig:
-    """One thread a device, so that two virtual devices have two cores' worth of work to share."""
+    """One thread for each device, so that two virtual devices use two cores."""
     return RunConfig(
         strategy,
         model=MODELS[model],
