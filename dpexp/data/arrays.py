@@ -70,10 +70,10 @@ class ArraysSource(TensorSource):
                     f"{self.where}: {key} in {self.path} holds {int(values.min())}; integers are {meaning} "
                     "and start at 0: store other values as floating point"
                 )
-        return (_columns(inputs),), _columns(targets)
+        return (inputs,), targets
 
     def _tensor(self, key: str, array: Array) -> Tensor:
-        """Floating point as float32, everything else as int64."""
+        """Floating point as float32, ``(n,)`` of them as ``(n, 1)``; everything else as int64."""
         where = f"{self.where}: {key} in {self.path}"
         if array.dtype.kind not in "fiub":
             raise ConfigError(f"{where} has type {array.dtype}; it must hold integers or floating point")
@@ -82,8 +82,10 @@ class ArraysSource(TensorSource):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
             raise ConfigError(f"{where} holds {array[index]} at {list(index)}; every value must be finite")
-        dtype = np.float32 if array.dtype.kind == "f" else np.int64
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype))
+        if array.dtype.kind != "f":
+            return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+        values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        return values.unsqueeze(1) if values.dim() == 1 else values
 
     def _features(self) -> Features:
         (inputs,), targets = self.train
@@ -108,8 +110,3 @@ class ArraysSource(TensorSource):
 def _count(*parts: Tensor | None) -> int:
     """One more than the largest integer."""
     return 1 + max(int(part.max()) for part in parts if part is not None)
-
-
-def _columns(values: Tensor) -> Tensor:
-    """Floating-point numbers ``(n,)`` as vectors of one ``(n, 1)``; everything else as it is."""
-    return values.unsqueeze(1) if values.is_floating_point() and values.dim() == 1 else values

@@ -48,11 +48,6 @@ class Batch:
         return Batch(inputs, targets, rows, self.rows)
 
 
-def all_rows(global_rows: int) -> slice:
-    """The ``RankRows`` of a single process."""
-    return slice(0, global_rows)
-
-
 def _local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
     """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""
     local = rank_rows(global_rows)
@@ -94,7 +89,7 @@ class Dataset:
         epoch: int = 0,
         shuffle: bool = True,
         first: int = 0,
-        rank_rows: RankRows = all_rows,
+        rank_rows: RankRows = lambda rows: slice(0, rows),
     ) -> Iterator[Batch]:
         """The batches of one epoch from number ``first`` on; the last one may have fewer rows.
 

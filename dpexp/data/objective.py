@@ -15,6 +15,11 @@ from torch.nn import functional
 from dpexp.config import ConfigError
 from dpexp.config.features import PADDING
 
+_NO_LOSS = (
+    "for which there is no standard loss: name one with --loss module:function, or give the model a method "
+    "loss(outputs, targets)"
+)
+
 
 class Objective:
     """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs."""
@@ -31,10 +36,7 @@ class Objective:
         if callable(self._loss):
             return _check_scalar(self._loss(outputs, targets))
         if not isinstance(targets, Tensor):
-            raise ConfigError(
-                f"the targets are a {type(targets).__name__}, for which there is no standard loss: "
-                "name one with --loss module:function, or give the model a method loss(outputs, targets)"
-            )
+            raise ConfigError(f"the targets are a {type(targets).__name__}, {_NO_LOSS}")
         scores = logits(outputs)
         if targets.is_floating_point():
             return functional.mse_loss(_reshape_as(scores, targets), targets)
@@ -76,11 +78,8 @@ def logits(outputs: Any) -> Tensor:
         found = outputs[0]
     if isinstance(found, Tensor):
         return found
-    raise ConfigError(
-        f"the model's output is a {type(outputs).__name__}, for which there is no standard loss: return one "
-        "tensor or something with 'logits', name a loss with --loss module:function, or give the model a "
-        "method loss(outputs, targets)"
-    )
+    found = type(outputs).__name__
+    raise ConfigError(f"the model's output is a {found}, {_NO_LOSS}, or return one tensor or 'logits'")
 
 
 def _mean_of_rows(losses: Tensor, targets: Tensor) -> Tensor:

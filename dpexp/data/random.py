@@ -11,6 +11,7 @@ from dpexp.config.user_errors import as_config_error
 from dpexp.data.base import Samples, Source
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.rng import generator
+from dpexp.tensors import shapes
 
 
 class RandomSource(Source):
@@ -42,11 +43,5 @@ class RandomSource(Source):
                 return inputs, returned[1]
         raise ConfigError(
             f"{self.where}: {name}.example must return (inputs, targets), tensors or a tuple of tensors, "
-            f"each with {self.samples} rows; found {_outline(returned)}"
+            f"each with {self.samples} rows; found {type(returned).__name__} with tensors {shapes(returned)}"
         )
-
-
-def _outline(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_outline, value))})"
-    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -51,8 +51,7 @@ class CapsNet(nn.Module):
 
         conv 3x3 -> ReLU -> primary: conv 3x3, stride 2, cut into capsules -> classes: routed capsules
 
-    A capsule is a small vector. Its direction encodes how an object looks, its length the probability that
-    the object is present.
+    A capsule is a vector: its direction encodes how an object looks, its length whether it is present.
 
     Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", 2017; smaller here, for 8 x 8
     images, and without the reconstruction network.

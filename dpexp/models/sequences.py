@@ -107,8 +107,8 @@ class Transformer(SequenceModel):
 
         embedding -> encoder: position + depth x (attention, feed-forward), norm -> head
 
-    ``embedding`` is a table for ids and a linear layer for values. There is no dropout, so that every
-    layout of it computes the same thing, in training too.
+    ``embedding`` is a table for ids and a linear layer for values. There is no dropout, so that every layout
+    computes the same in training too.
 
     Source: Vaswani et al., "Attention is all you need", 2017; normalization before each part as in
     Xiong et al., "On layer normalization in the transformer architecture", 2020.

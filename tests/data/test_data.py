@@ -189,11 +189,11 @@ def test_error_for_a_model_without_example_says_what_to_add() -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (None, "found a NoneType"),
-        (torch.zeros(100, 2), r"found a tensor \(100, 2\)"),
+        (None, r"found NoneType with tensors \[\]"),
+        (torch.zeros(100, 2), r"found Tensor with tensors \[\[100, 2\]\]"),
         (
             (torch.zeros(100, 2), torch.zeros(99)),
-            r"100 rows; found \(a tensor \(100, 2\), a tensor \(99,\)\)",
+            r"100 rows; found tuple with tensors \[\[100, 2\], \[99\]\]",
         ),
     ],
 )
