@@ -200,7 +200,7 @@ def test_environment_of_the_pip_section_is_the_lock(environment: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_environment_of_the_pip_section_runs_the_main_job(environment: Path, dpexp_home: Path) -> None:
     run = subprocess.run(
-        [environment, "scripts/run.py", "hybrid", "--json"],
+        [environment, "scripts/run.py", "hybrid", "--track-timeout", "240", "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
