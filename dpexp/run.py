@@ -24,12 +24,12 @@ from dpexp.distributed import SigtermHandler, Terminated, World
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
-from dpexp.engine.progress import Bar
+from dpexp.engine.progress import ProgressBar
 from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
 from dpexp.tracking import Delivery, Uploader, how_to_deliver
 
 if TYPE_CHECKING:
-    from dpexp.engine.loop import Prepared, Progress
+    from dpexp.engine.prepare import Prepared
 
 PARENT = "DPEXP_PARENT"
 """The environment variable that names the sweep, by its run id, that a run belongs to."""
@@ -110,8 +110,8 @@ def _ended(
         word = dataclasses.replace(word, status=record.status, folder=str(journal.folder))
     write_result(word)
     if error is None:
-        if prepared.snapshots is not None:
-            prepared.snapshots.forget()
+        if prepared.checkpoints is not None:
+            prepared.checkpoints.remove()
         group.destroy()
     delivery = (
         _delivered(uploader, journal.folder.name, config.track_timeout) if uploader is not None else None
@@ -131,23 +131,23 @@ def _delivered(uploader: Uploader, run_id: str, timeout_s: float) -> Delivery:
 
 
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
-    from dpexp.engine import loop
+    from dpexp.engine.prepare import prepare_ranks
 
-    prepared = loop.prepare_together(config, world)
+    prepared = prepare_ranks(config, world)
     if prepared.strategy.needs.prediction:
         from dpexp.engine.predict import predict
 
         batch = next(prepared.batches(0))
-        predict(prepared.model, prepared.strategy, prepared.selection.used, [batch.inputs])
+        predict(prepared, [batch.inputs])
     return prepared
 
 
 def _open(prepared: Prepared) -> Journal:
-    from dpexp.engine import loop
+    from dpexp.engine.observations import run_facts
 
     if not prepared.group.is_first:
         return Unwritten()
-    facts, runs = loop.describe(prepared), home() / "runs"
+    facts, runs = run_facts(prepared), home() / "runs"
     if prepared.resumes and (runs / prepared.run_id).exists():
         journal = Journal.reopen(runs / prepared.run_id)
         going_on = ("status", "execution", "config", "config_digest")
@@ -171,8 +171,7 @@ def _recorded(
 
     error: BaseException | None = None
     status = "finished"
-    with Bar() as bar:
-        progress: Progress = loop.Silent() if quiet else bar
+    with ProgressBar(hidden=quiet) as progress:
         try:
             loop.execute(prepared, journal, progress, more, stop)
         except (KeyboardInterrupt, Terminated) as raised:
@@ -227,9 +226,9 @@ def _launch(config: RunConfig, quiet: bool) -> Outcome:
     """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     from dpexp.distributed.device_assignment import processes
-    from dpexp.engine import loop
+    from dpexp.engine.prepare import prepare
 
-    loop.prepare(config)
+    prepare(config)
     count = processes(config)
     told, fault = launch(config, count, RANK, quiet=quiet)
     refused = next((each for each in told if each.status == "refused"), None)

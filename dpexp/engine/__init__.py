@@ -1,6 +1,7 @@
 """Engine: one run, from its configuration to its journal.
 
-``prepare`` checks everything that can refuse a run; ``loop`` runs it: verify, observe, warm up, time steps,
-time phases. ``trainer`` has the step. ``dry_run``, ``predict`` and ``inventory`` describe a run without one.
-Imported by ``run``, ``study`` and the scripts; imports everything below, and knows nothing of MLflow.
+Start in ``loop.execute``, the order of the passes: verify, observe, warm up, time steps, time phases. A
+measured step is ``Measurement._time`` and ``Trainer.step``. ``prepare`` builds and checks the run before;
+``dry_run``, ``predict`` and ``inventory`` describe it without running it.
+Imported by ``run``, ``study`` and the scripts. Imports everything below, never ``tracking`` or ``report``.
 """

@@ -1,117 +1,78 @@
-"""Diagnosis: what went wrong in a run, in words that say what to do.
-
-``explained`` tells what ended a run, with ``advice`` on what to try. ``first_not_finite`` finds the
-module that made the first NaN or infinity; ``changed_in_forward`` names state that a model keeps for itself.
-"""
+"""Diagnosis: what ended a run, what to do about it, and which module made the first NaN or infinity."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from typing import Any
 
-import torch
 from torch import nn
 
 from dpexp.config.user_errors import describe
+from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.trainer import Trainer
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import walk
+from dpexp.timing import Timer
 
-ADVICE: tuple[tuple[str, str], ...] = (
-    (
-        r"Expected more than 1 value per channel",
+ADVICE = {
+    r"Expected more than 1 value per channel": (
         "BatchNorm needs two rows in every shard: use a --batch-size of at least twice the devices, "
-        "one whose last batch of an epoch is not smaller, or fewer devices",
+        "one whose last batch of an epoch is not smaller, or fewer devices"
     ),
-    (r"out of memory", "use a smaller --batch-size, or more devices"),
-    (r"does not require grad", "no parameter has part in the loss: --eval runs the model forward only"),
-    (
-        r"modified by an inplace operation",
-        "a module writes into a tensor that autograd still needs: replace the in-place operation",
+    r"out of memory": "use a smaller --batch-size, or more devices",
+    r"does not require grad": "the loss depends on no parameter: --eval runs the model forward only",
+    r"modified by an inplace operation": (
+        "a module writes into a tensor that autograd still needs: replace the in-place operation"
     ),
-    (
-        r"deterministic",
-        "an operation has no deterministic form on this device",
-    ),
-)
-"""What an error says, and what to do about it."""
-
-
-def advice(message: str) -> str:
-    """``: what to do`` for an error that is known, else an empty string."""
-    return next((f": {words}" for pattern, words in ADVICE if re.search(pattern, message)), "")
+    r"deterministic": "an operation has no deterministic implementation on this device",
+}
+"""What to do about an error, by a pattern that its message matches."""
 
 
 def explained(error: BaseException) -> str:
-    """What ended a run, in one message: what was raised, on which line of the user's, and what to do."""
+    """What ended a run: the exception, the line of the user's code that raised it, and what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was measured is recorded"
+    message = str(error)
     if type(error).__module__.startswith("dpexp."):
-        return str(error)
-    return describe(error) + advice(str(error))
+        return message
+    advice = next((f": {text}" for pattern, text in ADVICE.items() if re.search(pattern, message)), "")
+    return describe(error) + advice
+
+
+def nonfinite_source(prepared: Prepared, step: int) -> str:
+    """Which module's output is the first with a NaN or infinity in a step, whose loss is not finite.
+
+    Trains a new model from the same seed up to that step, because the run's own weights have changed since.
+    """
+    replay, timer = prepare(prepared.config, group=prepared.group), Timer()
+    trainer = Trainer(replay, replay.strategy.place(replay.model, replay.selection.used, timer), timer)
+    trainer.take_steps(replay.config.warmup)
+    trainer.take_steps(step)
+    with _nonfinite_outputs(trainer.placed.module) as names:
+        trainer.step(next(islice(replay.endless_batches(), step, None)))
+    if not names:
+        return "the loss"
+    return f"module '{names[0]}'" if names[0] else "the model itself"
 
 
 @contextmanager
-def first_not_finite(module: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Watch a placed model's calls; the value tells the first module whose output was not finite."""
-    found: list[str] = []
-    handles = []
+def _nonfinite_outputs(module: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules whose outputs are not finite, in the order of their calls while inside."""
+    names: list[str] = []
 
-    def hook_for(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, outputs: Any) -> None:
-            if not found and not all(_finite(each) for each in walk(outputs)):
-                found.append(name)
+    def check(name: str, module: nn.Module, args: Any, outputs: Any) -> None:
+        if not all(tensor.isfinite().all() for tensor in walk(outputs)):
+            names.append(name)
 
-        return hook
-
-    for part in parts(module):
-        if not isinstance(part.module, Wrapper):
-            handles.append(part.module.register_forward_hook(hook_for(part.name)))
+    called = [part for part in parts(module) if not isinstance(part.module, Wrapper)]
+    handles = [part.module.register_forward_hook(partial(check, part.name)) for part in called]
     try:
-        yield lambda: found[0] if found else None
+        yield names
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all())
-
-
-@contextmanager
-def changed_in_forward(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """What a forward changes in the model: names of plain attributes that are not what they were.
-
-    Replicas are copies: what they change of themselves is lost with them.
-    """
-    before = {name: _attributes(part) for name, part in model.named_modules()}
-
-    def changed() -> list[str]:
-        after = {name: _attributes(part) for name, part in model.named_modules()}
-        return [
-            f"{name}.{key}".lstrip(".")
-            for name, attributes in after.items()
-            for key, value in attributes.items()
-            if key not in before.get(name, {}) or before[name][key] != value
-        ]
-
-    yield changed
-
-
-def _attributes(part: nn.Module) -> dict[str, Any]:
-    """Plain attributes, by value where values compare simply, else by identity and version."""
-    own = nn.Module().__dict__.keys()
-    return {
-        key: _fingerprint(value) for key, value in vars(part).items() if key not in own and key != "training"
-    }
-
-
-def _fingerprint(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (id(value), value._version)
-    if isinstance(value, int | float | str | bool | None):
-        return value
-    if isinstance(value, list | dict | set):
-        return (id(value), len(value))
-    return id(value)

@@ -1,8 +1,4 @@
-"""Inventory: what a model is made of, so that one knows what to name in --block, --host and --place.
-
-``registry`` lists the models that have names; ``inventory`` runs one batch through a model on the host
-and tells of every submodule its type, its size and the shapes that it was called with.
-"""
+"""Inventory: the submodules of a model, with the names that --block, --host and --place take."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from dpexp.record import Row
 
 @dataclass(frozen=True)
 class Inventory:
-    """One model. ``modules`` has a row for each submodule in the order of the model's definition.
+    """One model, and a row for each of its modules in the order of their definition.
 
-    A row: module, type, parameters (how many numbers), bytes (of parameters and buffers), both with
-    those of its children; calls in one batch, and inputs and outputs, lists of shapes, of the first. A
-    module without calls cannot be wrapped.
+    A row: module, type, parameters (how many numbers) and bytes (of parameters and buffers) including its
+    children, calls in one batch, inputs and outputs (lists of shapes) of the first call. A module without
+    calls cannot be wrapped.
     """
 
     model: str
@@ -34,51 +30,46 @@ class Inventory:
 
 def registry() -> list[Row]:
     """A row for each registered model: name, help, and its options with type, default and help."""
-    return [
-        {
-            "model": name,
-            "help": entry.help,
-            "options": [
-                {"option": each.name, "type": each.type.__name__, "default": each.default, "help": each.help}
-                for each in entry.options
-            ],
-        }
-        for name, entry in MODELS.items()
-    ]
+    rows = []
+    for name, entry in MODELS.items():
+        options = [
+            {
+                "option": option.name,
+                "type": option.type.__name__,
+                "default": option.default,
+                "help": option.help,
+            }
+            for option in entry.options
+        ]
+        rows.append({"model": name, "help": entry.help, "options": options})
+    return rows
 
 
 def inventory(model: str, data: str) -> Inventory:
-    """The inventory of what ``--model`` and ``--data`` name. Raises ConfigError as a run would."""
-    from dpexp.engine import loop
+    """Run one batch of ``data`` through ``model`` on the host. Raises ConfigError as a run does."""
+    from dpexp.engine.model_check import misfit_as_config_error
     from dpexp.engine.observe import device_map, observe
-    from dpexp.engine.verify import naming_the_module
+    from dpexp.engine.prepare import prepare
     from dpexp.timing import Timer
 
-    # Forward only and unverified: a model that cannot be trained or copied can be looked at as well.
+    # Forward only and unverified, so that the model need not be trainable or copyable
     config = RunConfig("single", model=model, data=data, devices="cpu", eval=True, check=False)
-    prepared = loop.prepare(config, try_one_batch=False)  # which would ask for a loss as well
+    prepared = prepare(config, one_batch=False)  # it would also need a loss
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
-    with naming_the_module(prepared.model):
+    with misfit_as_config_error(prepared.model):
         calls = observe(placed, [batch.inputs])
-    held = device_map(placed)  # after the first batch, which lazy parameters wait for
-    names = [(name, type(part).__name__) for name, part in prepared.model.named_modules()]
+    tensors = device_map(placed)  # after the first batch, which lazy parameters wait for
     modules = [
-        {"module": name, "type": kind, **_size(name, held), **_calls(name, calls)} for name, kind in names
+        {"module": name, "type": type(module).__name__, **_size(name, tensors), **_calls(name, calls)}
+        for name, module in prepared.model.named_modules()
     ]
-    return Inventory(
-        model=config.model,
-        data=config.data,
-        rows=batch.rows,
-        parameters=modules[0]["parameters"],
-        bytes=modules[0]["bytes"],
-        modules=modules,
-    )
+    return Inventory(model, data, batch.rows, modules[0]["parameters"], modules[0]["bytes"], modules)
 
 
-def _size(name: str, held: Iterable[Row]) -> Row:
-    """Parameters and bytes of a module and everything inside it; what is tied counts once."""
-    inside = [row for row in held if not name or f"{row['module']}.".startswith(f"{name}.")]
+def _size(name: str, tensors: Iterable[Row]) -> Row:
+    """Parameters and bytes of a module and its children; a tied parameter counts once."""
+    inside = [row for row in tensors if not name or f"{row['module']}.".startswith(f"{name}.")]
     return {
         "parameters": sum(prod(row["shape"]) for row in inside if row["kind"] == "parameter"),
         "bytes": sum(row["bytes"] for row in inside),
@@ -86,6 +77,6 @@ def _size(name: str, held: Iterable[Row]) -> Row:
 
 
 def _calls(name: str, calls: Iterable[Row]) -> Row:
-    own = [row for row in calls if row["module"] == name]
-    first = own[0] if own else {"inputs": [], "outputs": []}
-    return {"calls": len(own), "inputs": first["inputs"], "outputs": first["outputs"]}
+    of_module = [row for row in calls if row["module"] == name]
+    first = of_module[0] if of_module else {"inputs": [], "outputs": []}
+    return {"calls": len(of_module), "inputs": first["inputs"], "outputs": first["outputs"]}

@@ -1,32 +1,24 @@
-"""Observations: what is known of a run before it starts, and what all ranks observe of its placed model."""
+"""Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import torch
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from dpexp import devices
 from dpexp.distributed import merge
-from dpexp.engine.environment import environment
+from dpexp.engine.environment import environment, torch_environment
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import Prepared
 from dpexp.record import Row, now
 from dpexp.strategies import Placed
 
+T = TypeVar("T")
 
-def describe(prepared: Prepared) -> Row:
-    """The facts of a Record that are known before the run: what will run where."""
-    config = prepared.config
-    accelerators = [
-        {
-            "name": torch.cuda.get_device_name(device),
-            "memory": torch.cuda.get_device_properties(device).total_memory,
-        }
-        for device in devices.accelerators()
-        if device.type == "cuda"
-    ]
+
+def run_facts(prepared: Prepared) -> Row:
+    """The keys of a Record that are known before the run starts."""
+    config, data = prepared.config, prepared.data
     return {
         "name": prepared.name,
         "experiment": config.experiment,
@@ -36,60 +28,60 @@ def describe(prepared: Prepared) -> Row:
         "started": now(),
         "config": config.to_dict(),
         "config_digest": config.digest(),
-        "environment": environment(
-            accelerators, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-        ),
+        "environment": environment() | torch_environment(),
         "data": {
-            "name": prepared.data.name,
-            "samples": prepared.data.samples,
-            "description": prepared.data.description,
-            "sha256": prepared.data.digest,
+            "name": data.name,
+            "samples": data.samples,
+            "description": data.description,
+            "sha256": data.digest,
         },
     }
 
 
-def devices_of(prepared: Prepared, placed: Placed) -> Row:
-    """The ``devices`` of a Record: asked for, used, where outputs come; ``ranks`` where there are some."""
-    found: Row = {
+def device_facts(prepared: Prepared, placed: Placed) -> Row:
+    """The ``devices`` of a Record: requested, used, where outputs are, and ``ranks`` of a process group."""
+    used = [devices.label(device) for device in placed.devices]
+    facts: Row = {
         "requested": list(prepared.selection.requested),
-        "used": [devices.label(device) for device in placed.devices],
+        "used": used,
         "output": devices.label(placed.output_device),
     }
-    group = prepared.group
-    if group.members:
-        names = rank_names(prepared)
-        hosts = [name for name in found["used"] if name == "cpu"]
-        found["used"] = hosts + names
-        found["output"] = names[0]
-        found["ranks"] = [
-            {"rank": each.rank, "host": each.host, "device": name}
-            for each, name in zip(group.members, names, strict=True)
+    members = prepared.group.members
+    if members:
+        names = rank_devices(prepared)
+        facts["used"] = [name for name in used if name == "cpu"] + names
+        facts["output"] = names[0]
+        facts["ranks"] = [
+            {"rank": member.rank, "host": member.host, "device": name}
+            for member, name in zip(members, names, strict=True)
         ]
-    return found
+    return facts
 
 
-def rank_names(prepared: Prepared) -> list[str]:
+def rank_devices(prepared: Prepared) -> list[str]:
     """The device of every rank, by its name in the Record."""
     used = prepared.selection.used or (devices.HOST,)
     return merge.labels(prepared.group.all_gather(devices.label(used[0])), prepared.group.members)
 
 
 class Observations:
-    """What is seen of a placed model, by all ranks together; alone, by this process."""
+    """What the ranks of a process group, or this one process, observe of a placed model."""
 
     def __init__(self, prepared: Prepared, placed: Placed) -> None:
         self._prepared = prepared
         self._placed = placed
-        self._group = prepared.group
-        self._names = rank_names(prepared) if prepared.group.members else []
+        self._names = rank_devices(prepared) if prepared.group.members else []
+
+    def _merged(self, merge_ranks: Callable[[list[T], list[str]], T], value: T) -> T:
+        """The values of all ranks as one, if there is a process group."""
+        return merge_ranks(self._prepared.group.all_gather(value), self._names) if self._names else value
 
     def device_map(self) -> list[Row]:
-        """See ``observe.device_map``."""
-        rows = device_map(self._placed)
-        return merge.device_map(self._group.all_gather(rows), self._names) if self._names else rows
+        """``device_map`` of a Record: see ``observe.device_map``."""
+        return self._merged(merge.device_map, device_map(self._placed))
 
     def shapes(self) -> list[Row]:
-        """See ``observe.observe``; a batch's rows are those of the ranks that have some of it."""
+        """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""
         counts: list[int] = []
 
         def inputs() -> Iterator[tuple[Any, ...]]:
@@ -97,14 +89,13 @@ class Observations:
                 counts.append(batch.rows)
                 yield batch.inputs
 
-        rows = [row for row in observe(self._placed, inputs()) if counts[row["batch"]]]
-        return merge.shapes(self._group.all_gather(rows), self._names) if self._names else rows
+        rows = observe(self._placed, inputs())
+        return self._merged(merge.shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:
-        """The timer's rows, from the start of each step."""
-        return merge.timeline(self._group.all_gather(rows), self._names) if self._names else rows
+        """``timeline`` of a Record from the rows of the ranks' timers."""
+        return self._merged(merge.timeline, rows)
 
     def memory(self) -> dict[str, int]:
-        """Peak bytes by device."""
-        peaks = devices.peak_memory(self._placed.devices)
-        return merge.memory(self._group.all_gather(peaks), self._names) if self._names else peaks
+        """``memory`` of a Record: peak bytes by device."""
+        return self._merged(merge.memory, devices.peak_memory(self._placed.devices))

@@ -1,18 +1,18 @@
-"""Observe: which shapes flow where (by hook), and what lies where (by parameter walk).
+"""Observe: the shapes of every module call (by forward hooks), and the device of every parameter and buffer.
 
-A model is watched for one epoch, forward only, and left as it was: buffers and random state are put
-back. Modules are named as the model's author named them (see ``strategies.wrapping``).
+Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dpexp import devices, tensors
 from dpexp.record import Row
@@ -20,48 +20,42 @@ from dpexp.strategies.base import Placed
 from dpexp.strategies.wrappers import Part, Wrapper, parts
 
 EPOCH_LIMIT = 16
-"""An epoch of more batches is observed by its first two and its last: the others repeat the first."""
-
-
-# --- shapes --------------------------------------------------------------------------------------
+"""Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
 
 
 class ShapeLog:
-    """Collects one row a call of every module, from all replicas' threads."""
+    """Collects a row for each call of every module, from the threads of all replicas."""
 
     def __init__(self, placed: Placed) -> None:
         self.batch = 0
         self._placed = placed
-        self._rows: list[tuple[int, Row]] = []
-        self._lock = threading.Lock()
+        self._rows: list[tuple[tuple[int, bool, int, int], Row]] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks on while inside. Replicas share them with the module that they are copies of."""
-        handles = []
-        seen: set[int] = set()
+    def hooks(self) -> Iterator[None]:
+        """Install the forward hooks while inside. Replicas share them with the module that they copy."""
+        handles: dict[nn.Module, RemovableHandle] = {}
         for order, part in enumerate(parts(self._placed.module)):
-            if (isinstance(part.module, Wrapper) and part.module.transparent) or id(part.module) in seen:
-                continue
-            seen.add(id(part.module))
-            handles.append(part.module.register_forward_hook(self._hook(order, part), with_kwargs=True))
+            module = part.module
+            if module not in handles and not (isinstance(module, Wrapper) and module.transparent):
+                handles[module] = module.register_forward_hook(self._hook(order, part), with_kwargs=True)
         try:
             yield
         finally:
-            for handle in handles:
+            for handle in handles.values():
                 handle.remove()
 
     def _hook(self, order: int, part: Part) -> Callable[..., None]:
-        wraps = isinstance(part.module, Wrapper)
-        wrapped = bool(part.wrappers) and part.wrappers[-1].module is part.module
-        spoken_for = wrapped and not part.wrappers[-1].transparent
+        is_wrapped = bool(part.wrappers) and part.wrappers[-1].module is part.module
+        wrapper_has_row = is_wrapped and not part.wrappers[-1].transparent
+        is_replicated = isinstance(part.module, Wrapper) and bool(part.module.replica_devices)
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
             device, replica = devices.current_device()
             if replica is None:
-                if spoken_for:  # its wrapper's row says the same
+                if wrapper_has_row:
                     return
-                device = self._placed.output_device if wraps and part.module.replica_devices else _home(part)
+                device = self._placed.output_device if is_replicated else _computing_device(part.module)
             assert device is not None
             row = {
                 "batch": self.batch,
@@ -72,29 +66,17 @@ class ShapeLog:
                 "inputs": tensors.shapes((args, kwargs)),
                 "outputs": tensors.shapes(outputs),
             }
-            with self._lock:
-                self._rows.append((order, row))
+            self._rows.append(((self.batch, replica is not None, order, replica or 0), row))
 
         return hook
 
     def rows(self) -> list[Row]:
-        """Rows by batch, module in the order of the model's definition, and replica; outside first."""
-
-        def place(entry: tuple[int, Row]) -> tuple[int, bool, int, int]:
-            order, row = entry
-            return (
-                row["batch"],
-                row["scope"] == "replica",
-                order,
-                -1 if row["replica"] is None else row["replica"],
-            )
-
-        return [row for _, row in sorted(self._rows, key=place)]
+        """The rows by batch, outside before replicas, order of definition, and replica."""
+        return [row for _, row in sorted(self._rows, key=itemgetter(0))]
 
 
-def _home(part: Part) -> torch.device:
-    """Where a module computes: its mark; what a wrapper wraps answers for the wrapper."""
-    module = part.module
+def _computing_device(module: nn.Module) -> torch.device:
+    """The device that a module was placed on; of a wrapper, that of the wrapped module."""
     while isinstance(module, Wrapper):
         module = module.module
     return devices.placed_on(module)
@@ -103,55 +85,56 @@ def _home(part: Part) -> torch.device:
 def observe(placed: Placed, batches: Iterable[tuple[Any, ...]]) -> list[Row]:
     """``shapes`` rows of one epoch. ``batches`` are the model's positional arguments, batch by batch."""
     log = ShapeLog(placed)
-    last: tuple[int, tuple[Any, ...]] | None = None
-    with preserved(placed), torch.no_grad(), log.watching():
+
+    def forward(index: int, inputs: tuple[Any, ...]) -> None:
+        log.batch = index
+        placed.module(*devices.move(inputs, placed.input_device))
+
+    index, inputs = -1, ()
+    with preserved(placed.module, placed.devices), torch.no_grad(), log.hooks():
         for index, inputs in enumerate(batches):
-            last = (index, inputs)
             if index < EPOCH_LIMIT:
-                log.batch = index
-                placed.module(*devices.move(inputs, placed.input_device))
-        if last is not None and last[0] >= EPOCH_LIMIT:
-            log.batch = last[0]
-            placed.module(*devices.move(last[1], placed.input_device))
+                forward(index, inputs)
+        if index >= EPOCH_LIMIT:
+            forward(index, inputs)
     return log.rows()
 
 
 @contextmanager
-def preserved(placed: Placed) -> Iterator[None]:
-    """Whatever runs inside leaves the model's buffers and the random state as they were."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in placed.module.buffers()]
-    cuda = sorted({device.index or 0 for device in placed.devices if device.type == "cuda"})
+def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Restore the buffers of the module and the random states of the host and of ``used`` at the end."""
+    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    cuda = sorted({device.index or 0 for device in used if device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+                for name, buffer in module.named_buffers():
+                    if name in saved and saved[name].shape == buffer.shape:  # else a lazy cache has grown
+                        buffer.copy_(saved[name])
 
 
 # --- device map ----------------------------------------------------------------------------------
 
 
 def device_map(placed: Placed) -> list[Row]:
-    """One row a parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas."""
-    rows: list[Row] = []
-    seen: set[int] = set()
+    """A row for each parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas.
+
+    A tied parameter has one row.
+    """
+    rows: dict[int, Row] = {}
     for part in parts(placed.module):
-        tensors: list[tuple[str, str, torch.Tensor]] = []
-        tensors += [("parameter", *item) for item in part.module.named_parameters(recurse=False)]
-        tensors += [("buffer", *item) for item in part.module.named_buffers(recurse=False)]
-        for kind, name, tensor in tensors:
-            if id(tensor) in seen:  # tied: the bytes are there once
-                continue
-            seen.add(id(tensor))
-            rows.append(_device_map_row(part, kind, name, tensor))
-    return rows
+        for name, parameter in part.module.named_parameters(recurse=False):
+            rows.setdefault(id(parameter), _device_map_row(part, "parameter", name, parameter))
+        for name, buffer in part.module.named_buffers(recurse=False):
+            rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
+    return list(rows.values())
 
 
 def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
     device = tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
-    row = {
+    return {
         "module": part.name,
         "parameter": name,
         "kind": kind,
@@ -159,19 +142,17 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device),
-        "replicas": [devices.label(each) for each in part.replica_devices[1:]],
-    }
-    return row | _sharded(part, tensor)
+        "replicas": [devices.label(device) for device in part.replica_devices[1:]],
+    } | _sharding(part.module, tensor)
 
 
-def _sharded(part: Part, tensor: torch.Tensor) -> Row:
-    """What a row has of a parameter whose rows lie on several ranks: its ``bytes`` are this rank's."""
-    holder: Any = tensor if hasattr(tensor, "placements") else part.module
-    if hasattr(tensor, "placements"):
-        local, shape = holder.to_local(), list(tensor.shape)
-        placement = ", ".join(map(str, holder.placements))
-    elif hasattr(part.module, "placement"):
-        local, shape, placement = tensor, list(holder.full_shape), holder.placement
+def _sharding(module: Any, tensor: Any) -> Row:
+    """The keys of a row that differ for a parameter sharded over ranks; ``bytes`` are those of this rank."""
+    if hasattr(tensor, "placements"):  # a DTensor
+        local, shape = tensor.to_local(), list(tensor.shape)
+        placement = ", ".join(map(str, tensor.placements))
+    elif hasattr(module, "placement"):  # an embedding table
+        local, shape, placement = tensor, list(module.full_shape), module.placement
     else:
         return {}
     return {

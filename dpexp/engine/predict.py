@@ -1,47 +1,48 @@
-"""Predict: the shapes of a layout, by running it on tensors that have a device and a shape but no bytes.
+"""Predict: the shapes of a layout, from FakeTensorMode, which runs operations on tensors without data.
 
-PyTorch's FakeTensorMode runs every operation for its shape and device alone, and raises the real
-"Expected all tensors to be on the same device" where a layout mixes two. Accelerators are stood for by
-virtual devices (``cpu:i``), so that a layout for a machine can be checked on another that has none.
+It raises the real "Expected all tensors to be on the same device" where a layout mixes two. Virtual devices
+(``cpu:i``) stand for the accelerators, so a machine without any can check a layout.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeCopyMode,
     FakeTensorMode,
 )
 
 from dpexp import devices
 from dpexp.config import ConfigError
 from dpexp.engine.observe import device_map, observe
+from dpexp.engine.prepare import Prepared
 from dpexp.record import Row
 from dpexp.strategies import Strategy
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised for an operation that needs the values of a tensor: a length to pad to, a branch on a number."""
+
 _TORCH = Path(torch.__file__).parent
-_OURS = Path(__file__).resolve().parents[1]
+_DPEXP = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rows of ``shapes`` as ``observe`` gives them, and bytes of parameters and buffers by device.
+    """Rows of ``shapes`` as ``observe`` returns them, and bytes of parameters and buffers by device.
 
-    ``note`` says so where the model looks at values, which fake tensors have not: the batches were then
-    run for real on emulated devices, which does not show layouts that mix devices.
+    With a ``note``, real batches ran instead of fake ones, which does not detect layouts that mix devices.
     """
 
     shapes: list[Row]
@@ -50,96 +51,77 @@ class Prediction:
 
 
 class PlacementError(ConfigError):
-    """A layout that cannot work: the operation, the two devices, and the line of the model."""
+    """A layout that mixes devices: the two devices, and the line of the model."""
 
 
-def predict(
-    model: nn.Module, strategy: Strategy, used: Iterable[torch.device], batches: Iterable[tuple[Any, ...]]
-) -> Prediction:
-    """The shapes of every module's calls for these batches, without computing one number.
+def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Prediction:
+    """The shapes of all module calls for these inputs. Neither they nor the model are changed.
 
-    ``model`` and ``batches`` are real and stay as they are. Raises PlacementError where the layout mixes
-    devices.
+    Raises PlacementError where the layout mixes devices.
     """
-    stands = [torch.device("cpu", index) for index, _ in enumerate(used)]
-    names = {str(stand): devices.label(device) for stand, device in zip(stands, used, strict=True)}
-    portable = _portable(strategy, names)
-    batches = list(batches)
-    mode = FakeTensorMode()
-    fake = _fake_module(model, mode)
-    given = [map_tensors(mode.from_tensor, inputs) for inputs in batches]
+    names = {f"cpu:{index}": devices.label(device) for index, device in enumerate(prepared.selection.used)}
+    virtual = [torch.device(name) for name in names]
+    portable, mode = _portable(prepared.strategy, names), FakeTensorMode()
+    with FakeCopyMode(mode):
+        fake = copy.deepcopy(prepared.model)
+    fake_batches = [map_tensors(mode.from_tensor, inputs) for inputs in batches]
+    note = ""
     with mode, devices.prediction():
-        placed = portable.place(fake, stands, Timer())
-        note = ""
+        placed = portable.place(fake, virtual, Timer())
         try:
-            shapes = observe(placed, given)
+            shapes = observe(placed, fake_batches)
+        except _NEEDS_VALUES:
+            note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
-            if not _looks_at_values(error):
-                raise _explained(error, names) from error
-            note = "the model looks at values: one forward was run on emulated devices instead"
+            message = _mixed_devices(error, names)
+            if not message:
+                raise
+            raise PlacementError(message) from error
     if note:
-        placed = portable.place(copy.deepcopy(model), stands, Timer())
+        placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
         shapes = observe(placed, batches)
     return Prediction(
         [{**row, "device": names.get(row["device"], row["device"])} for row in shapes],
-        {names.get(device, device): held for device, held in _memory(device_map(placed)).items()},
+        {names.get(device, device): size for device, size in _memory(device_map(placed)).items()},
         note,
     )
 
 
-def _looks_at_values(error: Exception) -> bool:
-    """Whether an operation needed the values of a tensor: a length to pad to, a branch taken by a number."""
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
-
-
-def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the model whose parameters and buffers are fake; ties stay tied."""
-    made: dict[int, Any] = {}
-    for parameter in model.parameters():
-        made[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
-    for buffer in model.buffers():
-        made[id(buffer)] = mode.from_tensor(buffer.detach())
-    return copy.deepcopy(model, made)
-
-
 def _portable(strategy: Strategy, names: dict[str, str]) -> Strategy:
-    """The same strategy for the stand-in devices, which torch.nn.parallel does not know."""
-    config = dataclasses.replace(strategy.config, backend="portable", compile=False)
-    stands = {name: stand for stand, name in reversed(names.items())}
-    options = config.options.with_devices(stands)
-    return strategy.configured(dataclasses.replace(config, options=options))
+    """The same strategy for virtual devices, which torch.nn.parallel does not know."""
+    virtual = {name: stand_in for stand_in, name in reversed(names.items())}
+    config = replace(strategy.config, backend="portable", compile=False)
+    return strategy.configured(replace(config, options=config.options.with_devices(virtual)))
 
 
 def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:
     """Bytes by device: parameters and buffers, with those of replicas."""
-    found: dict[str, dict[str, int]] = {}
+    memory: dict[str, dict[str, int]] = {}
     for row in rows:
         for device in [row["device"], *row["replicas"]]:
-            kind = found.setdefault(device, {"parameters": 0, "buffers": 0})
-            kind["parameters" if row["kind"] == "parameter" else "buffers"] += row["bytes"]
-    return found
+            sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
+            sizes[f"{row['kind']}s"] += row["bytes"]
+    return memory
 
 
-def _explained(error: Exception, names: dict[str, str]) -> Exception:
-    """A mix of devices as a PlacementError that names the two and the model's line; others as they are."""
+def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
+    """The message for an operation on two devices; empty for any other error."""
     message = str(error)
     mixed = re.search(r"(cpu(?::\d+)?)[^\n]*?(?:,| and )\s*(cpu(?::\d+)?)", message)
     if "device" not in message or mixed is None:
-        return error
+        return ""
     first, second = (names.get(device, device) for device in mixed.groups())
-    return PlacementError(
+    return (
         f"this layout mixes devices {first} and {second}{_where(error)}: put the modules that meet there "
         "on one device"
     )
 
 
 def _where(error: Exception) -> str:
-    """`` at FILE:LINE (the code)``: the innermost line of the model, neither torch's nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    models = _OURS / "models"
-    for frame in reversed(frames):
+    """`` at FILE:LINE (the code)``: the innermost line of the model, which is neither torch's nor dpexp's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if _TORCH in path.parents or (_OURS in path.parents and models not in path.parents):
-            continue
-        return f" at {path.name}:{frame.lineno} ({frame.line})"
+        is_dpexp = _DPEXP in path.parents and _DPEXP / "models" not in path.parents
+        if _TORCH not in path.parents and not is_dpexp:
+            return f" at {path.name}:{frame.lineno} ({frame.line})"
     return ""

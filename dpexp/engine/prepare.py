@@ -1,33 +1,43 @@
-"""Prepare: everything that can refuse a run before it opens, and the run that nothing speaks against."""
+"""Prepare: build a run from its config and check it, before anything is written."""
 
 from __future__ import annotations
 
-import copy
+import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from math import ceil
+from typing import Any
 
 import torch
 from torch import nn
 
 from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home
-from dpexp.config.user_errors import describe
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.distributed import World
 from dpexp.distributed.device_assignment import select
+from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
-from dpexp.engine.checkpoint import Snapshots, agreed_run_id, check_same
-from dpexp.engine.diagnosis import changed_in_forward
-from dpexp.engine.verify import naming_the_module
+from dpexp.engine.checkpoint import Checkpoints
+from dpexp.engine.model_check import check_model, try_one_batch
 from dpexp.record import UnknownRunError, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
+
+ELSEWHERE = {
+    *("devices", "virtual", "threads", "backend", "comm", "comm_timeout", "nnodes", "rdzv_endpoint"),
+    *("join_timeout", "max_restarts", "snapshot_every", "resume", "steps", "epochs", "phase_steps", "check"),
+    *("track", "track_timeout", "experiment", "run_name"),
+}
+"""Options that do not change what a run computes."""
 
 
 @dataclass
 class Prepared:
-    """A run that nothing speaks against: its model (on the host), data, strategy and devices.
+    """A run that can start: its model (on the host), data, strategy, devices and process group.
 
-    ``threads_before`` are torch's threads as the process had them: ``release`` gives them back.
+    ``note`` is added to that of the verification; ``resumes`` is True if a host has a journal of ``run_id``.
     """
 
     config: RunConfig
@@ -35,23 +45,23 @@ class Prepared:
     strategy: Strategy
     model: nn.Module
     data: Dataset
-    dtype: torch.dtype
     group: ProcessGroup = field(default_factory=ProcessGroup)
+    threads_before: int = 1
     note: str = ""
     run_id: str = ""
     resumes: bool = False
-    snapshots: Snapshots | None = None
-    threads_before: int = 1
+    checkpoints: Checkpoints | None = None
 
     @property
-    def snapshot_every(self) -> int | None:
-        """Steps between snapshots; None where there are none but at a stop."""
+    def checkpoint_every(self) -> int | None:
+        """Steps between two checkpoints; None if the run writes one only at SIGTERM, or none."""
         options = self.config.options
         return options.snapshot_every if isinstance(options, RankOptions) else None
 
-    def release(self) -> None:
-        """The run is over: the next one in this process finds torch's threads as this one did."""
-        torch.set_num_threads(self.threads_before)
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many global batches an epoch has, a smaller last one included."""
+        return ceil(self.data.samples / self.config.batch_size)
 
     @property
     def execution(self) -> str:
@@ -62,41 +72,42 @@ class Prepared:
 
     @property
     def name(self) -> str:
-        """The run's name: as given, or made of strategy, model and devices."""
+        """The run's name: ``--run-name``, or strategy, model and devices."""
         if self.config.run_name:
             return self.config.run_name
-        used, count = self.selection.used, max(self.group.size, len(self.selection.used))
-        where = "cpu" if not used else f"{count}x{used[0].type}" if count > 1 else devices.label(used[0])
+        used, size = self.selection.used, max(self.group.size, len(self.selection.used))
+        place = "cpu" if not used else f"{size}x{used[0].type}" if size > 1 else devices.label(used[0])
         spec = models.parse(self.config.model)
         model = spec.name or spec.factory.rpartition(":")[2]
-        return f"{self.config.strategy}-{model}-{where}"
+        return f"{self.config.strategy}-{model}-{place}"
 
-    def batches(self, epoch: int, *, shuffle: bool = True, first: int = 0) -> Iterator[Batch]:
-        """The global batches of one epoch in the seed's order, from batch ``first`` on."""
-        return self.data.batches(
-            self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle, first=first
-        )
+    def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
+        """The global batches of one epoch, in the order of the seed."""
+        return self.data.batches(self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle)
 
     def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
-        """This rank's part of each of them."""
-        return self.data.batches(
-            self.config.batch_size,
-            seed=self.config.seed,
-            epoch=epoch,
-            first=first,
-            rank_rows=self.group.rows,
-        )
+        """This rank's rows of the global batches of one epoch, from batch ``first`` on."""
+        size, seed = self.config.batch_size, self.config.seed
+        return self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=self.group.rows)
+
+    def endless_batches(self) -> Iterator[Batch]:
+        """This rank's rows of epoch after epoch."""
+        return chain.from_iterable(self.local_batches(epoch) for epoch in count())
+
+    def release(self) -> None:
+        """Restore the process's number of torch threads, for the next run in it."""
+        torch.set_num_threads(self.threads_before)
 
 
-def prepare(config: RunConfig, *, try_one_batch: bool = True, group: ProcessGroup | None = None) -> Prepared:
-    """Everything that a run needs, made and checked. Raises ConfigError; nothing is written anywhere.
+def prepare(config: RunConfig, *, one_batch: bool = True, group: ProcessGroup | None = None) -> Prepared:
+    """Build and check everything that a run needs. Writes nothing. Raises ConfigError.
 
-    ``try_one_batch`` runs the first batch through the model on the host, to see that the two fit.
+    ``one_batch`` also runs the first batch through the model on the host, to check that the two fit.
     """
-    ranks, threads_before = group or ProcessGroup(), torch.get_num_threads()
+    group, threads_before = group or ProcessGroup(), torch.get_num_threads()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    torch.backends.cudnn.benchmark = False  # which picks another kernel from run to run
+    torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
     selection = select(config, World.of())
     source = data.source(config.data, config.loss)
@@ -104,25 +115,24 @@ def prepare(config: RunConfig, *, try_one_batch: bool = True, group: ProcessGrou
     model = models.build(config.model, source.features)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
-    strategy = STRATEGIES[config.strategy](config, ranks)
+    strategy = STRATEGIES[config.strategy](config, group)
     if config.compile and not strategy.needs.compile:
-        able = ", ".join(name for name, each in STRATEGIES.items() if each.needs.compile)
+        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
         raise ConfigError(
-            f"--compile: {config.strategy} makes its replicas anew at every step, and each would be compiled "
-            f"anew; {able} compile once"
+            f"--compile: {config.strategy} makes new replicas in every step, and each would be compiled; "
+            f"{able} compile once"
         )
     strategy.prepare(model, selection.used)
-    _check_model(model, config)
+    check_model(model, config)
     tensors.cast_module(model, dtype)
-    prepared = Prepared(config, selection, strategy, model, dataset, dtype, ranks)
-    prepared.threads_before = threads_before
-    if try_one_batch:
-        _try_one_batch(prepared)
+    prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)
+    if one_batch:
+        prepared.note = try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
     return prepared
 
 
-def prepare_together(config: RunConfig, world: World | None) -> Prepared:
-    """The same in every rank of the world; what speaks against it in one rank ends them all.
+def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
+    """``prepare`` in every rank of the world; an error in one rank ends all of them.
 
     Raises ConfigError, LostContact.
     """
@@ -135,102 +145,59 @@ def prepare_together(config: RunConfig, world: World | None) -> Prepared:
         facts = {
             "config": config.digest(),
             "data": prepared.data.digest if world else "",
-            "model": str([(name, each.shape) for name, each in prepared.model.state_dict().items()]),
+            "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
         }
     except Exception as raised:
         error = raised
     group.check_agreement(error, facts)
     assert prepared is not None
-    return _identified(prepared, options) if options is not None else prepared
+    return _with_run_id(prepared, options) if options is not None else prepared
 
 
-def _identified(prepared: Prepared, options: RankOptions) -> Prepared:
-    """The run with its id and its snapshots: ranks that were started anew go on with their own run."""
-    group, config = prepared.group, prepared.config
-    error, run_id = None, ""
+def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
+    """The run with the id of all ranks and its checkpoints; restarted ranks resume their run."""
+    group, error, run_id = prepared.group, None, ""
     try:
         if options.resume and group.is_first:
             run_id = find(home() / "runs", options.resume).name
     except UnknownRunError as raised:
         error = ConfigError(f"--resume: {raised}")
     group.check_agreement(error, {})
-    run_id = group.broadcast(0, run_id) or (agreed_run_id(group, home()) if group.members else new_run_id())
-    snapshots = Snapshots(home() / "snapshots" / run_id, group)
-    begun = any(group.all_gather((home() / "runs" / run_id).exists()))
+    run_id = group.broadcast(0, run_id) or (_agreed_run_id(group) if group.members else new_run_id())
+    checkpoints = Checkpoints(home() / "snapshots" / run_id, group)
+    has_journal = any(group.all_gather((home() / "runs" / run_id).exists()))
     if options.resume:
-        state = snapshots.newest()
+        state = checkpoints.newest()
         if state is None:
-            raise ConfigError(f"--resume {run_id}: no snapshot in {snapshots.folder} can be read")
-        check_same(state["config"], config.to_dict(), run_id)
-    return replace(prepared, run_id=run_id, resumes=begun, snapshots=snapshots)
+            raise ConfigError(f"--resume {run_id}: {checkpoints.folder} has no checkpoint that can be read")
+        check_same_computation(state["config"], prepared.config.to_dict(), run_id)
+    return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=checkpoints)
 
 
-def _check_model(model: nn.Module, config: RunConfig) -> None:
-    """ConfigError for a model that cannot be trained, or not be copied where verification must copy it."""
-    parameters = list(model.parameters())
-    if not config.eval and not any(parameter.requires_grad for parameter in parameters):
-        found = (
-            "has no parameters" if not parameters else f"has {len(parameters)} parameters, all of them frozen"
-        )
-        raise ConfigError(f"the model {found}: there is nothing to train; --eval runs it forward only")
-    if config.check:
-        try:
-            copy.deepcopy(model)
-        except Exception as error:
+def _agreed_run_id(group: ProcessGroup) -> str:
+    """The run id of all ranks: the first proposed of which some host has a journal or a checkpoint."""
+    proposed: list[str] = list(dict.fromkeys(group.all_gather(_proposed_run_id())))
+    folders = (home() / "runs", home() / "snapshots")
+    known = [run_id for run_id in proposed if any((folder / run_id).exists() for folder in folders)]
+    known_anywhere = set().union(*group.all_gather(known))
+    return next((run_id for run_id in proposed if run_id in known_anywhere), proposed[0])
+
+
+def _proposed_run_id() -> str:
+    """The run id that this rank proposes: the same after a restart by the same torchrun agent."""
+    import psutil
+
+    agent = os.getppid()
+    identity = [os.uname().nodename, agent, psutil.Process(agent).create_time()]
+    identity += [os.environ.get(name) for name in (LAUNCH, "TORCHELASTIC_RUN_ID")]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+
+
+def check_same_computation(before: dict[str, Any], now: dict[str, Any], run_id: str) -> None:
+    """Raises ConfigError where the options of a resumed run compute something else than before."""
+    for name in sorted(set(before) | set(now)):
+        if name not in ELSEWHERE and before.get(name) != now.get(name):
             raise ConfigError(
-                f"the model cannot be copied ({type(error).__name__}: {error}), "
-                "and verification compares copies: --no-check runs it without"
-            ) from error
-
-
-def _try_one_batch(prepared: Prepared) -> None:
-    """The model on the host takes the first batch, and the loss its outputs: else ConfigError.
-
-    Afterwards model and random state are as before; ``note`` tells what the forward changed of the model.
-    """
-    batch = next(prepared.batches(0))
-    state = torch.get_rng_state()
-    kept = {name: buffer.clone() for name, buffer in prepared.model.named_buffers()}
-    follows = prepared.strategy.needs.gradients and not prepared.config.eval
-    with (
-        changed_in_forward(prepared.model) as changed,
-        torch.set_grad_enabled(follows),
-        devices.autocast(devices.HOST, prepared.config.autocast),
-        naming_the_module(prepared.model),
-    ):
-        outputs = prepared.model(*batch.inputs)
-    if changed():
-        prepared.note = (
-            f"the model changes {', '.join(changed())} in its forward: what replicas change is lost"
-        )
-    with torch.set_grad_enabled(follows):
-        try:
-            loss = prepared.data.loss(outputs, batch.targets)
-        except ConfigError:
-            raise
-        except Exception as error:
-            found = ", ".join(str(tuple(shape)) for shape in tensors.shapes(outputs))
-            wanted = ", ".join(str(tuple(shape)) for shape in tensors.shapes(batch.targets))
-            raise ConfigError(
-                f"the loss does not take the model's outputs {found} with targets {wanted}: {describe(error)}"
-            ) from error
-    if follows and loss.dim() == 0:
-        _find_unused(prepared, loss)
-    with torch.no_grad():
-        for name, buffer in prepared.model.named_buffers():
-            if name in kept and kept[name].shape == buffer.shape:  # a lazy cache is new, or has grown
-                buffer.copy_(kept[name])
-    torch.set_rng_state(state)
-    if loss.dim() != 0:
-        raise ConfigError(
-            f"the loss must be a scalar, found shape {tuple(loss.shape)}: reduce it by mean over the rows"
-        )
-
-
-def _find_unused(prepared: Prepared, loss: torch.Tensor) -> None:
-    """Tell the strategy which parameters the loss does not depend on."""
-    named = {name: each for name, each in prepared.model.named_parameters() if each.requires_grad}
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True) if loss.requires_grad else ()
-    unused = [name for name, each in zip(named, found, strict=False) if each is None]
-    if unused:
-        prepared.strategy.unused(unused)
+                f"--resume {run_id}: the run started with {name} {before.get(name)!r}, found "
+                f"{now.get(name)!r}: give the same value"
+            )

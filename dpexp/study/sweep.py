@@ -169,9 +169,6 @@ class Sweep:
 
     def _new(self) -> Journal:
         journal = Journal(self.folder.parent, self.folder.name)
-        facts = environment([], 0, "")
-        for key in ("threads", "cpu_capability", "accelerators"):
-            del facts[key]  # the runs know
         journal.set(
             name=f"sweep of {self.experiment.name}",
             experiment=self.experiment.name,
@@ -181,7 +178,7 @@ class Sweep:
                 "cells": list(self.experiment.runs),
                 "repeats": self.experiment.repeats,
             },
-            environment=facts,
+            environment=environment(),
         )
         return journal
 

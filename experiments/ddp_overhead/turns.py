@@ -94,8 +94,11 @@ def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes what all found to a file before anything ends."""
     from dpexp.config import RunConfig
     from dpexp.distributed import SigtermHandler, World
-    from dpexp.engine import loop
-    from dpexp.engine.progress import Bar
+    from dpexp.engine.measure import Measurement
+    from dpexp.engine.observations import Observations, run_facts
+    from dpexp.engine.prepare import prepare_ranks
+    from dpexp.engine.progress import ProgressBar
+    from dpexp.engine.trainer import Trainer
     from dpexp.record import Journal
     from dpexp.run import Unwritten
     from dpexp.timing import Timer
@@ -109,7 +112,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
         warmup=WARMUP,
         threads=1,
     )
-    prepared = InTurns(**vars(loop.prepare_together(config, World.of())))
+    prepared = InTurns(**vars(prepare_ranks(config, World.of())))
     group = prepared.group
     whole = next(prepared.data.batches(4 * rows, shuffle=False))
     features = whole.inputs[0], whole.targets
@@ -126,15 +129,16 @@ def work(rows: int, steps: int, answer: Path) -> None:
         return True
 
     prepared.others = {"bare": takes_bare, "alone": takes_alone}
-    with tempfile.TemporaryDirectory() as scratch, Bar() as bar:
+    with tempfile.TemporaryDirectory() as scratch, ProgressBar() as bar:
         journal = Journal(Path(scratch) / "runs", "turns") if group.is_first else Unwritten()
-        journal.set(loop.describe(prepared))
+        journal.set(run_facts(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-        seen = loop.Observations(prepared, placed)
-        trainer = loop.Trainer(prepared, placed, Timer(), journal, bar, lambda: None, seen, SigtermHandler())
-        trainer.warm_up()
+        observations = Observations(prepared, placed)
+        trainer = Trainer(prepared, placed, Timer())
+        measurement = Measurement(trainer, journal, bar, lambda: None, observations, SigtermHandler())
+        measurement.warm_up()
         prepared.seconds.clear()
-        trainer.time_steps()
+        measurement.time_steps()
         journal.close()
     by_rank = group.all_gather({name: means(seconds) for name, seconds in prepared.seconds.items()})
     if group.is_first:
@@ -175,9 +179,7 @@ def main(world: str, rows: str, steps: str, memory: str = "") -> None:
             sys.exit(f"torchrun ended with {done.returncode}")
         found = json.loads(answer.read_text())
 
-    import torch
-
-    from dpexp.engine.environment import environment
+    from dpexp.engine.environment import environment, torch_environment
     from dpexp.record import Record, new_run_id, now
 
     times = [round(each, 6) for each in found.pop("time_ms")]
@@ -186,7 +188,7 @@ def main(world: str, rows: str, steps: str, memory: str = "") -> None:
         parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name, started=now(),
     )  # fmt: skip
     record.ended = record.started
-    record.environment = environment([], 1, torch.backends.cpu.get_cpu_capability())
+    record.environment = environment() | torch_environment() | {"threads": 1}
     record.steps = {"time_ms": times, "loss": [None] * len(times), "samples": [int(rows)] * len(times)}
     record.metrics = found
     record.summarize()

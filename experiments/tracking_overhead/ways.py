@@ -1,8 +1,8 @@
-"""The same training loop under several ways of recording: ``python ways.py WAY STEPS`` prints a Record.
+"""One training loop under several ways of recording: ``python ways.py WAY STEPS`` prints a Record.
 
-Linear(5, 2), 100 samples in batches of 30, SGD; the loss of every step is recorded, in a store of SQLite
-made before the clock starts. A sample of ``time_ms`` is the mean over a stretch of the loop, recording
-included, so that what happens between steps counts too.
+Linear(5, 2), 100 samples in batches of 30, SGD; the loss of every step is recorded, in a store of SQLite that
+exists before the clock starts. A sample of ``time_ms`` is the mean over a stretch of the loop, recording
+included, so it contains the time between steps.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torch import nn
 
 STRETCH = 10
 """Steps of one sample."""
-TURNS, TURNS_OF = 6, 30
-"""Turns of the recorded and the bare loop, each of so many times ``STEPS`` steps: the journal is synced to the
-disk at the end of each, and every half second in between."""
+ROUNDS, ROUND_FACTOR = 6, 30
+"""Rounds of the recorded and the bare loop, and how many times ``STEPS`` steps each has. The journal is synced
+to the disk at the end of a round, and every half second in it."""
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of 30, 30, 30 and 10 of 100 samples, in a new order each epoch."""
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(100, 5, generator=draw), torch.randn(100, 2, generator=draw)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(100, 5, generator=rng), torch.randn(100, 2, generator=rng)
     done = 0
     while True:
-        order = torch.randperm(100, generator=draw)
+        order = torch.randperm(100, generator=rng)
         for rows in order.split(30):
             if done == steps:
                 return
@@ -48,7 +48,7 @@ def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Linear(nn.Module):
-    """The default model, as dpexp has it."""
+    """The default model of dpexp."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Linear(nn.Module):
         return self.fc(inputs)
 
 
-def trainer() -> Step:
+def bare_trainer() -> Step:
     """One step: forward, loss, backward, optimizer."""
     torch.manual_seed(0)
     model = Linear()
@@ -74,18 +74,18 @@ def trainer() -> Step:
     return step
 
 
-def timed(steps: int, one: Callable[[int, torch.Tensor, torch.Tensor], None]) -> list[float]:
-    """Milliseconds a step, the mean of each stretch."""
+def timed(steps: int, recorded_step: Callable[[int, torch.Tensor, torch.Tensor], None]) -> list[float]:
+    """Milliseconds per step, the mean of each stretch."""
     for number, (x, y) in enumerate(batches(10)):
-        one(number, x, y)
-    found, start = [], time.perf_counter()
+        recorded_step(number, x, y)
+    samples, start = [], time.perf_counter()
     for number, (x, y) in enumerate(batches(steps), start=1):
-        one(number + 9, x, y)
+        recorded_step(number + 9, x, y)
         if number % STRETCH == 0:
             now = time.perf_counter()
-            found.append(1000 * (now - start) / STRETCH)
+            samples.append(1000 * (now - start) / STRETCH)
             start = now
-    return found
+    return samples
 
 
 # --- the ways ------------------------------------------------------------------------------------
@@ -93,59 +93,61 @@ def timed(steps: int, one: Callable[[int, torch.Tensor, torch.Tensor], None]) ->
 
 def bare(steps: int) -> list[float]:
     """Nothing is recorded."""
-    step = trainer()
+    step = bare_trainer()
     return timed(steps, lambda number, x, y: step(x, y) and None)
 
 
 def recorded(steps: int) -> tuple[list[float], list[float]]:
-    """dpexp's own loop, with its journal, its timing and its progress bar at a terminal.
+    """dpexp's loop, with its journal, its timing and its progress bar on a terminal.
 
-    Returns milliseconds a step, and their ratio to the bare loop's: the two take turns, so that whatever
-    else the machine does meets both.
+    Returns milliseconds per step, and their ratio to the bare loop's. The two alternate, so that other load on
+    the machine slows both.
     """
     from dpexp.config import RunConfig
     from dpexp.distributed import SigtermHandler
-    from dpexp.engine import loop
-    from dpexp.engine.progress import Bar
+    from dpexp.engine.measure import Measurement
+    from dpexp.engine.observations import Observations, run_facts
+    from dpexp.engine.prepare import prepare
+    from dpexp.engine.progress import ProgressBar
+    from dpexp.engine.trainer import Trainer
     from dpexp.record import Journal
     from dpexp.timing import Timer
 
-    a_terminal()
-    steps *= TURNS_OF
-    prepared = loop.prepare(RunConfig("single", devices="cpu", steps=steps, threads=1))
-    bare_step, found, ratios = trainer(), [], []
+    open_terminal()
+    steps *= ROUND_FACTOR
+    prepared = prepare(RunConfig("single", devices="cpu", steps=steps, threads=1))
+    bare_step, samples, ratios = bare_trainer(), [], []
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Bar() as bar,
+        ProgressBar() as bar,
         Journal(Path(scratch) / "runs", "overhead") as journal,
     ):
-        journal.set(loop.describe(prepared))
+        journal.set(run_facts(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
-        seen = loop.Observations(prepared, placed)
-        for _ in range(TURNS):
-            measured = loop.Trainer(
-                prepared, placed, Timer(()), journal, bar, lambda: None, seen, SigtermHandler()
-            )
-            measured.warm_up()
+        observations = Observations(prepared, placed)
+        for _ in range(ROUNDS):
+            trainer = Trainer(prepared, placed, Timer())
+            measurement = Measurement(trainer, journal, bar, lambda: None, observations, SigtermHandler())
+            measurement.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):
                 bare_step(x, y)
             start = time.perf_counter()
-            measured.time_steps()
+            measurement.time_steps()
             end = time.perf_counter()
-            found.append(1000 * (end - start) / steps)
+            samples.append(1000 * (end - start) / steps)
             ratios.append((end - start) / (start - before))
-    return found, ratios
+    return samples, ratios
 
 
-def a_terminal() -> None:
-    """Make stderr a terminal that somebody reads, so that the progress bar is drawn."""
-    ours, theirs = pty.openpty()
-    os.dup2(theirs, 2)
+def open_terminal() -> None:
+    """Make stderr a terminal that a thread reads, so that the progress bar is drawn."""
+    reader, terminal = pty.openpty()
+    os.dup2(terminal, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
     def read() -> None:
-        while os.read(ours, 65536):
+        while os.read(reader, 65536):
             pass
 
     threading.Thread(target=read, daemon=True).start()
@@ -155,18 +157,18 @@ def mlflow(steps: int, *, synchronous: bool = True) -> list[float]:
     """mlflow.log_metric each step."""
     import mlflow as library
 
-    step = trainer()
+    step = bare_trainer()
 
-    def one(number: int, x: torch.Tensor, y: torch.Tensor) -> None:
+    def recorded_step(number: int, x: torch.Tensor, y: torch.Tensor) -> None:
         library.log_metric("loss", step(x, y).item(), step=number, synchronous=synchronous)
 
     with store() as uri:
         library.set_tracking_uri(uri)
         library.set_experiment("overhead")
         with library.start_run():
-            found = timed(steps, one)
+            samples = timed(steps, recorded_step)
         library.flush_async_logging()
-    return found
+    return samples
 
 
 def mlflow_async(steps: int) -> list[float]:
@@ -187,16 +189,16 @@ def accelerate(steps: int) -> list[float]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model, optimizer = accelerator.prepare(model, optimizer)
 
-        def one(number: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        def recorded_step(number: int, x: torch.Tensor, y: torch.Tensor) -> None:
             loss = nn.functional.mse_loss(model(x), y)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             accelerator.log({"loss": loss.item()}, step=number)
 
-        found = timed(steps, one)
+        samples = timed(steps, recorded_step)
         accelerator.end_training()
-    return found
+    return samples
 
 
 def lightning(steps: int) -> list[float]:
@@ -226,9 +228,9 @@ def lightning(steps: int) -> list[float]:
         def on_train_batch_end(self, *_: object) -> None:
             self.ends.append(time.perf_counter())
 
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(
-        torch.randn(100, 5, generator=draw), torch.randn(100, 2, generator=draw)
+        torch.randn(100, 5, generator=rng), torch.randn(100, 2, generator=rng)
     )
     clock = Clock()
     with store() as uri, tempfile.TemporaryDirectory() as scratch:
@@ -243,7 +245,7 @@ def lightning(steps: int) -> list[float]:
 
 
 class store:
-    """A new MLflow store of SQLite in a folder of its own; its address."""
+    """A new MLflow store of SQLite in a temporary folder; the value is its address."""
 
     def __enter__(self) -> str:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -257,11 +259,11 @@ class store:
 
 
 def whole_process_s(way: str, steps: int) -> float:
-    """Seconds that a process takes, from its start to its exit, that does nothing but this way's loop."""
+    """Seconds from the start to the exit of a process that runs only this way's loop."""
     code = f"import ways; ways.torch.set_num_threads(1); ways.WAYS[{way!r}]({steps})"
-    began = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 WAYS = {
@@ -276,15 +278,15 @@ WAYS = {
 
 def main(way: str, steps: int) -> None:
     """Run the loop and print its Record."""
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what libraries print goes to stderr
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # the output of libraries goes to stderr
     torch.set_num_threads(1)
     result: Any = WAYS[way](steps)
     loop_s = time.time() - psutil.Process().create_time()
     process_s = whole_process_s(way, steps) if way == "bare" else loop_s
     time_ms, ratios = result if isinstance(result, tuple) else (result, [])
 
-    from dpexp.engine.environment import environment
+    from dpexp.engine.environment import environment, torch_environment
     from dpexp.record import Record, new_run_id, now
 
     record = Record(
@@ -292,15 +294,15 @@ def main(way: str, steps: int) -> None:
         parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name,
     )  # fmt: skip
     record.ended = record.started
-    record.environment = environment([], 1, torch.backends.cpu.get_cpu_capability())
+    record.environment = environment() | torch_environment()
     record.steps = {
-        "time_ms": [round(each, 6) for each in time_ms],
+        "time_ms": [round(ms, 6) for ms in time_ms],
         "loss": [None] * len(time_ms),
         "samples": [30] * len(time_ms),
     }
     record.metrics = {"process_s": [round(process_s, 3)]} | ({"ratio": ratios} if ratios else {})
     record.summarize()
-    os.write(answer, record.to_json().encode())
+    os.write(stdout, record.to_json().encode())
 
 
 if __name__ == "__main__":

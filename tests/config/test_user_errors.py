@@ -81,7 +81,7 @@ OPTIONS = [
     bad("whole --dtype float31", "--dtype 'float31'", "did you mean 'float32'?"),
     bad("whole --autocast float16", "--autocast 'float16': it is one of bfloat16"),
     bad("whole --sparse", "--sparse"),
-    bad("whole --compile --virtual 2", "--compile: whole makes its replicas anew at every step", "single"),
+    bad("whole --compile --virtual 2", "--compile: whole makes new replicas in every step", "single"),
     bad("hybrid --compile --virtual 2",
         "--compile: with 2 devices the dense part is replicated; give one device"),
     bad("hybrid --host linear --sparse", "--sparse: host module 'linear' (Linear) has no embedding"),
@@ -246,9 +246,9 @@ FORWARDS = [
     failed("whole --virtual 2 --model $own:Scalar",
            "does not compute what a single device computes", "outputs (2,) instead of ()"),
     failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
-           "the loss became inf in step 3", "the first to make it was module 'burst'"),
+           "the loss became inf in step 3", "comes from module 'burst'"),
     failed("whole --virtual 2 --model $own:Bursting --lr 1 --warmup 10 --steps 20",
-           "the loss became inf in step 3", "the first to make it was module 'burst'"),
+           "the loss became inf in step 3", "comes from module 'burst'"),
     failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
 ]  # fmt: skip
 

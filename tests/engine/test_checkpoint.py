@@ -1,4 +1,4 @@
-"""Snapshots: killed ranks, preempted runs and damaged files lose nothing, and the bits stay the same."""
+"""Checkpoints: killed ranks, preempted runs and damaged files lose no step and change no bit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.engine.checkpoint import DamagedError, Snapshots, check_same, read, undamaged, write
+from dpexp.engine.checkpoint import Checkpoints, DamagedError, read, undamaged, write
+from dpexp.engine.prepare import check_same_computation
 from dpexp.record import Record, fold, load
 
 
-def the_record(home: Path) -> Record:
+def record_of_the_run(home: Path) -> Record:
     (folder,) = (home / "runs").iterdir()
     return load(folder)
 
@@ -35,11 +36,11 @@ def test_a_killed_rank_changes_no_bit(
 ) -> None:
     arguments = [*words(tmp_path, strategy), "--devices", str(world), "--no-track"]
     process = start(SCRIPT, *arguments)
-    before = until_step(dpexp_home, step, process)
+    interrupted = until_step(dpexp_home, step, process)
     os.kill(ranks_of(process)[victim], signal.SIGKILL)
     found = record(wait(process))
-    assert found["run_id"] == before.run_id
-    assert the_record(dpexp_home).status == "finished"
+    assert found["run_id"] == interrupted.run_id
+    assert record_of_the_run(dpexp_home).status == "finished"
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
     undisturbed = record(run(*words(tmp_path, strategy), "--devices", str(world)))
     assert found["digest"] == undisturbed["digest"]
@@ -47,7 +48,7 @@ def test_a_killed_rank_changes_no_bit(
     assert not list(dpexp_home.glob("snapshots/*"))
 
 
-def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
+def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
     process = start(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
@@ -55,17 +56,17 @@ def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
     process.send_signal(signal.SIGTERM)
     stopped = wait(process)
     assert stopped.returncode == 143, stopped.stderr[-3000:]
-    half = json.loads(stopped.stdout)
-    assert half["status"] == "killed"
-    done = len(half["steps"]["loss"])
+    stopped_record = json.loads(stopped.stdout)
+    assert stopped_record["status"] == "killed"
+    done = len(stopped_record["steps"]["loss"])
     assert 1 <= done < STEPS
-    again = start(
+    resumed = start(
         SCRIPT, *words(tmp_path, every=1000), "--devices", "2", "--resume", "last", "--track-timeout", "60"
     )
-    found = record(wait(again))
-    assert found["run_id"] == half["run_id"]
+    found = record(wait(resumed))
+    assert found["run_id"] == stopped_record["run_id"]
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
-    assert found["steps"]["loss"][:done] == half["steps"]["loss"]
+    assert found["steps"]["loss"][:done] == stopped_record["steps"]["loss"]
     assert len(found["devices"]["ranks"]) == 2
     with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
         runs = store.execute("SELECT status FROM runs").fetchall()
@@ -74,7 +75,7 @@ def test_a_preempted_run_goes_on_in_another_world_as_the_same_mlflow_run(
     assert [step for (step,) in steps] == list(range(STEPS))
 
 
-def test_ranks_die_with_their_launcher_and_the_run_goes_on_from_its_snapshot(
+def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_checkpoint(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
     process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
@@ -90,7 +91,7 @@ def test_ranks_die_with_their_launcher_and_the_run_goes_on_from_its_snapshot(
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
 
 
-def test_what_cannot_be_resumed_is_refused(dpexp_home: Path) -> None:
+def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:
     done = run("ddp", "--devices", "1", "--resume", "nothing")
     assert done.returncode == 2
     assert "--resume: there is no run" in done.stderr
@@ -107,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
 
 
-def test_a_damaged_snapshot_is_left_for_the_one_before(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         write(folder(tmp_path), step, state(step))
     paths = sorted(folder(tmp_path).iterdir())
@@ -118,25 +119,32 @@ def test_a_damaged_snapshot_is_left_for_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="its hash"):
         read(paths[1])
     assert list(undamaged(folder(tmp_path))) == [10]
-    newest = Snapshots(folder(tmp_path), ProcessGroup()).newest()
+    newest = Checkpoints(folder(tmp_path), ProcessGroup()).newest()
     assert newest is not None
     assert newest["step"] == 10
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
-def test_a_snapshot_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
+def test_a_checkpoint_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
     write(folder(tmp_path), 5, state(5))
     (path,) = folder(tmp_path).iterdir()
     path.write_bytes(path.read_bytes()[:cut])
     assert list(undamaged(folder(tmp_path))) == []
 
 
-def test_no_snapshot_is_no_state(tmp_path: Path) -> None:
-    assert Snapshots(tmp_path / "none", ProcessGroup()).newest() is None
+def test_a_file_that_a_killed_writer_left_is_removed_with_the_checkpoints(tmp_path: Path) -> None:
+    write(folder(tmp_path), 5, state(5))
+    (folder(tmp_path) / ".step-0000000010.pt.4711").write_bytes(b"half")
+    Checkpoints(folder(tmp_path), ProcessGroup()).remove()
+    assert not folder(tmp_path).exists()
 
 
-def test_a_run_goes_on_with_the_options_that_it_had() -> None:
-    then = {"lr": 0.01, "devices": "2", "seed": 0}
-    check_same(then, then | {"devices": "3"}, "abc")
-    with pytest.raises(ConfigError, match=r"with lr 0\.01 and is to go on with 0\.1"):
-        check_same(then, then | {"lr": 0.1}, "abc")
+def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", ProcessGroup()).newest() is None
+
+
+def test_a_run_resumes_only_with_options_that_compute_the_same() -> None:
+    before = {"lr": 0.01, "devices": "2", "seed": 0}
+    check_same_computation(before, before | {"devices": "3"}, "abc")
+    with pytest.raises(ConfigError, match=r"started with lr 0\.01, found 0\.1"):
+        check_same_computation(before, before | {"lr": 0.1}, "abc")

@@ -1,4 +1,4 @@
-"""The loop: what a run refuses before it opens, what it records, and that a seed fixes the bits."""
+"""The loop: what a run records, what is refused before it opens, and that a seed determines the bits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import pytest
 import torch
 
 from dpexp.config import ConfigError, RunConfig
-from dpexp.engine import loop
+from dpexp.engine.loop import execute
+from dpexp.engine.measure import RunError
+from dpexp.engine.observations import run_facts
+from dpexp.engine.prepare import prepare
+from dpexp.engine.progress import ProgressBar
 from dpexp.engine.verify import VerificationError
 from dpexp.record import Journal, Record, fold
 
-MISTAKEN = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
+USER_ERRORS = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
 
 
 def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
-    prepared = loop.prepare(config)
+    prepared = prepare(config)
     with Journal(home / "runs", run_id) as journal:
-        journal.set(loop.describe(prepared))
-        loop.execute(prepared, journal, loop.Silent(), lambda: None)
+        journal.set(run_facts(prepared))
+        execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
         journal.set(status="finished")
     return fold(journal.path)
 
@@ -121,13 +125,13 @@ def test_epochs_count_the_data(dpexp_home: Path) -> None:
     assert record.steps["samples"] == [30, 30, 30, 10] * 2
 
 
-def test_no_check_is_on_the_record(dpexp_home: Path) -> None:
+def test_the_record_shows_no_check(dpexp_home: Path) -> None:
     record = recorded(dpexp_home, RunConfig("whole", virtual=2, steps=1, check=False))
     assert record.verification["checked"] is False
     assert "--no-check" in record.verification["note"]
 
 
-def test_threads_are_set_and_on_the_record(dpexp_home: Path) -> None:
+def test_threads_are_set_and_recorded(dpexp_home: Path) -> None:
     before = torch.get_num_threads()
     try:
         record = recorded(dpexp_home, RunConfig("single", steps=1, threads=1, devices="cpu"))
@@ -151,14 +155,14 @@ def test_hybrid_learns_text(dpexp_home: Path, tmp_path: Path) -> None:
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(dpexp_home: Path) -> None:
-    with pytest.raises(loop.RunError, match=r"the loss became (inf|nan) in step \d+; .* --lr than 1e\+30"):
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(dpexp_home: Path) -> None:
+    with pytest.raises(RunError, match=r"the loss became (inf|nan) in step \d+; .* --lr than 1e\+30"):
         recorded(dpexp_home, RunConfig("single", lr=1e30, devices="cpu"))
 
 
-def test_a_layout_that_does_not_verify_fails_by_how_much(dpexp_home: Path) -> None:
+def test_a_layout_that_does_not_verify_fails_with_its_error(dpexp_home: Path) -> None:
     with pytest.raises(VerificationError) as caught:
-        recorded(dpexp_home, RunConfig("whole", virtual=2, model=f"{MISTAKEN}:Centered"))
+        recorded(dpexp_home, RunConfig("whole", virtual=2, model=f"{USER_ERRORS}:Centered"))
     assert "relative error of outputs 0." in str(caught.value)
     assert "allowed 1e-12" in str(caught.value)
 
@@ -180,7 +184,7 @@ def test_a_layout_that_does_not_verify_fails_by_how_much(dpexp_home: Path) -> No
         ({"dtype": "float16", "model": "FFT"}, ["the model", "(30, 5) float16", "'Half'"]),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
+def test_a_misfit_is_refused_before_anything_is_written(
     dpexp_home: Path, tmp_path: Path, values: Mapping[str, Any], words: list[str]
 ) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
@@ -208,7 +212,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         }
     )
     with pytest.raises(ConfigError) as caught:
-        loop.prepare(config)
-    for word in words:
-        assert word.lower() in str(caught.value).lower()
+        prepare(config)
+    for text in words:
+        assert text.lower() in str(caught.value).lower()
     assert not list(dpexp_home.iterdir())

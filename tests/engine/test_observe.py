@@ -1,4 +1,4 @@
-"""Observation: every call has its row, and the model is left as it was."""
+"""Observation: every call has a row, and the model is not changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(model: nn.Module, count: int) -> Placed:
     return STRATEGIES["whole"](RunConfig("whole", virtual=count)).place(model, used, Timer(used))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     placed = whole(model, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}

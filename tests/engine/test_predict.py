@@ -1,4 +1,4 @@
-"""Prediction: the shapes of a run without running it, and layouts that cannot work."""
+"""Predict: the shapes of a run without running it, and layouts that mix devices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dpexp.config import RunConfig
-from dpexp.engine import loop
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.predict import PlacementError, predict
+from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
 from dpexp.record import Row
 from dpexp.timing import Timer
@@ -29,34 +29,34 @@ LAYOUTS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize(("strategy", "options"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
 def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, options: Any) -> None:
-    single = loop.prepare(RunConfig("single", model=model, batch_size=7, devices="cpu"))
+    single = prepare(RunConfig("single", model=model, batch_size=7, devices="cpu"))
     first = next(name for name, _ in single.model.named_children())
-    chosen = {key: [each.replace("FIRST", first) for each in names] for key, names in options.items()}
+    chosen = {key: [name.replace("FIRST", first) for name in names] for key, names in options.items()}
     if strategy == "block":
         chosen = {"block": [first]}
-    prepared = loop.prepare(RunConfig(strategy, model=model, batch_size=7, virtual=3, options=chosen))
+    prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=3, options=chosen))
     batches = [batch.inputs for batch, _ in zip(prepared.batches(0), range(2), strict=False)]
-    if (model, strategy) == ("dlrm", "place"):  # it concatenates what `first` gives with what others give
+    if (model, strategy) == ("dlrm", "place"):  # it concatenates the outputs of `first` with those of others
         with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at dlrm\.py:\d+"):
-            predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+            predict(prepared, batches)
         return
-    predicted = predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+    predicted = predict(prepared, batches)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     assert without_packed(predicted.shapes) == without_packed(observe(placed, batches))
     assert predicted.note == ""
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for row in device_map(placed):
         for device in [row["device"], *row["replicas"]]:
-            held[device] = held.get(device, 0) + row["bytes"]
-    assert {device: sum(kinds.values()) for device, kinds in predicted.memory.items()} == held
+            sizes[device] = sizes.get(device, 0) + row["bytes"]
+    assert {device: sum(kinds.values()) for device, kinds in predicted.memory.items()} == sizes
 
 
 def without_packed(rows: list[Row]) -> list[Row]:
-    """Without what the LSTM inside ``rnn`` gets: a packed batch is as long as its lengths say."""
+    """Without the inputs of the LSTM inside ``rnn``: the length of a packed batch depends on values."""
     return [row for row in rows if not row["module"].endswith("cells")]
 
 
-def test_a_model_that_looks_at_values_is_run_on_emulated_devices_and_the_note_says_so(tmp_path: Path) -> None:
+def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_reports_it(tmp_path: Path) -> None:
     source = tmp_path / "counting.py"
     source.write_text(
         "import torch\n"
@@ -68,18 +68,18 @@ def test_a_model_that_looks_at_values_is_run_on_emulated_devices_and_the_note_sa
         "def build():\n"
         "    return Counting(5, 2)\n"
     )
-    prepared = loop.prepare(RunConfig("whole", model=f"{source}:build", virtual=2))
+    prepared = prepare(RunConfig("whole", model=f"{source}:build", virtual=2))
     batches = [next(prepared.batches(0)).inputs]
-    predicted = predict(prepared.model, prepared.strategy, prepared.selection.used, batches)
+    predicted = predict(prepared, batches)
     assert "looks at values" in predicted.note
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     assert predicted.shapes == observe(placed, batches)
 
 
-def test_the_real_model_and_batch_stay_as_they_are() -> None:
-    prepared = loop.prepare(RunConfig("whole", virtual=2))
+def test_the_real_model_and_batch_are_not_changed() -> None:
+    prepared = prepare(RunConfig("whole", virtual=2))
     before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
-    predict(prepared.model, prepared.strategy, prepared.selection.used, [next(prepared.batches(0)).inputs])
+    predict(prepared, [next(prepared.batches(0)).inputs])
     after = prepared.model.state_dict()
     assert all(
         type(after[name]) is torch.Tensor and torch.equal(before[name], after[name]) for name in before
@@ -113,14 +113,12 @@ def mixing(tmp_path: Path) -> str:
         ("place", {"place": ["left=cpu:1"]}, ("cpu:1", "cpu:0")),
     ],
 )
-def test_a_layout_that_mixes_devices_is_refused_with_both_and_the_line(
+def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
     mixing: str, strategy: str, options: Any, devices: tuple[str, str]
 ) -> None:
-    prepared = loop.prepare(RunConfig(strategy, model=mixing, virtual=2, options=options))
+    prepared = prepare(RunConfig(strategy, model=mixing, virtual=2, options=options))
     with pytest.raises(PlacementError) as caught:
-        predict(
-            prepared.model, prepared.strategy, prepared.selection.used, [next(prepared.batches(0)).inputs]
-        )
+        predict(prepared, [next(prepared.batches(0)).inputs])
     message = str(caught.value)
     assert "mixing.py:10 (return self.left(x) * self.right(x))" in message
     for device in devices:

@@ -1,4 +1,4 @@
-"""The progress bar: what it shows at a terminal, and that it costs one redraw a flush."""
+"""The progress bar: what it shows on a terminal, and that it costs one redraw per flush."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from in_terminal import in_terminal
 
 CODE = """
 import time
-from dpexp.engine.progress import Bar
-with Bar() as bar:
+from dpexp.engine.progress import ProgressBar
+with ProgressBar() as bar:
     bar.begin("warm up")
     bar.begin("steps", 1000)
     for flush in range({flushes}):
@@ -21,19 +21,19 @@ with Bar() as bar:
 """
 
 
-def test_a_terminal_sees_stage_steps_step_time_and_loss() -> None:
+def test_a_terminal_shows_stage_steps_step_time_and_loss() -> None:
     shown = in_terminal(CODE.format(flushes=4), columns=100)
     assert "warm up…" in shown
     assert "phases…" in shown
     assert re.search(r"steps: +\d+%\|.*\| \d+/1000 .*0\.25 ms/step, loss 1\.5", shown)
 
 
-def test_a_narrow_terminal_is_not_overrun() -> None:
+def test_the_bar_is_no_wider_than_a_narrow_terminal() -> None:
     lines = re.split(r"[\r\n]", in_terminal(CODE.format(flushes=4), columns=40))
     assert max(len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)) for line in lines) <= 40
 
 
-def test_a_pipe_sees_nothing() -> None:
+def test_a_pipe_shows_nothing() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", CODE.format(flushes=4)], capture_output=True, text=True, check=True
     )

@@ -1,9 +1,10 @@
-"""Verification: correct layouts pass at rounding, wrong ones fail by what they got wrong."""
+"""Verification: correct layouts pass with rounding errors, wrong ones fail by the error that they make."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +12,13 @@ import torch
 from torch import nn
 
 from dpexp import devices
-from dpexp.config import RunConfig
-from dpexp.data.dataset import Batch
-from dpexp.engine import loop
+from dpexp.config import ConfigError, RunConfig
+from dpexp.engine.model_check import misfit_as_config_error
+from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import (
-    MisfitError,
     Verification,
-    naming_the_module,
     relative_error,
-    settle,
+    set_comparable_mode,
     verify,
 )
 from dpexp.strategies import STRATEGIES, Placed, Strategy
@@ -28,23 +27,15 @@ from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 
-def check(
-    prepared: loop.Prepared, strategy: Strategy | None = None, batch: Batch | None = None
-) -> Verification:
-    return verify(
-        prepared.model,
-        strategy or prepared.strategy,
-        prepared.selection.used,
-        prepared.data,
-        batch or next(prepared.batches(0)),
-    )
+def check(prepared: Prepared, strategy: Strategy | None = None) -> Verification:
+    return verify(replace(prepared, strategy=strategy or prepared.strategy))
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [30, 10])
 def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
-    result = check(loop.prepare(RunConfig(strategy, virtual=count, batch_size=rows)))
+    result = check(prepare(RunConfig(strategy, virtual=count, batch_size=rows)))
     assert result.passed
     assert result.dtype == "float64"
     assert result.output_error is not None
@@ -57,11 +48,11 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     "options", [{"sparse": True}, {"pipeline": True}, {"sparse": True, "pipeline": True}]
 )
 def test_every_kind_of_hybrid_equals_the_single_device(options: Any) -> None:
-    assert check(loop.prepare(RunConfig("hybrid", virtual=2, options=options))).passed
+    assert check(prepare(RunConfig("hybrid", virtual=2, options=options))).passed
 
 
-def test_a_model_in_float32_is_verified_in_float64_and_left_alone() -> None:
-    prepared = loop.prepare(RunConfig("whole", virtual=2))
+def test_a_model_in_float32_is_verified_in_float64_and_not_changed() -> None:
+    prepared = prepare(RunConfig("whole", virtual=2))
     before = copy.deepcopy(prepared.model.state_dict())
     check(prepared)
     after = prepared.model.state_dict()
@@ -71,16 +62,18 @@ def test_a_model_in_float32_is_verified_in_float64_and_left_alone() -> None:
     assert all(parameter.grad is None for parameter in prepared.model.parameters())
 
 
-def test_eval_compares_outputs_alone() -> None:
-    result = check(loop.prepare(RunConfig("whole", virtual=2, eval=True)))
+def test_eval_compares_only_outputs() -> None:
+    result = check(prepare(RunConfig("whole", virtual=2, eval=True)))
     assert result.passed
     assert result.gradient_error is None
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-@pytest.mark.parametrize("own", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"dtype": "float16"}])
-def test_a_short_type_is_verified_to_its_own_rounding(strategy: str, own: dict[str, Any]) -> None:
-    result = check(loop.prepare(RunConfig(strategy, virtual=3, **own)))
+@pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"dtype": "float16"}])
+def test_a_short_type_is_verified_with_the_rounding_of_the_type(
+    strategy: str, config: dict[str, Any]
+) -> None:
+    result = check(prepare(RunConfig(strategy, virtual=3, **config)))
     assert result.passed
     assert result.output_error is not None
     assert result.output_error < 1e-15  # in float64
@@ -91,15 +84,15 @@ def test_a_short_type_is_verified_to_its_own_rounding(strategy: str, own: dict[s
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
 def test_a_compiled_model_is_verified_as_it_runs() -> None:
-    result = check(loop.prepare(RunConfig("single", compile=True, devices="cpu")))
+    result = check(prepare(RunConfig("single", compile=True, devices="cpu")))
     assert result.passed
     assert result.rounding is not None
     assert result.rounding["compile"] is True
     assert 0 < result.rounding["output_error"] < 1e-6
 
 
-def test_more_error_than_the_type_rounds_by_fails() -> None:
-    prepared = loop.prepare(RunConfig("single", dtype="bfloat16", devices="cpu"))
+def test_an_error_larger_than_the_rounding_of_the_type_fails() -> None:
+    prepared = prepare(RunConfig("single", dtype="bfloat16", devices="cpu"))
     lossy = Wrong(
         lambda module, inputs: module(inputs) if inputs.dtype == torch.float64 else module(inputs) * 1.1
     )
@@ -111,7 +104,7 @@ def test_more_error_than_the_type_rounds_by_fails() -> None:
 
 
 class Wrong(Strategy):
-    """A layout that computes something else, as ``change`` says."""
+    """A layout whose outputs ``change`` modifies."""
 
     name = "wrong"
     needs = Needs(devices=True)
@@ -139,11 +132,10 @@ class Changed(Wrapper):
 def shard_means(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Right outputs; gradients as the mean of the shards' means: biased where shards are uneven."""
     outputs = [module(piece) for piece in inputs.chunk(3)]
-    rows = sum(len(each) for each in outputs)
-    weight = [rows / (3 * len(each)) for each in outputs]
-    return torch.cat(
-        [each.detach() + (each - each.detach()) * w for each, w in zip(outputs, weight, strict=True)]
-    )
+    rows = sum(len(output) for output in outputs)
+    weights = [rows / (3 * len(output)) for output in outputs]
+    pairs = zip(outputs, weights, strict=True)
+    return torch.cat([output.detach() + (output - output.detach()) * weight for output, weight in pairs])
 
 
 @pytest.mark.parametrize(
@@ -158,15 +150,15 @@ def shard_means(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     ids=["scaled", "rows in another order", "no gradient", "a row lost", "mean of uneven means"],
 )
 def test_a_layout_that_computes_something_else_fails(change: Any, wrong: tuple[str, ...]) -> None:
-    prepared = loop.prepare(RunConfig("single", batch_size=10, devices="cpu"))
+    prepared = prepare(RunConfig("single", batch_size=10, devices="cpu"))
     result = check(prepared, Wrong(change))
     assert result.passed is False
     for name in wrong:
         assert getattr(result, name) > 1e-4
 
 
-def test_a_result_that_is_no_number_fails() -> None:
-    prepared = loop.prepare(RunConfig("single", devices="cpu"))
+def test_a_result_that_is_not_finite_fails() -> None:
+    prepared = prepare(RunConfig("single", devices="cpu"))
     result = check(prepared, Wrong(lambda module, inputs: module(inputs) / 0))
     assert result.passed is False
 
@@ -178,17 +170,17 @@ def test_errors_are_relative_to_all_tensors_together() -> None:
     assert relative_error([torch.zeros(2)], [torch.zeros(3)]) == float("inf")
 
 
-def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_says_so() -> None:
+def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_names_them() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LSTM(2, 2, 2, dropout=0.3))
-    note = settle(model)
+    note = set_comparable_mode(model)
     assert note == "BatchNorm in eval mode (1); dropout in eval mode (2, 3)"
     assert [model[index].training for index in range(4)] == [True, False, False, True]
     assert model[3].dropout == 0.0
-    assert settle(nn.Linear(2, 2)) == ""
+    assert set_comparable_mode(nn.Linear(2, 2)) == ""
 
 
 class Drops(nn.Linear):
-    """Drops inputs by a function, which no module shows."""
+    """Calls dropout as a function, so that no module is a dropout layer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(nn.functional.dropout(x, 0.5, self.training))
@@ -196,7 +188,7 @@ class Drops(nn.Linear):
 
 @pytest.mark.parametrize("strategy", ["single", "whole"])
 def test_a_model_that_draws_random_numbers_anywhere_is_compared_in_eval_mode(strategy: str) -> None:
-    prepared = loop.prepare(RunConfig(strategy, virtual=2))
+    prepared = prepare(RunConfig(strategy, virtual=2))
     prepared.model = Drops(5, 2)
     state = torch.get_rng_state()
     result = check(prepared)
@@ -206,9 +198,9 @@ def test_a_model_that_draws_random_numbers_anywhere_is_compared_in_eval_mode(str
     assert prepared.model.training
 
 
-def test_a_misfit_names_the_innermost_module_and_its_shapes() -> None:
+def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(5, 2)))
-    with pytest.raises(MisfitError) as caught, naming_the_module(model):
+    with pytest.raises(ConfigError) as caught, misfit_as_config_error(model):
         model(torch.zeros(30, 7))
     message = str(caught.value)
     assert "module '1.0' (Linear(in_features=5, out_features=2, bias=True)) got (30, 7)" in message
@@ -219,7 +211,7 @@ def test_a_misfit_names_the_innermost_module_and_its_shapes() -> None:
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("where", ["cuda:0", "cuda:0,cuda:0"])
 def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> None:
-    assert check(loop.prepare(RunConfig(strategy, devices=where))).passed
+    assert check(prepare(RunConfig(strategy, devices=where))).passed
 
 
 @pytest.mark.multigpu
@@ -227,4 +219,4 @@ def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> Non
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -> None:
     assert len(devices.accelerators()) >= 2
-    assert check(loop.prepare(RunConfig(strategy, devices="auto", backend=backend))).passed
+    assert check(prepare(RunConfig(strategy, devices="auto", backend=backend))).passed

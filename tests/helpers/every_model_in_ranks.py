@@ -26,8 +26,7 @@ def main() -> None:
             assert isinstance(config.options, RankOptions)
             group = group or init_process_group(World.of(), config.options, devices.HOST)
             prepared = prepare(config, group=group)
-            batch = next(prepared.batches(0))
-            result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
+            result = verify(prepared)
             found[f"{strategy} {model}"] = [result.passed, result.output_error, result.gradient_error]
     assert group is not None
     if group.is_first:

@@ -98,7 +98,7 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
 
 def until_step(home: Path, step: int, process: subprocess.Popen[str]) -> Record:
     """Wait until the only run's journal has so many steps."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
         journals = list(home.glob("runs/*/journal.jsonl"))
         if journals:

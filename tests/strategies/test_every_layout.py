@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig
-from dpexp.engine import loop
+from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.models import MODELS
 
@@ -63,13 +63,12 @@ def outcome(strategy: str, model: str, data: str = "random") -> str:
     given = option(strategy, model)
     options = {given[0]: (given[1],)} if given else {}
     try:
-        prepared = loop.prepare(
+        prepared = prepare(
             RunConfig.from_dict({"strategy": strategy, "model": model, "data": data, "virtual": 3} | options)
         )
     except ConfigError as error:
         return f"no: {error}"
-    batch = next(prepared.batches(0))
-    result = verify(prepared.model, prepared.strategy, prepared.selection.used, prepared.data, batch)
+    result = verify(prepared)
     return "verified" if result.passed else f"no: {result}"
 
 

@@ -9,7 +9,7 @@ import pytest
 from launching import record, run, start, torchrun, wait
 
 from dpexp.config import ConfigError, RunConfig
-from dpexp.engine.loop import prepare
+from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")

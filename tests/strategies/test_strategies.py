@@ -11,8 +11,8 @@ from torch import nn
 
 from dpexp import devices, models
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
-from dpexp.engine import loop
 from dpexp.engine.observe import device_map, observe
+from dpexp.engine.prepare import prepare
 from dpexp.record import Row
 from dpexp.strategies import STRATEGIES, Placed
 from dpexp.strategies.submodules import matching
@@ -32,7 +32,7 @@ def lay(strategy: str, *, virtual: int | None, options: Any = None, model: str =
         options=options or {},
         **more,
     )
-    prepared = loop.prepare(config)
+    prepared = prepare(config)
     return prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
 
 
@@ -143,20 +143,18 @@ def test_sparse_gradients_hold_only_the_rows_of_the_batch() -> None:
 
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid"])
 def test_without_devices_a_layout_passes_through(strategy: str) -> None:
-    prepared = loop.prepare(RunConfig(strategy, devices="cpu"))
+    prepared = prepare(RunConfig(strategy, devices="cpu"))
     assert prepared.execution == "passthrough"
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
-    expected = loop.prepare(RunConfig("single", devices="cpu", model=prepared.config.model)).model(
-        *batch.inputs
-    )
+    expected = prepare(RunConfig("single", devices="cpu", model=prepared.config.model)).model(*batch.inputs)
     assert torch.equal(placed.module(*batch.inputs), expected)
     assert all(row["replicas"] == [] for row in device_map(placed))
 
 
 def test_single_on_the_cpu_is_real() -> None:
-    assert loop.prepare(RunConfig("single", devices="cpu")).execution == "real"
-    assert loop.prepare(RunConfig("single", virtual=1)).execution == "virtual"
+    assert prepare(RunConfig("single", devices="cpu")).execution == "real"
+    assert prepare(RunConfig("single", virtual=1)).execution == "virtual"
 
 
 class Nested(nn.Module):
@@ -311,7 +309,7 @@ def test_torchs_own_class_is_refused_on_devices_that_it_does_not_know() -> None:
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
 def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> None:
     config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend)
-    prepared = loop.prepare(config)
+    prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     rows = observe(placed, (batch.inputs for batch in prepared.batches(0)))
     module = "block2" if strategy == "block" else ""
@@ -333,7 +331,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 def test_replicas_on_a_gpu_compute_in_autocasts_own_type(strategy: str, backend: str) -> None:
     config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend, autocast="bfloat16")
-    prepared = loop.prepare(config)
+    prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     with devices.autocast(placed.output_device, "bfloat16"):
         assert placed.module(torch.randn(30, 5, device="cuda:0")).dtype == torch.bfloat16
@@ -342,7 +340,7 @@ def test_replicas_on_a_gpu_compute_in_autocasts_own_type(strategy: str, backend:
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"sparse": True}, {"pipeline": True}])
 def test_hybrid_puts_the_dense_part_on_the_gpu(options: Any) -> None:
-    prepared = loop.prepare(RunConfig("hybrid", devices="cuda:0", options=options))
+    prepared = prepare(RunConfig("hybrid", devices="cuda:0", options=options))
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     outputs = placed.module(torch.arange(30))
     assert outputs.device == torch.device("cuda", 0)

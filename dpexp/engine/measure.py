@@ -1,0 +1,238 @@
+"""Measurement: the passes over a placed model, and their flush to the journal.
+
+    warm_up -> resume -> time_steps -> record_digests -> time_phases
+
+A measured step contains ``Trainer.step`` and nothing else. Its time, loss and rows stay in memory (a loss on
+its accelerator) until the next flush, which happens between two steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+
+from dpexp import devices, tensors
+from dpexp.data.dataset import Batch
+from dpexp.distributed import SigtermHandler
+from dpexp.engine.diagnosis import nonfinite_source
+from dpexp.engine.observations import Observations
+from dpexp.engine.progress import ProgressBar
+from dpexp.engine.trainer import Trainer
+from dpexp.record import Journal
+
+FLUSH_SECONDS = 0.5
+"""Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
+ranks flush, and check for SIGTERM, after the number of steps that took this long before."""
+
+STEPS_BEFORE_RESTORE = 2
+"""Steps that a resumed run takes before it loads a checkpoint, warm-up included. DDP rebuilds its buckets
+after its first step, which changes the last bits of its sums."""
+
+REPLAY_SECONDS = 60.0
+"""The search for the source of a loss that is not finite replays the run only if that takes less time."""
+
+PHASE_SECONDS = 5.0
+"""The phase pass ends after ``--phase-steps``, or after this time and three steps."""
+
+
+class RunError(RuntimeError):
+    """The run cannot continue: what happened, in which step, and what to try."""
+
+
+@dataclass
+class Measurement:
+    """The measured part of a run. ``on_flush`` is called after each write to the journal."""
+
+    trainer: Trainer
+    journal: Journal
+    progress: ProgressBar
+    on_flush: Callable[[], None]
+    observations: Observations
+    sigterm: SigtermHandler
+    _pending: list[tuple[float, Any, int, int]] = field(default_factory=list)
+    """(time in ms, loss, rows on this rank, rows of the global batch) of each step since the last flush."""
+
+    def __post_init__(self) -> None:
+        self._prepared = self.trainer.prepared
+        self._config, self._group = self._prepared.config, self._prepared.group
+        self._done = 0  # steps in the journal
+        self._steps_per_flush = 1  # of several ranks
+        self._started = self._flush_at = 0.0
+
+    def warm_up(self) -> None:
+        """Take steps that are not measured, until allocators, caches and autotuning are warm."""
+        self.progress.begin("warm up")
+        self.trainer.take_steps(self._config.warmup)
+
+    def resume(self) -> None:
+        """Load the newest checkpoint, if there is one, and cut the journal at its step."""
+        checkpoints = self._prepared.checkpoints
+        if checkpoints is None:
+            return
+        state = checkpoints.newest()
+        self._done = state["step"] if state is not None else 0
+        lengths = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
+        self.journal.cut(lengths | {"metrics.accuracy": self._done // self._prepared.batches_per_epoch})
+        if state is not None:
+            self.trainer.take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
+            self.trainer.load_state_dict(state)
+
+    # --- timed steps ---
+
+    def time_steps(self) -> None:
+        """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
+        config, per_epoch, resumed_at = self._config, self._prepared.batches_per_epoch, self._done
+        total = config.steps if config.epochs is None else config.epochs * per_epoch
+        self.progress.begin("steps", total)
+        self._started = time.perf_counter()
+        self._flush_at = self._started + FLUSH_SECONDS
+        try:
+            for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
+                first = max(0, resumed_at - epoch * per_epoch)
+                left = total - epoch * per_epoch - first
+                with self.sigterm.deferred() if self._prepared.checkpoints is not None else nullcontext():
+                    self._time(islice(self._prepared.local_batches(epoch, first=first), left))
+                if config.epochs is not None:
+                    self._log_accuracy()
+            if config.epochs is None:
+                self._log_accuracy()
+            self._flush()
+        except BaseException:
+            if self._group.size == 1 and self._pending:  # several ranks can no longer add up their losses
+                self._log([ms for ms, *_ in self._pending], [float(loss) for _, loss, *_ in self._pending])
+            raise
+
+    def _time(self, batches: Iterator[Batch]) -> None:
+        clock, step, used = time.perf_counter, self.trainer.step, self.trainer.placed.devices
+        synchronizes = any(device.type != "cpu" for device in used)
+        outputs_on_host = self.trainer.outputs_on_host
+        is_one_process, checkpoint_every = self._group.size == 1, self._prepared.checkpoint_every
+        for batch in batches:
+            if synchronizes:
+                devices.synchronize(used)
+            start = clock()
+            loss = step(batch)
+            if synchronizes:
+                devices.synchronize(used)
+            end = clock()
+            loss_value = loss.item() if outputs_on_host else loss
+            self._pending.append(((end - start) * 1e3, loss_value, batch.rows, batch.global_rows))
+            pending = len(self._pending)
+            saves = checkpoint_every is not None and (self._done + pending) % checkpoint_every == 0
+            is_due = end >= self._flush_at or self.sigterm.requested
+            if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
+                self._flush(saves)
+
+    def _flush(self, saves: bool = False) -> None:
+        """Write the pending steps to the journal, and a checkpoint if ``saves`` or a rank received SIGTERM.
+
+        All ranks call it after the same step. Raises RunError for a loss that is not finite, and Terminated,
+        in all ranks, if one received SIGTERM.
+        """
+        if not self._pending:
+            return
+        times_ms, losses, stops = self._gather()
+        self._log(times_ms, losses)
+        self._pending = []
+        self.journal.flush()
+        self._flush_at = time.perf_counter() + FLUSH_SECONDS
+        self.on_flush()
+        self.progress.advance(len(losses), times_ms[-1], losses[-1])
+        for step, loss in enumerate(losses, self._done):
+            if not math.isfinite(loss):
+                raise RunError(self._nonfinite_message(step, loss))
+        self._done += len(losses)
+        checkpoints = self._prepared.checkpoints
+        if checkpoints is not None and (saves or stops):
+            state = {"step": self._done, "config": self._config.to_dict()}
+            checkpoints.save(self._done, state | self.trainer.state_dict())
+        if stops:
+            self.sigterm.terminate()
+
+    def _gather(self) -> tuple[list[float], list[float], bool]:
+        """(times in ms, losses, whether a rank received SIGTERM) of the pending steps, the same on all ranks.
+
+        The time of a step is that of its slowest rank. Its loss is the mean over the rows of all ranks.
+        """
+        times, pending_losses, rows, global_rows = zip(*self._pending, strict=True)
+        times_ms, losses = list(times), list(pending_losses)
+        if not self.trainer.outputs_on_host:
+            losses = torch.stack(losses).double().tolist()
+        if self._group.size == 1:
+            return times_ms, losses, self.sigterm.requested
+        weights = [part / total if total else 1.0 for part, total in zip(rows, global_rows, strict=True)]
+        terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
+        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.sigterm.requested)])
+        by_step = list(zip(*by_rank, strict=True))
+        losses = [sum(rank_terms) for rank_terms in by_step[: len(terms)]]
+        times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
+        mean_ms = sum(times_ms) / len(times_ms)
+        self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
+        return times_ms, losses, any(by_step[-1])
+
+    def _log(self, times_ms: list[float], losses: list[float]) -> None:
+        self.journal.extend(
+            {
+                "steps.time_ms": [round(ms, 6) for ms in times_ms],
+                "steps.loss": losses,
+                "steps.samples": [global_rows for *_, global_rows in self._pending],
+            }
+        )
+
+    def _nonfinite_message(self, step: int, loss: float) -> str:
+        message = f"the loss became {loss} in step {step}"
+        replays = time.perf_counter() - self._started < REPLAY_SECONDS
+        if all(self._group.all_gather(replays)):
+            message += f"; the first NaN or infinity comes from {nonfinite_source(self._prepared, step)}"
+        return f"{message}: try a smaller --lr than {self._config.lr:g}"
+
+    def _log_accuracy(self) -> None:
+        """The share of the test rows whose class the model predicts (with test rows and classes)."""
+        test, device = self._prepared.data.test, self.trainer.placed.output_device
+        if test is None:
+            return
+        correct = 0.0
+        for batch in test.batches(self._config.batch_size, shuffle=False):
+            share = test.accuracy(self.trainer.evaluate(batch), devices.move(batch.targets, device))
+            if share is None:
+                return
+            correct += share * batch.rows
+        self.journal.extend({"metrics.accuracy": [correct / test.samples]})
+
+    # --- after the timed steps ---
+
+    def record_digests(self) -> None:
+        """Record digests of the trained weights and of their outputs, and peak memory."""
+        outputs = self.trainer.evaluate(next(self._prepared.batches(0, shuffle=False)))
+        self.journal.set(
+            digest={
+                "weights": tensors.digest(self.trainer.full_parameters() | self.trainer.buffers()),
+                "outputs": tensors.digest(
+                    {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
+                ),
+            },
+            memory=self.observations.memory(),
+        )
+        self.journal.flush()
+        self.on_flush()
+
+    def time_phases(self) -> None:
+        """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
+        self.progress.begin("phases")
+        timer, started = self.trainer.timer, time.perf_counter()
+        for index, batch in enumerate(islice(self._prepared.endless_batches(), self._config.phase_steps)):
+            self._group.barrier()
+            with timer.step():
+                self.trainer.timed_step(batch)
+            is_late = index >= 2 and time.perf_counter() - started > PHASE_SECONDS
+            if any(self._group.all_gather(is_late)):
+                break
+        self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
+        self.journal.flush()

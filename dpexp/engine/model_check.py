@@ -1,0 +1,139 @@
+"""Model check: whether model, data and loss fit each other, before a run opens.
+
+``check_model`` looks at the model alone, ``try_one_batch`` runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import devices, tensors
+from dpexp.config import ConfigError, RunConfig
+from dpexp.config.user_errors import describe
+from dpexp.data.dataset import Batch, Dataset
+from dpexp.engine.observe import preserved
+from dpexp.strategies import Strategy
+
+
+def check_model(model: nn.Module, config: RunConfig) -> None:
+    """Raises ConfigError for a model that cannot be trained, or that verification cannot copy."""
+    parameters = list(model.parameters())
+    if not config.eval and not any(parameter.requires_grad for parameter in parameters):
+        found = f"{len(parameters)} parameters, all of them frozen" if parameters else "no parameters"
+        raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
+    if config.check:
+        try:
+            copy.deepcopy(model)
+        except Exception as error:
+            raise ConfigError(
+                f"the model cannot be copied ({type(error).__name__}: {error}), "
+                "and verification compares copies: --no-check runs it without"
+            ) from error
+
+
+def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy) -> str:
+    """Run one batch through model and loss on the host, and restore buffers and random state.
+
+    Returns a note if the forward changes attributes, which replicas lose. Raises ConfigError.
+    """
+    before = _attributes(model)
+    needs_gradients = strategy.needs.gradients and not strategy.config.eval
+    with preserved(model), torch.set_grad_enabled(needs_gradients):
+        with devices.autocast(devices.HOST, strategy.config.autocast), misfit_as_config_error(model):
+            outputs = model(*batch.inputs)
+        after = _attributes(model)
+        loss = _loss(data, outputs, batch.targets)
+        if needs_gradients and loss.requires_grad:
+            trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+            gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+            unused = [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
+            if unused:
+                strategy.unused(unused)
+    changed = [name for name, value in after.items() if name not in before or before[name] != value]
+    if not changed:
+        return ""
+    return f"the model changes {', '.join(changed)} in its forward: what replicas change is lost"
+
+
+def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:
+    try:
+        return data.loss(outputs, targets)
+    except ConfigError:
+        raise
+    except Exception as error:
+        shapes = [", ".join(str(tuple(shape)) for shape in tensors.shapes(v)) for v in (outputs, targets)]
+        raise ConfigError(
+            f"the loss does not take the model's outputs {shapes[0]} with targets {shapes[1]}: "
+            f"{describe(error)}"
+        ) from error
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """The plain attributes of every module, each as something that differs once the attribute has changed."""
+    of_every_module = {*vars(nn.Module()), "training"}
+    return {
+        f"{name}.{key}".lstrip("."): _fingerprint(value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if key not in of_every_module
+    }
+
+
+def _fingerprint(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (id(value), value._version)
+    if isinstance(value, int | float | str | bool | None):
+        return value
+    if isinstance(value, list | dict | set):
+        return (id(value), len(value))
+    return id(value)
+
+
+@contextmanager
+def misfit_as_config_error(model: nn.Module) -> Iterator[None]:
+    """An exception inside the model's forward becomes a ConfigError that names the innermost module."""
+    calls: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
+    handles = []
+
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((name, module, list(tensors.walk((args, kwargs)))))
+
+    def leave(module: nn.Module, args: Any, outputs: Any) -> None:
+        calls.pop()
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not calls:
+            raise
+        raise ConfigError(_misfit_message(*calls[-1], error)) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], error: Exception) -> str:
+    where = f"module '{name}'" if name else "the model"
+    definition = "" if list(module.children()) else f" ({module})"
+    shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
+    cause = describe(error)
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and inputs and inputs[0].numel():
+        low, high, rows = int(inputs[0].min()), int(inputs[0].max()), module.num_embeddings
+        if low < 0 or high >= rows:
+            wrong_id = low if low < 0 else high
+            cause = f"id {wrong_id} is beyond the table of {rows} rows (ids 0 to {rows - 1})"
+    return (
+        f"the model does not fit the data: {where}{definition} got {', '.join(shown) or 'no tensor'}: {cause}"
+    )
