@@ -19,10 +19,8 @@ def select(config: RunConfig, world: World | None) -> Selection:
     if world is None and not config.options.launcher:
         return devices.select(config)
     if world is not None and not config.options.in_ranks:
-        raise ConfigError(
-            f"{config.strategy} is one process, and this is rank {world.rank} of {world.size}: start it "
-            "without torchrun"
-        )
+        rank = f"rank {world.rank} of {world.size}"
+        raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
     count, accelerators = _per_host(config)
     if world is None:

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dpexp.distributed.world import Member
@@ -43,20 +44,20 @@ def is_communication(error: BaseException) -> bool:
     return is_known or isinstance(error, dist.DistError)
 
 
+@dataclass(frozen=True)
 class Faults:
     """The errors of the members of a group, in its store, which the first rank holds."""
 
-    def __init__(self, store: Any, rank: int, members: Sequence[Member], timeout_s: float) -> None:
-        self._store = store
-        self._rank = rank
-        self._members = members
-        self._timeout_s = timeout_s
+    store: Any
+    rank: int
+    members: Sequence[Member]
+    timeout_s: float
 
     def reported(self) -> PeerError | None:
         """The error that a rank reported. Raises RuntimeError or OSError where the store is gone."""
-        for member in self._members:
-            if self._store.check([f"failed/{member.rank}"]):
-                fields = json.loads(self._store.get(f"failed/{member.rank}"))
+        for member in self.members:
+            if self.store.check([f"failed/{member.rank}"]):
+                fields = json.loads(self.store.get(f"failed/{member.rank}"))
                 error = PeerError(f"{member}: {fields['kind']}: {fields['message']}")
                 error.kind, error.traceback = fields["kind"], fields["traceback"]
                 return error
@@ -70,10 +71,10 @@ class Faults:
         # In a thread: over a link that was cut, a call to the store may not return.
         thread = threading.Thread(target=self._exchange, args=(error, found), daemon=True)
         thread.start()
-        thread.join(self._timeout_s)
+        thread.join(self.timeout_s)
         if found:
             return found[0]
-        return LostContact(f"lost contact with {self._members[0]}, which connects the ranks with each other")
+        return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
 
     def _exchange(self, error: BaseException, found: list[BaseException]) -> None:
         try:
@@ -82,7 +83,7 @@ class Faults:
                 return
             trace = "".join(traceback.format_exception(error))
             fields = {"kind": type(error).__name__, "message": str(error), "traceback": trace}
-            self._store.set(f"failed/{self._rank}", json.dumps(fields))
+            self.store.set(f"failed/{self.rank}", json.dumps(fields))
         except (RuntimeError, OSError):
             if is_communication(error):
                 return
@@ -90,22 +91,22 @@ class Faults:
 
     def _roll_call(self, error: BaseException) -> PeerError:
         """The error that a peer reported; without one, the ranks that do not answer within a few seconds."""
-        self._store.set(f"present/{self._rank}", "")
-        deadline = time.monotonic() + min(ROLL_CALL_S, self._timeout_s)
+        self.store.set(f"present/{self.rank}", "")
+        deadline = time.monotonic() + min(ROLL_CALL_S, self.timeout_s)
         while True:
             peer_error = self.reported()
             if peer_error is not None:
                 return peer_error
-            missing = [each for each in self._members if not self._store.check([f"present/{each.rank}"])]
+            missing = [each for each in self.members if not self.store.check([f"present/{each.rank}"])]
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         if not missing:
             return LostContact(
-                f"the ranks lost contact with each other for {self._timeout_s:g} s "
+                f"the ranks lost contact with each other for {self.timeout_s:g} s "
                 f"(--comm-timeout): {str(error).splitlines()[0]}"
             )
         return LostContact(
             f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the link to it "
-            f"is gone (waited up to {self._timeout_s:g} s, --comm-timeout)"
+            f"is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
         )

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from dpexp.config import LaunchOptions, RunConfig
 from dpexp.config.child_processes import end_with_parent, python_path
-from dpexp.distributed.rank_result import RankResult, results_folder
+from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
 
@@ -66,15 +66,12 @@ def launch(
     options = config.options
     assert isinstance(options, LaunchOptions)
     job = json.dumps(vars(Job(config.to_dict(), quiet, sys.argv)))
-    with (
-        results_folder() as read_results,
-        tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as logs,
-        _environment(options, count),
-    ):
-        agent = _agent_config(options, count, logs)
-        with _watchdog(options, read_results):
-            error = _run_agent(agent, options, entry, job, logs)
-        return read_results(), error
+    with tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as name, _environment(options, count, name):
+        folder = Path(name)
+        agent = _agent_config(options, count, folder)
+        with _watchdog(options, folder):
+            error = _run_agent(agent, options, entry, job, folder)
+        return read_results(folder), error
 
 
 def end_with_launcher() -> None:
@@ -94,7 +91,7 @@ def end_with_launcher() -> None:
 
 
 @contextmanager
-def _environment(options: LaunchOptions, count: int) -> Iterator[None]:
+def _environment(options: LaunchOptions, count: int, folder: str) -> Iterator[None]:
     """The environment of torchrun's agent and the ranks. Its loggers are silent: ``_run_agent`` reports."""
     environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
@@ -103,6 +100,7 @@ def _environment(options: LaunchOptions, count: int) -> Iterator[None]:
         LAUNCHER: str(os.getpid()),
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count)),
         "PYTHONPATH": python_path(),
+        RESULTS: folder,
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # A shared store would give restarted ranks the addresses of those that ended.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -119,7 +117,7 @@ def _environment(options: LaunchOptions, count: int) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _agent_config(options: LaunchOptions, count: int, logs: str) -> Any:
+def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
     """The ``LaunchConfig`` of torchrun's agent. Raises ConfigError."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
@@ -142,7 +140,7 @@ def _agent_config(options: LaunchOptions, count: int, logs: str) -> Any:
         rdzv_configs=rendezvous,
         max_restarts=options.max_restarts,
         local_addr=address,
-        logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, count), Std.ALL)),
+        logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )
 
 
@@ -150,7 +148,7 @@ def _agent_config(options: LaunchOptions, count: int, logs: str) -> Any:
 
 
 @contextmanager
-def _watchdog(options: LaunchOptions, read_results: Callable[[], list[RankResult]]) -> Iterator[None]:
+def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
     """End this process if its ranks have ended and torchrun's agent waits for an answer over a cut link."""
     limit_s = options.comm_timeout + (options.join_timeout if options.max_restarts else 0.0)
     ended = threading.Event()
@@ -161,7 +159,7 @@ def _watchdog(options: LaunchOptions, read_results: Callable[[], list[RankResult
         idle_since = time.monotonic()
         while not ended.wait(0.5):
             children = psutil.Process().children()
-            results = read_results()
+            results = read_results(folder)
             if not results or any(child.status() != psutil.STATUS_ZOMBIE for child in children):
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:
@@ -179,7 +177,7 @@ def _watchdog(options: LaunchOptions, read_results: Callable[[], list[RankResult
 # --- reporting ---
 
 
-def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: str) -> BaseException | None:
+def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: Path) -> BaseException | None:
     """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -211,7 +209,7 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: s
     return None
 
 
-def _describe_failure(error: Any, logs: str) -> str:
+def _describe_failure(error: Any, logs: Path) -> str:
     """Which rank ended first, how, and the last line of its stderr."""
     rank, failure = error.get_first_failure()
     how = (
@@ -220,7 +218,7 @@ def _describe_failure(error: Any, logs: str) -> str:
         else f"ended with code {failure.exitcode}"
     )
     last_line = ""
-    for path in sorted(Path(logs).glob(f"**/{failure.local_rank}/stderr.log")):
+    for path in sorted(logs.glob(f"**/{failure.local_rank}/stderr.log")):
         lines = path.read_text(errors="replace").strip().splitlines()
         last_line = f": {lines[-1]}" if lines else last_line
     return f"rank {rank} on host {os.uname().nodename} (process {failure.pid}) {how}{last_line}"

@@ -119,8 +119,8 @@ class TorchProcessGroup(ProcessGroup):
             for name, value in others.items():
                 if value != by_rank[0][1].get(name, value):
                     raise ConfigError(
-                        f"the ranks differ in their {name}: that of {member} is not that of "
-                        f"{self.members[0]}. Give every rank the same command, code and data"
+                        f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank the "
+                        "same command, code and data"
                     )
 
     def root_cause(self, error: BaseException) -> BaseException:
@@ -147,18 +147,18 @@ def init_process_group(
     if world is None:
         return ProcessGroup()
     assert options is not None
-    uses_cuda = device.type == "cuda"
-    if uses_cuda:
-        torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=options.comm_timeout)
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface(world.address, world.port))
     try:
         with _stdout_to_stderr():  # gloo prints its connections to stdout
             store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
             store.set_timeout(timeout)
             distributed.init_process_group(
-                # Tensors on the host are sent by gloo even where those on CUDA are sent by NCCL.
-                "cpu:gloo,cuda:nccl" if uses_cuda and options.comm != "gloo" else "gloo",
+                backend,
                 store=PrefixStore("ranks", store),
                 rank=world.rank,
                 world_size=world.size,

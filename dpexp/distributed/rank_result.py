@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dpexp.record import write_atomically
 
-FOLDER = "DPEXP_RANK_RESULTS"
-"""The environment variable that names the folder to the ranks; without it they write no result."""
+RESULTS = "DPEXP_RANK_RESULTS"
+"""The environment variable with the folder of the results; without it ranks write none."""
 
 
 @dataclass(frozen=True)
@@ -32,31 +29,21 @@ class RankResult:
     delivery: dict[str, Any] | None = None
 
 
-@contextmanager
-def results_folder() -> Iterator[Callable[[], list[RankResult]]]:
-    """Inside, ranks that are started write their results to a folder; the value reads them, by rank."""
-    with tempfile.TemporaryDirectory(prefix="dpexp-results-") as folder:
-        os.environ[FOLDER] = folder
-        try:
-            yield lambda: _read(Path(folder))
-        finally:
-            del os.environ[FOLDER]
-
-
-def _read(folder: Path) -> list[RankResult]:
+def read_results(folder: Path) -> list[RankResult]:
+    """The results that ranks have written, by rank."""
     results = [RankResult(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*.json")]
     return sorted(results, key=lambda result: result.rank)
 
 
 def write_result(result: RankResult) -> None:
     """Write the result of this rank, in place of an earlier one."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(RESULTS)
     if folder:
         write_atomically(Path(folder) / f"{result.rank}.json", json.dumps(asdict(result)).encode())
 
 
 def first_rank_result() -> RankResult | None:
     """The result of the first rank; None while there is none."""
-    folder = os.environ.get(FOLDER)
-    results = _read(Path(folder)) if folder else []
+    folder = os.environ.get(RESULTS)
+    results = read_results(Path(folder)) if folder else []
     return results[0] if results and results[0].rank == 0 else None

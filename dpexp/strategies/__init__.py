@@ -1,8 +1,8 @@
 """Strategies: how a model is laid over devices, one file each; ``STRATEGIES`` holds them by name.
 
 The engine imports this package, and asks a strategy what it ``needs``. It imports parallel, distributed,
-data, timing, devices and config. Start in ``base``, then ``whole``; most strategies use ``wrappers`` and
-``submodules``.
+data, timing, devices and config. Start reading in ``base``, then ``whole``; ``wrappers`` and ``submodules``
+are what most strategies use.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ class Replica:
             return self.module(*inputs, **kwargs)
 
 
-def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, autocast_dtype: str) -> list[Any]:
+def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, dtype: str) -> list[Any]:
     """Calls of the replicas, for ``parallel_apply``."""
     numbered = enumerate(zip(replicas, devices, strict=False))
-    return [Replica(module, i, device, timer, autocast_dtype) for i, (module, device) in numbered]
+    return [Replica(module, i, device, timer, dtype) for i, (module, device) in numbered]
 
 
 def on_one_device(devices: Devices) -> running_on:

@@ -36,8 +36,7 @@ class ShardedEmbedding(nn.Module):
         self.placement = f"rows {shard.start} to {shard.stop - 1}" if self.rows else "no rows"
         self.sparse = table.sparse
         padding = table.padding_idx
-        has_padding = padding is not None and shard.start <= padding < shard.stop
-        self.padding = padding - shard.start if has_padding and padding is not None else None
+        self.padding = padding - shard.start if padding in range(shard.start, shard.stop) else None
         self.weight = nn.Parameter(table.weight.detach()[shard].clone(), table.weight.requires_grad)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,13 @@ half while the device computes the first:
     device           |dense 0|dense 1|
 
 Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
-the tables on its host and their gradients are all-reduced; with --shard-embedding it has some of the rows.
+the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has some of the rows.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config import ConfigError, DdpOptions, HybridOptions
-from dpexp.devices import HOST, move, physical, place, running_on
+from dpexp.devices import HOST, move, place, running_on
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import ddp_module
@@ -47,7 +47,8 @@ class Hybrid(Replicating):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         super().prepare(model, devices)
-        options, hosts = self.options, matching(model, self.options.host, "--host")
+        options = self.options
+        hosts = matching(model, options.host, "--host")
         if self.config.compile and len(devices) > 1:
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
@@ -56,7 +57,7 @@ class Hybrid(Replicating):
             raise ConfigError("--shard-embedding splits the rows over ranks: start them with torchrun")
         if options.shard_embedding and options.pipeline:
             raise ConfigError(
-                "--shard-embedding and --pipeline: the ranks must look up in one order; give one of the two"
+                "--shard-embedding excludes --pipeline: every rank must look up in the same order"
             )
         if devices:
             check_not_tied(model, hosts, "--host")
@@ -66,79 +67,64 @@ class Hybrid(Replicating):
                 check_shardable(module, f"host module '{name}'")
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if options.sparse and not tables:
-                raise ConfigError(
-                    f"--sparse: host module '{name}' ({type(module).__name__}) has no embedding; "
-                    "leave out --sparse"
-                )
+                kind = type(module).__name__
+                raise ConfigError(f"--sparse: host module '{name}' ({kind}) has no embedding; use --dense")
             for table in tables:
                 table.sparse = options.sparse
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         hosts = matching(model, self.options.host, "--host")
-        stages = Stages(devices[0] if devices else HOST, timer)
+        device = devices[0] if devices else HOST
+        host_lock, device_lock = threading.RLock(), threading.RLock()
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
                 tables = shard(child, self.group) if self.options.shard_embedding else child
-                return OnHost(place(tables, HOST), stages)
-            place(child, stages.device)
+                return HostStage(place(tables, HOST), device, host_lock, timer)
+            place(child, device)
             if len(devices) < 2 or not list(child.parameters()):
-                return Dense(self.compiled(child), stages)
-            return Dense(data_parallel_module(child, devices, self.config, timer), stages)
+                return Stage(self.compiled(child), "dense", device, device_lock, timer)
+            dense = data_parallel_module(child, devices, self.config, timer)
+            return Stage(dense, "dense", device, device_lock, timer)
 
-        rewire(model, hosts, wrap, stages.device)
-        module = Pipelined(model, stages.device) if self.options.pipeline else model
-        used = (HOST, *(device for device in devices if device != HOST))
+        rewire(model, hosts, wrap, device)
+        module = Pipelined(model, device) if self.options.pipeline else model
+        used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
-            return Placed(module, HOST, stages.device, used)
+            return Placed(module, HOST, device, used)
         sync = TableSync(self.group, module, hosts, timer)
-        module = ddp_module(module, stages.device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, stages.device, used, sync)
+        module = ddp_module(module, device, timer, DdpOptions(), excluded=sync.tables.values())
+        return Placed(module, HOST, device, used, sync)
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The host and the device as the stages of a pipeline.
+class Stage(Wrapper):
+    """A module on its device, to which it moves its inputs; timed as ``phase``.
 
-    A lock lets one part of a pipelined batch into its stage at a time, and costs nothing otherwise.
+    The lock lets one part of a pipelined batch into the stage at a time, and costs nothing otherwise.
     """
 
-    device: torch.device
-    timer: Timer
-    host_lock: threading.RLock = field(default_factory=threading.RLock)
-    device_lock: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(
+        self, module: nn.Module, phase: str, device: torch.device, lock: threading.RLock, timer: Timer
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.phase, self.device, self.lock, self.timer = phase, device, lock, timer
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self.lock, self.timer.phase(self.phase, self.device):
+            inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
+            return self.module(*inputs, **kwargs)
 
 
-class OnHost(Wrapper):
+class HostStage(Stage):
     """A module on the host, and the transfer of its outputs to the device."""
 
-    def __init__(self, module: nn.Module, stages: Stages) -> None:
-        super().__init__()
-        self.module = module
-        self.transfer = Transfer(stages.device, stages.timer)
-        self.stages = stages
+    def __init__(self, module: nn.Module, device: torch.device, lock: threading.RLock, timer: Timer) -> None:
+        super().__init__(module, "embedding", HOST, lock, timer)
+        self.transfer = Transfer(device, timer)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        inputs, kwargs = move(inputs, HOST), move(kwargs, HOST)
-        with self.stages.host_lock, self.stages.timer.phase("embedding", HOST):
-            outputs = self.module(*inputs, **kwargs)
-        return self.transfer(outputs)
-
-
-class Dense(Wrapper):
-    """A module on the accelerators, to which it moves inputs that are still on the host."""
-
-    def __init__(self, module: nn.Module, stages: Stages) -> None:
-        super().__init__()
-        self.module = module
-        self.stages = stages
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        device = self.stages.device
-        with self.stages.device_lock, self.stages.timer.phase("dense", device):
-            if physical(device) != HOST:
-                inputs, kwargs = move(inputs, device), move(kwargs, device)
-            return self.module(*inputs, **kwargs)
+        return self.transfer(super().forward(*inputs, **kwargs))
 
 
 class Pipelined(Wrapper):

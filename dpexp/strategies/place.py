@@ -45,10 +45,8 @@ class Place(Strategy):
             if not pattern:
                 raise ConfigError(f"--place '{entry}' is not NAME=DEVICE, as layers.*=cuda:0")
             if name not in known:
-                raise ConfigError(
-                    f"--place '{entry}': no device '{name}'; there are {', '.join(known)}. "
-                    "--virtual N emulates cpu:0 to cpu:N-1"
-                )
+                there = f"there are {', '.join(known)}. --virtual N emulates cpu:0 to cpu:N-1"
+                raise ConfigError(f"--place '{entry}': no device '{name}'; {there}")
             for module in matching(model, [pattern], "--place"):
                 if module in found:
                     raise ConfigError(f"--place '{entry}': '{module}' already has a device, {found[module]}")
@@ -70,10 +68,7 @@ class Place(Strategy):
 
 
 class OnDevice(Wrapper):
-    """A module on its device, to which it moves inputs that are on another one.
-
-    ``first`` is where tensors without a mark are.
-    """
+    """A module on its device, to which it moves its inputs; tensors without a mark are on ``first``."""
 
     def __init__(self, module: nn.Module, device: torch.device, first: torch.device, timer: Timer) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""Several hosts, for real: two network namespaces, two ranks in each."""
+"""Two hosts of two ranks each: network namespaces of this machine, joined by a link."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,22 +19,24 @@ ENDPOINT = f"{namespaces.NET}.1:29531"
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     if not namespaces.available():
-        pytest.skip("network namespaces cannot be made here: it takes root and iproute2")
+        pytest.skip("this process cannot create network namespaces: that takes root and iproute2")
     with namespaces.two_hosts(tmp_path / "hosts") as both:
         yield both
 
 
-def start(host: Host, folder: Path, *more: str, nnodes: str = "2", steps: int = 60) -> subprocess.Popen[str]:
-    several = ("--nnodes", nnodes, "--rdzv-endpoint", ENDPOINT, "--join-timeout", "60", "--no-track")
-    return host.start(SCRIPT, *words(folder, steps=steps), "--devices", "2", *several, *more)
+def start(
+    host: Host, folder: Path, *options: str, nnodes: str = "2", steps: int = 60
+) -> subprocess.Popen[str]:
+    hosts = ("--nnodes", nnodes, "--rdzv-endpoint", ENDPOINT, "--join-timeout", "120", "--no-track")
+    return host.start(SCRIPT, *words(folder, steps=steps), "--devices", "2", *hosts, *options)
 
 
 def launcher(process: subprocess.Popen[str]) -> int:
-    """The pid of scripts/run.py: ``ip`` and ``unshare`` become it, one after the other."""
+    """The process id of scripts/run.py: ``ip`` and ``unshare`` replace themselves by it."""
     return process.pid
 
 
-def test_two_hosts_of_two_ranks_compute_what_one_host_of_four_does_though_a_rank_is_killed(
+def test_two_hosts_compute_what_one_host_of_four_ranks_computes_even_if_a_rank_is_killed(
     hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
     a, b = hosts
@@ -55,15 +56,14 @@ def test_two_hosts_of_two_ranks_compute_what_one_host_of_four_does_though_a_rank
     assert found["steps"]["loss"] == together["steps"]["loss"]
 
 
-def test_a_lost_host_is_named_in_time(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_a_lost_host_is_named_long_before_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, b = hosts
-    first, second = (start(each, tmp_path, "--max-restarts", "0", steps=2000) for each in (a, b))
+    options = ("--max-restarts", "0", "--comm-timeout", "3600")
+    first, second = (start(host, tmp_path, *options, steps=2000) for host in (a, b))
     until_step(a.home, 12, first)
     os.kill(launcher(second), signal.SIGKILL)
     wait(second)
-    began = time.monotonic()
-    done = wait(first, timeout=60)
-    assert time.monotonic() - began < 45
+    done = wait(first)
     assert done.returncode == 1
     assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
     assert "Traceback" not in done.stderr
@@ -71,19 +71,19 @@ def test_a_lost_host_is_named_in_time(hosts: tuple[Host, Host], tmp_path: Path) 
 
 def test_a_cut_link_is_noticed_within_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, b = hosts
-    more = ("--max-restarts", "0", "--comm-timeout", "6")
-    first, second = (start(each, tmp_path, *more, steps=2000) for each in (a, b))
+    options = ("--max-restarts", "0", "--comm-timeout", "10")
+    first, second = (start(host, tmp_path, *options, steps=2000) for host in (a, b))
     until_step(a.home, 12, first)
     b.cut()
-    done, other = wait(first, timeout=90), wait(second, timeout=90)
+    done, other = wait(first), wait(second)
     assert (done.returncode, other.returncode) == (1, 1)
     assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
     assert "rank 0 on host a" in other.stderr
 
 
-def test_the_rest_goes_on_without_a_lost_host(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_the_other_host_continues_without_a_lost_one(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, b = hosts
-    first, second = (start(each, tmp_path, nnodes="1:2") for each in (a, b))
+    first, second = (start(host, tmp_path, nnodes="1:2") for host in (a, b))
     until_step(a.home, 12, first)
     os.kill(launcher(second), signal.SIGKILL)
     wait(second)

@@ -1,4 +1,4 @@
-"""Verify every model under ddp and fsdp, in the ranks that torchrun started; the first prints the results."""
+"""Verify every model under ddp and fsdp, as a rank of torchrun; the first rank prints the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpexp.models import MODELS
 
 
 def main() -> None:
-    group, found = None, {}
+    group, results = None, {}
     for strategy in ("ddp", "fsdp"):
         for model in MODELS:
             config = RunConfig(strategy, model=model, batch_size=7)
@@ -27,12 +27,12 @@ def main() -> None:
             group = group or init_process_group(World.of(), config.options, devices.HOST)
             prepared = prepare(config, group=group)
             result = verify(prepared)
-            found[f"{strategy} {model}"] = [result.passed, result.output_error, result.gradient_error]
+            results[f"{strategy} {model}"] = [result.passed, result.output_error, result.gradient_error]
     assert group is not None
     if group.is_first:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
     group.destroy()
-    os._exit(0)  # what torch still has to tear down does not matter
+    os._exit(0)  # without torch's teardown, which may fail
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,20 +20,20 @@ SCRIPT = str(ROOT / "scripts" / "run.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def start(*words: str, **more: str) -> subprocess.Popen[str]:
-    """``python WORDS``, not waited for."""
+def start(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    """Start ``python WORDS`` in a folder."""
     return subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | ENVIRONMENT | more,
-        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | environment,
+        cwd=folder,
     )
 
 
 def wait(process: subprocess.Popen[str], timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """Its end, its output read meanwhile."""
+    """Read the output of a process until it ends."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -42,10 +43,10 @@ def wait(process: subprocess.Popen[str], timeout: float = PATIENCE_S) -> subproc
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """``scripts/run.py WORDS --no-track``; where it starts ranks, they are new processes."""
-    said = shared().run([*words, "--no-track"], ROOT, **(os.environ | ENVIRONMENT | more))
-    return subprocess.CompletedProcess(words, said.code, said.stdout, said.stderr)
+def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``scripts/run.py WORDS --no-track`` in a folder; where it starts ranks, they are new processes."""
+    result = shared().run([*words, "--no-track"], folder, **(os.environ | ENVIRONMENT | environment))
+    return subprocess.CompletedProcess(words, result.code, result.stdout, result.stderr)
 
 
 def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -55,10 +56,17 @@ def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The Record that ``--json`` printed: all of stdout, and nothing else."""
+    """The Record that ``--json`` printed; stdout must hold nothing else."""
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 # --- runs that are slow enough to be killed -----------------------------------------------------
@@ -80,24 +88,25 @@ STEPS = 60
 
 
 def words(folder: Path, strategy: str = "ddp", steps: int = STEPS, every: int = 5) -> list[str]:
+    """The command line of a run of the slow model, which this writes to the folder."""
     (folder / "slow.py").write_text(MODEL)
     common = ["--model", f"{folder}/slow.py:make", "--no-check", "--warmup", "1", "--phase-steps", "1"]
     return [strategy, *common, "--steps", str(steps), "--snapshot-every", str(every), "--json"]
 
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
-    """The pid of every rank of a launcher, by rank."""
+    """The process id of each rank that a launcher started, by rank."""
     found = {}
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [each for each in environ if each.startswith(b"RANK=")]
+        ranks = [entry for entry in environ if entry.startswith(b"RANK=")]
         if ranks:
             found[int(ranks[0].removeprefix(b"RANK="))] = int(child)
     return found
 
 
 def until_step(home: Path, step: int, process: subprocess.Popen[str]) -> Record:
-    """Wait until the only run's journal has so many steps."""
+    """Wait until the journal of the only run has this number of steps."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
         journals = list(home.glob("runs/*/journal.jsonl"))
@@ -106,4 +115,4 @@ def until_step(home: Path, step: int, process: subprocess.Popen[str]) -> Record:
             if len(found.steps["loss"]) >= step:
                 return found
         time.sleep(0.05)
-    raise AssertionError(f"no step {step}: {process.poll()}")
+    raise AssertionError(f"no step {step} within {PATIENCE_S} s; exit code {process.poll()}")

@@ -17,55 +17,46 @@ NET = "10.213.7"
 
 
 def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """``ip WORDS`` of Debian's iproute2."""
-    return subprocess.run([IP, *words], capture_output=True, text=True, timeout=20, check=check)
+    """``ip WORDS`` of iproute2."""
+    return subprocess.run([IP, *words], capture_output=True, text=True, timeout=120, check=check)
 
 
 def available() -> bool:
-    """Whether this process may make namespaces; it makes one and removes it."""
+    """Whether this process may create network namespaces: it creates one and removes it."""
     if os.geteuid() != 0 or not Path(IP).exists() or shutil.which("unshare") is None:
         return False
     name = f"dpexp-try-{os.getpid()}"
-    made = ip("netns", "add", name, check=False).returncode == 0
+    is_created = ip("netns", "add", name, check=False).returncode == 0
     pair = ("type", "veth", "peer", "name", "dpexp-try-b")
-    joined = made and ip("-n", name, "link", "add", "dpexp-try-a", *pair, check=False).returncode == 0
+    has_pair = is_created and ip("-n", name, "link", "add", "dpexp-try-a", *pair, check=False).returncode == 0
     ip("netns", "del", name, check=False)
-    return joined
+    return has_pair
 
 
 class Host:
-    """One namespace with an address, a host name and a ``DPEXP_HOME`` of its own."""
+    """A network namespace with an address, a host name and a ``DPEXP_HOME`` of its own."""
 
     def __init__(self, name: str, number: int, home: Path) -> None:
         self.name, self.address, self.home = name, f"{NET}.{number}", home
-        self.space, self.link = f"dpexp-{os.getpid()}-{name}", f"dpx{os.getpid() % 100000}{name}"
+        self.namespace, self.link = f"dpexp-{os.getpid()}-{name}", f"dpx{os.getpid() % 100000}{name}"
         home.mkdir(parents=True)
-        ip("netns", "add", self.space)
-        ip("-n", self.space, "link", "set", "lo", "up")
+        ip("netns", "add", self.namespace)
+        ip("-n", self.namespace, "link", "set", "lo", "up")
 
     def connect(self) -> None:
-        """Give the link its address."""
-        ip("-n", self.space, "addr", "add", f"{self.address}/24", "dev", self.link)
-        ip("-n", self.space, "link", "set", self.link, "up")
+        """Give the link its address and bring it up."""
+        ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", self.link)
+        ip("-n", self.namespace, "link", "set", self.link, "up")
 
     def cut(self) -> None:
         """Take the link down."""
-        ip("-n", self.space, "link", "set", self.link, "down")
+        ip("-n", self.namespace, "link", "set", self.link, "down")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """``python WORDS`` on this host."""
-        named = [
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0"; exec "$@"',
-            self.name,
-            sys.executable,
-            *words,
-        ]
+        command = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name, sys.executable]
         return subprocess.Popen(
-            [IP, "netns", "exec", self.space, *named],
+            [IP, "netns", "exec", self.namespace, *command, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,19 +67,32 @@ class Host:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """Hosts ``a`` (the head) and ``b``, gone when it ends."""
-    made: list[Host] = []
+    """Hosts ``a`` (the head) and ``b``, removed at the end with every process on them."""
+    hosts: list[Host] = []
     try:
         for number, name in enumerate("ab", start=1):
-            made.append(Host(name, number, folder / name))
-        a, b = made
-        ip("-n", a.space, "link", "add", a.link, "type", "veth", "peer", "name", b.link, "netns", b.space)
-        for host in made:
+            hosts.append(Host(name, number, folder / name))
+        a, b = hosts
+        ip(
+            "-n",
+            a.namespace,
+            "link",
+            "add",
+            a.link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            b.link,
+            "netns",
+            b.namespace,
+        )
+        for host in hosts:
             host.connect()
         yield a, b
     finally:
-        for host in made:
-            pids = ip("netns", "pids", host.space, check=False).stdout.split()
-            for pid in pids:  # ours alone: nothing else runs in this namespace
+        for host in hosts:
+            pids = ip("netns", "pids", host.namespace, check=False).stdout.split()
+            for pid in pids:  # of this test: nothing else runs in this namespace
                 subprocess.run(["kill", "-KILL", pid], check=False)
-            ip("netns", "del", host.space, check=False)
+            ip("netns", "del", host.namespace, check=False)

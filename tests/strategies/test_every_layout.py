@@ -1,6 +1,6 @@
-"""Every model under every strategy: laid over three devices, each computes what one device does.
+"""Every model under every strategy, over three devices, computes what it computes on one.
 
-README's table of them is made here: where it is wrong, the failing test prints the right one.
+A test compares README's table with these results, and prints the right table where they differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OTHER_DATA = [
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are fastest on one thread."""
+    """Small models are fastest on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 
 def option(strategy: str, model: str) -> tuple[str, str] | None:
-    """The name and value of the option that tells the strategy about this model's parts."""
+    """The name and value of the option that names a part of this model for the strategy."""
     block, host = PARTS[model]
     return {"block": ("block", block), "hybrid": ("host", host), "place": ("place", f"{block}=cpu:1")}.get(
         strategy
@@ -58,8 +58,8 @@ def option(strategy: str, model: str) -> tuple[str, str] | None:
 
 
 @functools.cache
-def outcome(strategy: str, model: str, data: str = "random") -> str:
-    """``verified``, or why not."""
+def verdict(strategy: str, model: str, data: str = "random") -> str:
+    """``verified``, or the reason why not."""
     given = option(strategy, model)
     options = {given[0]: (given[1],)} if given else {}
     try:
@@ -73,18 +73,18 @@ def outcome(strategy: str, model: str, data: str = "random") -> str:
 
 
 def table() -> str:
-    """The table of README: how every model does under every strategy, with the option that names its part."""
+    """README's table: the verdict on every model under every strategy, with the option that names its part."""
     rows = [["model", "", *LAYOUTS], ["---"] * (len(LAYOUTS) + 2)]
     for model, entry in MODELS.items():
         cells = []
         for strategy in LAYOUTS:
             given = option(strategy, model)
-            cells.append(outcome(strategy, model) + (f", `--{given[0]} {given[1]}`" if given else ""))
+            cells.append(verdict(strategy, model) + (f", `--{given[0]} {given[1]}`" if given else ""))
         rows.append([f"`{model}`", entry.help, *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def test_every_model_has_its_parts_named() -> None:
+def test_parts_of_every_model_are_named() -> None:
     assert set(PARTS) == set(MODELS)
     assert set(LAYOUTS) <= set(STRATEGY_OPTIONS)
 
@@ -92,16 +92,16 @@ def test_every_model_has_its_parts_named() -> None:
 @pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_every_model_verifies_under_every_strategy(model: str, strategy: str) -> None:
-    assert outcome(strategy, model) == "verified"
+    assert verdict(strategy, model) == "verified"
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize(("model", "data"), OTHER_DATA)
 def test_every_source_verifies_with_the_models_that_take_it(model: str, data: str, strategy: str) -> None:
-    assert outcome(strategy, model, data) == "verified"
+    assert verdict(strategy, model, data) == "verified"
 
 
-def test_readme_has_the_table() -> None:
+def test_readme_has_this_table() -> None:
     _, _, rest = README.read_text().partition("<!-- models -->\n")
     found, mark, _ = rest.partition("\n<!-- /models -->")
     assert mark, "README.md has no table between <!-- models --> and <!-- /models -->"

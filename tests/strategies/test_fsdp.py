@@ -1,4 +1,4 @@
-"""fsdp, and hybrid over ranks: parts of parameters on every rank, the results of a single device."""
+"""fsdp, and hybrid over ranks: shards of parameters on every rank, the results of a single device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from launching import record, run, start, torchrun, wait
+from torch import nn
 
 from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
+from dpexp.strategies.fsdp import Fsdp
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
@@ -33,10 +35,10 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     ]
     assert {row["placement"] for row in found["device_map"]} == {"S(0)"}
     ddp = record(run("ddp", "--devices", "2", "--model", "blocks", *SHORT))
-    whole = sum(row["bytes"] for row in ddp["device_map"])
-    held = [parameter_bytes(found, rank) for rank in range(3)]
-    assert sum(held) == whole
-    assert max(held) < 0.4 * whole  # of each rank's own memory; of ddp's ranks each holds it all
+    full = sum(row["bytes"] for row in ddp["device_map"])
+    shards = [parameter_bytes(found, rank) for rank in range(3)]
+    assert sum(shards) == full
+    assert max(shards) < 0.4 * full  # every rank of ddp has the full parameters
     assert set(found["memory"]) == {"cpu:0", "cpu:1", "cpu:2"}
 
 
@@ -47,7 +49,7 @@ def test_fsdp_and_ddp_train_to_the_same_loss() -> None:
     assert fsdp == pytest.approx(ddp, rel=1e-12)
 
 
-def test_blocks_that_are_not_there_are_refused() -> None:
+def test_blocks_that_the_model_does_not_have_are_refused() -> None:
     with pytest.raises(ConfigError, match="--block 'block9' not found"):
         prepare(RunConfig("fsdp", virtual=2, options={"block": ["block9"]}))
 
@@ -61,7 +63,7 @@ def test_replicated_tables_are_all_reduced(gradients: str) -> None:
     assert "allreduce_tables" in found["phases"]
 
 
-def test_tables_are_sharded_by_rows_over_ranks() -> None:
+def test_tables_are_sharded_by_rows() -> None:
     words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=10", "--host", "embedding")
     found = record(torchrun(4, "hybrid", *words, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
@@ -75,17 +77,26 @@ def test_tables_are_sharded_by_rows_over_ranks() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"shard_embedding": True}, "start them with torchrun")],
-)
-def test_sharding_without_ranks_is_refused(options: dict[str, bool], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        prepare(RunConfig("hybrid", virtual=1, options=options))
+def test_sharding_without_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start them with torchrun"):
+        prepare(RunConfig("hybrid", virtual=1, options={"shard_embedding": True}))
 
 
-def test_every_model_computes_the_same_in_ranks() -> None:
-    """One start of two ranks for all models: 4 rows and 3."""
+def test_a_list_of_modules_is_sharded_module_by_module() -> None:
+    """A ModuleList has no forward, and FSDP2 refuses to shard one; a model without parts is one unit."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
+
+    strategy = Fsdp(RunConfig("fsdp"))
+    assert strategy.blocks(Listed()) == ["layers.0", "layers.2"]
+    assert strategy.blocks(nn.Linear(4, 4)) == []
+
+
+def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device() -> None:
+    """Two ranks of 4 rows and 3, started once for all models."""
     agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = wait(start(*agent, str(Path(__file__).parents[1] / "helpers" / "every_model_in_ranks.py")))
     assert done.stdout, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""The layouts, on the tutorials' models: what lies where, and which rows each replica sees."""
+"""The strategies on the tutorials' models: the device of each module, and the rows of each replica."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ TUTORIAL = [30, 30, 30, 10]
 """The batches of one epoch: 100 samples, 30 at a time."""
 
 
-def lay(strategy: str, *, virtual: int | None, options: Any = None, model: str = "", **more: Any) -> Placed:
+def lay_out(
+    strategy: str, *, virtual: int | None, options: Any = None, model: str = "", **more: Any
+) -> Placed:
     config = RunConfig(
         strategy,
         virtual=virtual,
@@ -36,7 +38,7 @@ def lay(strategy: str, *, virtual: int | None, options: Any = None, model: str =
     return prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
 
 
-def rows_of(placed: Placed, width: int | None = 5) -> list[Row]:
+def observed(placed: Placed, width: int | None = 5) -> list[Row]:
     return observe(
         placed, [(torch.randn(rows, width) if width else torch.randint(1000, (rows,)),) for rows in TUTORIAL]
     )
@@ -68,10 +70,10 @@ def test_the_registry_the_options_and_the_help_name_the_same_strategies() -> Non
         (8, [[4, 4, 4, 4, 4, 4, 4, 2]] * 3 + [[2, 2, 2, 2, 2]]),
     ],
 )
-def test_replicas_see_the_rows_that_the_tutorials_print(
+def test_replicas_get_the_rows_that_the_tutorials_print(
     strategy: str, count: int, pieces: list[list[int]]
 ) -> None:
-    rows = rows_of(lay(strategy, virtual=count))
+    rows = observed(lay_out(strategy, virtual=count))
     assert split(rows, "", "replica") == [[([[n, 5]], [[n, 2]]) for n in of_batch] for of_batch in pieces]
     assert split(rows, "", "outside") == [[([[n, 5]], [[n, 2]])] for n in TUTORIAL]
     of_first = [
@@ -80,18 +82,18 @@ def test_replicas_see_the_rows_that_the_tutorials_print(
     assert [(row["replica"], row["device"]) for row in of_first] == [(i, f"cpu:{i}") for i in range(count)]
 
 
-def test_only_block2_is_split_and_the_others_see_the_whole_batch() -> None:
-    rows = rows_of(lay("block", virtual=3), width=10)
-    for whole in ("block1", "block3"):
-        assert split(rows, whole, "replica") == [[], [], [], []]
-        assert [call[0][1] for call in split(rows, whole, "outside")] == [[[n, 20]] for n in TUTORIAL]
+def test_only_block2_is_split_and_the_others_get_the_full_batch() -> None:
+    rows = observed(lay_out("block", virtual=3), width=10)
+    for other in ("block1", "block3"):
+        assert split(rows, other, "replica") == [[], [], [], []]
+        assert [call[0][1] for call in split(rows, other, "outside")] == [[[n, 20]] for n in TUTORIAL]
     assert split(rows, "block2", "replica")[3] == [([[n, 20]], [[n, 20]]) for n in (4, 4, 2)]
     assert split(rows, "block2", "outside") == [[([[n, 20]], [[n, 20]])] for n in TUTORIAL]
 
 
-def test_the_device_map_tells_what_is_replicated() -> None:
+def test_the_device_map_shows_what_is_replicated() -> None:
     mapped = {
-        row["module"]: row for row in device_map(lay("block", virtual=3)) if row["parameter"] == "weight"
+        row["module"]: row for row in device_map(lay_out("block", virtual=3)) if row["parameter"] == "weight"
     }
     assert (mapped["block1"]["device"], mapped["block1"]["replicas"]) == ("cpu:0", [])
     assert (mapped["block2"]["device"], mapped["block2"]["replicas"]) == ("cpu:0", ["cpu:1", "cpu:2"])
@@ -99,8 +101,8 @@ def test_the_device_map_tells_what_is_replicated() -> None:
 
 
 def test_hybrid_keeps_the_embedding_on_the_host_and_shows_the_transfer() -> None:
-    placed = lay("hybrid", virtual=1)
-    first = [row for row in rows_of(placed, width=None) if row["batch"] == 0 and row["module"]]
+    placed = lay_out("hybrid", virtual=1)
+    first = [row for row in observed(placed, width=None) if row["batch"] == 0 and row["module"]]
     assert [(row["module"], row["device"], row["inputs"], row["outputs"]) for row in first] == [
         ("embedding", "cpu", [[30]], [[30, 10]]),
         ("embedding.transfer", "cpu:0", [[30, 10]], [[30, 10]]),
@@ -114,26 +116,26 @@ def test_hybrid_keeps_the_embedding_on_the_host_and_shows_the_transfer() -> None
 
 
 def test_hybrid_on_several_devices_splits_the_dense_part_only() -> None:
-    placed = lay("hybrid", virtual=2)
-    rows = rows_of(placed, width=None)
+    placed = lay_out("hybrid", virtual=2)
+    rows = observed(placed, width=None)
     assert split(rows, "embedding", "replica") == [[], [], [], []]
     assert split(rows, "linear", "replica")[0] == [([[15, 10]], [[15, 10]])] * 2
     replicas = {row["module"]: row["replicas"] for row in device_map(placed)}
     assert replicas == {"embedding": [], "linear": ["cpu:1"]}
 
 
-def test_a_pipelined_batch_passes_in_two_parts_and_gives_the_same() -> None:
+def test_a_pipelined_batch_is_split_in_two_and_gives_the_same_outputs() -> None:
     ids = torch.arange(30)
     torch.manual_seed(0)
-    serial = lay("hybrid", virtual=1)
-    pipelined = lay("hybrid", virtual=1, options={"pipeline": True})
+    serial = lay_out("hybrid", virtual=1)
+    pipelined = lay_out("hybrid", virtual=1, options={"pipeline": True})
     assert torch.allclose(serial.module(ids), pipelined.module(ids), atol=1e-6)
-    calls = split(rows_of(pipelined, width=None), "embedding", "outside")
+    calls = split(observed(pipelined, width=None), "embedding", "outside")
     assert calls[0] == [([[15]], [[15, 10]])] * 2
 
 
-def test_sparse_gradients_hold_only_the_rows_of_the_batch() -> None:
-    placed = lay("hybrid", virtual=1, options={"sparse": True})
+def test_sparse_gradients_have_only_the_rows_of_the_batch() -> None:
+    placed = lay_out("hybrid", virtual=1, options={"sparse": True})
     placed.module(torch.tensor([3, 3, 7])).sum().backward()
     gradient = named_parameters(placed.module)["embedding.weight"].grad
     assert gradient is not None
@@ -142,7 +144,7 @@ def test_sparse_gradients_hold_only_the_rows_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid"])
-def test_without_devices_a_layout_passes_through(strategy: str) -> None:
+def test_without_devices_a_wrapper_passes_through(strategy: str) -> None:
     prepared = prepare(RunConfig(strategy, devices="cpu"))
     assert prepared.execution == "passthrough"
     placed = prepared.strategy.place(prepared.model, (), Timer())
@@ -158,7 +160,7 @@ def test_single_on_the_cpu_is_real() -> None:
 
 
 class Nested(nn.Module):
-    """Two levels, a list, tied weights and parameters of its own."""
+    """Two levels, a list, a module of two names, and a parameter at the top."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +177,7 @@ class Nested(nn.Module):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_hybrid_reaches_into_containers_and_keeps_the_results(count: int) -> None:
+def test_hybrid_wraps_modules_in_containers_and_keeps_the_results(count: int) -> None:
     model, ids = Nested(), torch.arange(12)
     expected = model(ids)
     config = RunConfig("hybrid", virtual=count, options={"host": ["tables.words"]})
@@ -188,8 +190,8 @@ def test_hybrid_reaches_into_containers_and_keeps_the_results(count: int) -> Non
 
 
 def test_a_device_map_places_each_module_and_inserts_transfers() -> None:
-    placed = lay("place", virtual=2, options={"place": ["block1=cpu", "block[3]=cpu:1"]})
-    first = [row for row in rows_of(placed, width=10) if row["batch"] == 3]
+    placed = lay_out("place", virtual=2, options={"place": ["block1=cpu", "block[3]=cpu:1"]})
+    first = [row for row in observed(placed, width=10) if row["batch"] == 3]
     assert [(row["module"], row["device"], row["inputs"]) for row in first] == [
         ("", "cpu:0", [[10, 10]]),
         ("block1", "cpu", [[10, 10]]),
@@ -208,11 +210,11 @@ def test_a_device_map_places_each_module_and_inserts_transfers() -> None:
 
 
 def test_modules_on_one_device_need_no_transfer() -> None:
-    placed = lay("place", virtual=2, options={"place": ["block*=cpu:0"]})
-    assert not [row for row in rows_of(placed, width=10) if "transfer" in row["module"]]
+    placed = lay_out("place", virtual=2, options={"place": ["block*=cpu:0"]})
+    assert not [row for row in observed(placed, width=10) if "transfer" in row["module"]]
 
 
-def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
+def test_a_pattern_does_not_match_a_dot() -> None:
     model = Nested()
     assert matching(model, ["layers.*"], "--block") == ("layers.0", "layers.1")
     assert matching(model, ["layers.?.0", "tables.*"], "--block") == ("layers.1.0", "tables.words")
@@ -221,7 +223,7 @@ def test_a_pattern_means_the_children_and_does_not_reach_deeper() -> None:
 
 
 class Tied(nn.Module):
-    """A language model's usual tie: the head's weight is the table."""
+    """As in language models, the weight of the head is the table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,14 +252,14 @@ def test_a_module_of_two_names_is_replicated_under_both() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["whole", "functional"])
-def test_replicas_compute_in_autocasts_own_type(strategy: str) -> None:
-    placed = lay(strategy, virtual=2, autocast="bfloat16")
+def test_replicas_compute_in_the_dtype_of_autocast(strategy: str) -> None:
+    placed = lay_out(strategy, virtual=2, autocast="bfloat16")
     with devices.autocast(devices.HOST, "bfloat16"):
         assert placed.module(torch.randn(30, 5)).dtype == torch.bfloat16
 
 
-def test_names_are_those_of_the_model_as_written() -> None:
-    placed = lay("block", virtual=2)
+def test_wrappers_do_not_change_the_names_of_modules() -> None:
+    placed = lay_out("block", virtual=2)
     plain = models.build("blocks")
     assert set(named_parameters(placed.module)) == {name for name, _ in plain.named_parameters()}
     assert {part.name for part in parts(placed.module)} == {name for name, _ in plain.named_modules()}
@@ -282,11 +284,9 @@ def test_names_are_those_of_the_model_as_written() -> None:
         ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' already has a device, cpu"]),
     ],
 )
-def test_names_that_the_model_does_not_have_are_refused(
-    strategy: str, options: Any, words: list[str]
-) -> None:
+def test_bad_names_are_refused(strategy: str, options: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        lay(strategy, virtual=2, options=options)
+        lay_out(strategy, virtual=2, options=options)
     for word in words:
         assert word in str(caught.value)
 
@@ -297,11 +297,11 @@ def test_a_block_inside_another_is_refused() -> None:
         strategy.prepare(Nested(), ())
 
 
-def test_torchs_own_class_is_refused_on_devices_that_it_does_not_know() -> None:
+def test_the_torch_backend_refuses_devices_that_it_does_not_know() -> None:
     with pytest.raises(
         ConfigError, match=r"--backend torch: .* not on cpu:0, cpu:1; --backend portable does"
     ):
-        lay("whole", virtual=2, backend="torch")
+        lay_out("whole", virtual=2, backend="torch")
 
 
 @pytest.mark.gpu
@@ -329,7 +329,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["whole", "functional"])
 @pytest.mark.parametrize("backend", ["torch", "portable"])
-def test_replicas_on_a_gpu_compute_in_autocasts_own_type(strategy: str, backend: str) -> None:
+def test_replicas_on_a_gpu_compute_in_the_dtype_of_autocast(strategy: str, backend: str) -> None:
     config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend, autocast="bfloat16")
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
