@@ -119,8 +119,8 @@ class TorchProcessGroup(ProcessGroup):
             for name, value in others.items():
                 if value != by_rank[0][1].get(name, value):
                     raise ConfigError(
-                        f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank the "
-                        "same command, code and data"
+                        f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank "
+                        "the same command, code and data"
                     )
 
     def root_cause(self, error: BaseException) -> BaseException:

@@ -73,7 +73,7 @@ def verdict(strategy: str, model: str, data: str = "random") -> str:
 
 
 def table() -> str:
-    """README's table: the verdict on every model under every strategy, with the option that names its part."""
+    """README's table: the verdict on every model under every strategy, with the option for its part."""
     rows = [["model", "", *LAYOUTS], ["---"] * (len(LAYOUTS) + 2)]
     for model, entry in MODELS.items():
         cells = []
