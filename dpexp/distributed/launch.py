@@ -28,12 +28,8 @@ from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
 
-LAUNCH = "DPEXP_LAUNCH"
-"""The environment variable with the id of the launch that started a rank; empty if several hosts launch."""
-
-LAUNCHER = "DPEXP_LAUNCHER"
-"""The environment variable with the process id of the launcher that started a rank."""
-
+LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
+LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = ("torch.distributed", "torch.distributed.elastic")
 
 
@@ -126,10 +122,10 @@ def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
     rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 1}
     endpoint, address = "localhost:0", "localhost"
     if most > 1:
-        endpoint, host_and_port = options.rdzv_endpoint, parse_endpoint(options.rdzv_endpoint)
-        address = local_address(*host_and_port)
-        is_head = resolve(*host_and_port) == address
-        rendezvous |= {"is_host": is_head, "read_timeout": options.comm_timeout}
+        endpoint = options.rdzv_endpoint
+        host, port = parse_endpoint(endpoint)
+        address = local_address(host, port)
+        rendezvous |= {"is_host": resolve(host) == address, "read_timeout": options.comm_timeout}
     return LaunchConfig(
         min_nodes=fewest,
         max_nodes=most,

@@ -152,6 +152,7 @@ def init_process_group(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
+    # Otherwise gloo guesses the interface from the name of this host.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface(world.address, world.port))
     try:
         with _stdout_to_stderr():  # gloo prints its connections to stdout
@@ -159,10 +160,10 @@ def init_process_group(
             store.set_timeout(timeout)
             distributed.init_process_group(
                 backend,
+                timeout=timeout,
                 store=PrefixStore("ranks", store),
                 rank=world.rank,
                 world_size=world.size,
-                timeout=timeout,
             )
     except (RuntimeError, OSError, ValueError) as error:
         raise LostContact(

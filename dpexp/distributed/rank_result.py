@@ -13,8 +13,7 @@ from typing import Any
 
 from dpexp.record import write_atomically
 
-RESULTS = "DPEXP_RANK_RESULTS"
-"""The environment variable with the folder of the results; without it ranks write none."""
+RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of the results; without it, no results
 
 
 @dataclass(frozen=True)

@@ -33,22 +33,18 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def resolve(host: str, port: int = 0) -> str:
+def resolve(host: str) -> str:
     """The address of a host. Raises ConfigError."""
     try:
-        return str(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0])
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
     except OSError:
-        raise ConfigError(
-            f"host name '{host}' cannot be resolved: give a name that every host can resolve, or an address"
-        ) from None
+        hint = "give a name that every host can resolve, or an address"
+        raise ConfigError(f"host name '{host}' cannot be resolved: {hint}") from None
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine from which it reaches the host: its own if it is the host.
-
-    Raises ConfigError.
-    """
-    address = resolve(host, port)
+    """The address of this machine on the route to the host, its own included. Raises ConfigError."""
+    address = resolve(host)
     if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return address
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -61,10 +57,7 @@ def local_address(host: str, port: int) -> str:
 
 
 def interface(host: str, port: int) -> str:
-    """The network interface through which the host is reached: gloo would guess it from this host's name.
-
-    Raises ConfigError for a name that cannot be resolved.
-    """
+    """The network interface through which this machine reaches the host. Raises ConfigError."""
     import psutil
 
     address = local_address(host, port)

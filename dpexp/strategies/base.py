@@ -20,9 +20,9 @@ Devices: TypeAlias = Sequence[torch.device]
 
 
 class GradientSync:
-    """Backward, and full tensors. This is that of one process, which has every row and every full tensor.
+    """How gradients and parameters of the ranks are combined: here of one process, which has them all.
 
-    With several ranks, every rank must call a method at the same time: it may communicate.
+    Its methods may communicate: every rank must call them in the same order.
     """
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
@@ -30,14 +30,11 @@ class GradientSync:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor, as in DTensor, of which ``tensor`` may be this rank's shard.
-
-        ``tensor`` is the parameter of this name in the model as written, or its gradient.
-        """
+        """The full tensor, as in DTensor, of a parameter of this name, or of its gradient."""
         return tensor.detach()
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write this rank's shard of the full tensor ``value`` to ``tensor``."""
+        """Write the full tensor ``value``, or this rank's shard of it, to ``tensor``."""
         tensor.detach().copy_(value)
 
 
@@ -96,10 +93,7 @@ class Strategy(ABC):
         return module
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
-        """Check model and devices before a run opens, and set options of modules (sparse gradients).
-
-        Raises ConfigError.
-        """
+        """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
 
     def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
         """Raises ConfigError if parameters that get no gradient, by their names, are an error."""

@@ -76,9 +76,8 @@ def ddp_module(
     trains = any(each.requires_grad and id(each) not in ignored for each in model.parameters())
     if not (trains and distributed.is_initialized()):
         return Forward(model, timer)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-        model, names
-    )
+    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, names)
     return TimedDistributedDataParallel(model, device, timer, options)
 
 

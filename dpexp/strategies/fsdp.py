@@ -7,8 +7,6 @@
 A rank keeps its rows of each parameter, of its gradient and of the optimizer's state; it has the full
 parameters of a block only while the block computes. Data, weights and ranks without rows are as in ``ddp``.
 
-FSDP2 is imported where it is used: it takes half a second, and every launcher of ranks would wait for it.
-
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
@@ -63,7 +61,7 @@ class Fsdp(Strategy):
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard  # half a second, which a launcher need not wait
 
         device = devices[0] if devices else HOST
         blocks = self.blocks(model)

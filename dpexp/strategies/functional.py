@@ -40,11 +40,11 @@ class DataParallelCall(Wrapper):
         self.replica_devices = tuple(devices)
         self.library = nn.parallel if uses_torch(config, devices) else parallel
         self.timer = timer
-        self.autocast_dtype = config.autocast
+        self.dtype = config.autocast
 
     def forward(self, *inputs: Any) -> Any:
         devices, library = self.replica_devices, self.library
-        return data_parallel(self.module, inputs, devices, library, self.timer, self.autocast_dtype)
+        return data_parallel(self.module, inputs, devices, library, self.timer, self.dtype)
 
 
 def data_parallel(

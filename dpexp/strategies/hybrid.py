@@ -34,8 +34,7 @@ from dpexp.strategies.submodules import check_not_tied, matching, rewire
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
-MICRO_BATCHES = 2
-"""Parts of a pipelined batch. Two gradients add up to the same bits in either order; three need not."""
+MICRO_BATCHES = 2  # two gradients add up to the same bits in either order; three need not
 
 
 class Hybrid(Replicating):

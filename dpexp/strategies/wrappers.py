@@ -32,8 +32,7 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     replica_devices: tuple[torch.device, ...] = ()
-    transparent: ClassVar[bool] = False
-    """True if inputs and outputs are those of the wrapped module, so that only one of the two is observed."""
+    transparent: ClassVar[bool] = False  # True: its inputs and outputs are the module's, observed once
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -1,18 +1,18 @@
 """One bare step, one recorded step, one step of a single process, in turns: ``python turns.py WORLD ROWS STEPS [keep]``.
 
 The program starts itself under torchrun and prints a Record. The same processes train the small CNN on the
-same global batches, step by step in turns, so that whatever else the machine does meets all ways alike:
+same global batches in three ways, in alternating steps, so that other load on the machine affects all ways alike:
 
     rank 0  | bare | recorded | alone |       | bare | recorded | …
     rank 1  | bare | recorded |       | alone | bare | recorded | …
 
-``bare`` is DistributedDataParallel as one writes it for torchrun; ``recorded`` is dpexp's own, all that it does
-between its steps included; ``alone`` is one process that computes the whole batch, bare. A sample is the mean of
-``STEPS`` steps, by the first rank's clock: ``ratio`` is recorded over bare, ``efficiency`` alone over WORLD times
+``bare`` is a DistributedDataParallel script for torchrun; ``recorded`` is a step of dpexp, with all that dpexp does
+between steps; ``alone`` is one process that computes the global batch, bare. A sample is the mean of ``STEPS``
+steps, by the first rank's clock: ``ratio`` is recorded over bare, ``efficiency`` is alone over WORLD times
 recorded.
 
-With ``keep`` the C library keeps the memory that a step frees, for all ways alike. Else it may give it back to the
-kernel, and then maps it anew in the next step: whether it does is up to how the heap of a process happens to lie.
+With ``keep`` the C library keeps the memory that a step frees, in all ways. Without, it may return it to the
+kernel and map it again in the next step, which depends on the layout of the process's heap.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from dpexp.engine.prepare import Prepared
 SAMPLES = 8
 WARMUP = 4
 KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-"""glibc: bytes free at the heap's top before they are given back; bytes from which a block is mapped alone (at most 2**25)."""
+"""glibc: free bytes at the heap's top before they are returned; bytes from which a block is mapped (at most 2**25)."""
 
 
 def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
-    """A training loop as one writes it, for one process or for torchrun, a step each time; nothing is recorded."""
+    """A plain training loop for one process or for torchrun: each ``next`` is a step. It records nothing."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -60,8 +60,8 @@ def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
     for epoch in count():
         order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(rows):
-            own = batch.chunk(world)[rank]
-            loss = torch.nn.functional.cross_entropy(model(inputs[own]), targets[own])
+            local = batch.chunk(world)[rank]
+            loss = torch.nn.functional.cross_entropy(model(inputs[local]), targets[local])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -70,7 +70,7 @@ def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
 
 @dataclass
 class InTurns(Prepared):
-    """A prepared run before each step of which the other ways take one; it keeps the seconds of each."""
+    """A prepared run; before each of its steps, the other ways compute one. ``seconds`` has the times of each way."""
 
     others: dict[str, Callable[[int], bool]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -79,7 +79,7 @@ class InTurns(Prepared):
         clock, batches = time.perf_counter, super().local_batches(epoch, first=first)
         for _ in range(first, math.ceil(self.data.samples / self.config.batch_size)):
             done = len(self.seconds["recorded"])
-            for name in sorted(self.others, reverse=done % 4 >= 2):  # none always comes after the same
+            for name in sorted(self.others, reverse=done % 4 >= 2):  # no way always follows the same one
                 self.group.barrier()
                 start = clock()
                 if self.others[name](done):
@@ -91,7 +91,7 @@ class InTurns(Prepared):
 
 
 def work(rows: int, steps: int, answer: Path) -> None:
-    """One rank; the first writes what all found to a file before anything ends."""
+    """One rank; the first writes the results of all ranks to a file before any process ends."""
     from dpexp.config import RunConfig
     from dpexp.distributed import SigtermHandler, World
     from dpexp.engine.measure import Measurement
@@ -114,9 +114,9 @@ def work(rows: int, steps: int, answer: Path) -> None:
     )
     prepared = InTurns(**vars(prepare_ranks(config, World.of())))
     group = prepared.group
-    whole = next(prepared.data.batches(4 * rows, shuffle=False))
-    features = whole.inputs[0], whole.targets
-    together, alone = (bare(rows, features, alone=each) for each in (False, True))
+    samples = next(prepared.data.batches(4 * rows, shuffle=False))
+    features = samples.inputs[0], samples.targets
+    together, alone = (bare(rows, features, alone=is_alone) for is_alone in (False, True))
 
     def takes_bare(step: int) -> bool:
         next(together)
@@ -150,13 +150,13 @@ def work(rows: int, steps: int, answer: Path) -> None:
 
 
 def means(seconds: list[float]) -> list[float]:
-    """The mean of each of so many parts of equal length."""
+    """The means of ``SAMPLES`` parts of equal length."""
     size = math.ceil(len(seconds) / SAMPLES)
     return [fmean(seconds[start : start + size]) for start in range(0, len(seconds), size)]
 
 
 def facts(bare: list[float], recorded: list[float], alone: list[float], world: int) -> dict[str, list[float]]:
-    """What the ways say of each other, sample by sample."""
+    """The metrics that compare the three ways, sample by sample."""
     return {
         "time_ms": [1000 * each for each in recorded],
         "ratio": [ours / theirs for ours, theirs in zip(recorded, bare, strict=True)],
