@@ -71,7 +71,7 @@ class Faults:
         # In a thread: over a link that was cut, a call to the store may not return.
         thread = threading.Thread(target=self._exchange, args=(error, found), daemon=True)
         thread.start()
-        thread.join(self.timeout_s)
+        thread.join(max(self.timeout_s, 2 * ROLL_CALL_S))
         if found:
             return found[0]
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")

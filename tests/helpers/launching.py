@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command_lines import PATIENCE_S, shared
+from command_lines import shared
 
 from dpexp.record import Record, fold
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
+PATIENCE_S = 240
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
