@@ -37,7 +37,7 @@ class LostContact(PeerError):  # noqa: N818 - Records hold this name
 
 
 def is_communication(error: BaseException) -> bool:
-    """Whether the error says only that the connection to a peer broke or timed out."""
+    """Whether it is the error of a connection to a peer, which broke or timed out."""
     import torch.distributed as dist
 
     is_known = type(error) is RuntimeError and COMMUNICATION.search(str(error)) is not None
@@ -64,7 +64,7 @@ class Faults:
         return None
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """``error``, reported to the peers; the cause at a peer if it says only that a connection broke."""
+        """The peer's error where ``error`` is a broken connection; else ``error``, which is reported to the peers."""
         if isinstance(error, PeerError):
             return error
         found: list[BaseException] = []

@@ -20,7 +20,7 @@ def host_range(options: LaunchOptions) -> tuple[int, int]:
     if high > 1 and not options.rdzv_endpoint:
         raise ConfigError(
             f"--nnodes {options.nnodes} needs --rdzv-endpoint HOST:PORT, the same on every host: the address "
-            "of the first one and a free port there"
+            "of the first one and a free port of it"
         )
     return low, high
 
@@ -43,7 +43,7 @@ def resolve(host: str) -> str:
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine on the route to the host, its own included. Raises ConfigError."""
+    """The address of this machine on the route to the host, which may be itself. Raises ConfigError."""
     address = resolve(host)
     if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return address

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Terminated(BaseException):
-    """The process received SIGTERM: the run ends with status killed, its journal complete up to here."""
+    """The process received SIGTERM: the run ends with status killed, with a complete journal."""
 
 
 class SigtermHandler:

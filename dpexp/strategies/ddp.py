@@ -123,7 +123,7 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         return work.get_future().then(reduced)
 
     def _add_phases(self, start: int) -> None:
-        """DDP's own figures of the step: backward's compute, the all-reduce, and their overlap."""
+        """Add DDP's figures of the step: backward's compute, the all-reduce, and their overlap."""
         backward = self.timer.start_ns("backward")
         if backward is None or self.logger is None:
             return

@@ -45,8 +45,8 @@ class Place(Strategy):
             if not pattern:
                 raise ConfigError(f"--place '{entry}' is not NAME=DEVICE, as layers.*=cuda:0")
             if name not in known:
-                there = f"there are {', '.join(known)}. --virtual N emulates cpu:0 to cpu:N-1"
-                raise ConfigError(f"--place '{entry}': no device '{name}'; {there}")
+                known_names = f"there are {', '.join(known)}. --virtual N emulates cpu:0 to cpu:N-1"
+                raise ConfigError(f"--place '{entry}': no device '{name}'; {known_names}")
             for module in matching(model, [pattern], "--place"):
                 if module in found:
                     raise ConfigError(f"--place '{entry}': '{module}' already has a device, {found[module]}")
