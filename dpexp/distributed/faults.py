@@ -64,7 +64,7 @@ class Faults:
         return None
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """The peer's error where ``error`` is a broken connection; else ``error``, which is reported to the peers."""
+        """A peer's error where ``error`` is a broken connection; else ``error``, reported to the peers."""
         if isinstance(error, PeerError):
             return error
         found: list[BaseException] = []
