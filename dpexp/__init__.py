@@ -1,12 +1,13 @@
 """dpexp: how should this model be laid over these devices?
 
 ``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
-Importing the package imports neither torch nor mlflow: the registries, which need torch, are looked
-up when they are used.
+Importing the package imports neither torch nor mlflow: the registries,
+which need torch, are imported on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config import RunConfig
@@ -21,12 +22,6 @@ __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "STRATEGIES":
-        from dpexp.strategies import STRATEGIES
-
-        return STRATEGIES
-    if name == "MODELS":
-        from dpexp.models import MODELS
-
-        return MODELS
+    if name in ("MODELS", "STRATEGIES"):
+        return getattr(importlib.import_module(f"dpexp.{name.lower()}"), name)
     raise AttributeError(f"module 'dpexp' has no attribute '{name}'")

@@ -1,50 +1,39 @@
-"""One tracked run: journal, uploader, loop. What scripts and notebooks call.
+"""One tracked run: engine, journal and uploader together. Scripts and notebooks call ``run``.
 
     main process     import torch ... verify, observe, measure --> journal.jsonl   (never waits)
     uploader         import mlflow ...            reads the journal --> MLflow
 
-The uploader starts first, so that both imports go on side by side. Nothing is written, neither a
-folder nor a row in the store, before the run has been prepared and nothing speaks against it.
+The uploader starts first, so that both processes import at the same time. A run is prepared, with every
+check of its config, before a folder is made or a row is written to the store.
+
+A strategy with a launcher (``ddp``, ``fsdp``) runs in several processes: ``execute`` launches them, each
+calls ``run_rank``, and that calls ``execute`` with the environment of its rank. The first rank records.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
-import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
 from dpexp.distributed import SigtermHandler, Terminated, World
-from dpexp.distributed.faults import LostContact
-from dpexp.distributed.launch import end_with_launcher, launch
+from dpexp.distributed.faults import LostContact, error_row
+from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, JournalError, Record, finish, load, new_run_id, now
-from dpexp.tracking import Delivery, Uploader, how_to_deliver
+from dpexp.record import Journal, JournalError, NullJournal, Record, finish, load, new_run_id, now
+from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
     from dpexp.engine.prepare import Prepared
 
 PARENT = "DPEXP_PARENT"
-"""The environment variable that names the sweep, by its run id, that a run belongs to."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run that is over: its Record, what became of its delivery, and why it ended early if it did.
-
-    ``record`` is None in a rank that does not record.
-    """
-
-    record: Record | None
-    delivery: Delivery | None
-    error: BaseException | None
+"""The environment variable with the run id of the sweep that a run belongs to."""
 
 
 class RunRecord(Record):
@@ -56,11 +45,23 @@ class RunRecord(Record):
         return report.html(self)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: its Record, the result of its delivery, and the error that ended it early.
+
+    ``record`` is None in a rank that does not record.
+    """
+
+    record: Record | None
+    delivery: Delivery | None
+    error: BaseException | None
+
+
 def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
     """Run the config and return its Record; ``quiet`` hides the progress bar.
 
-    Raises ConfigError for bad input, before anything is written, and re-raises what ended the run
-    early, after it was recorded.
+    Raises ConfigError for bad input, before anything is written. Raises the error that ended the run
+    early after it is recorded.
     """
     outcome = execute(config, quiet=quiet)
     if outcome.error is not None:
@@ -70,64 +71,32 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
 
 
 def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
-    """Like ``run``, but a run that ended early is an Outcome as well.
+    """Like ``run``, but return the error that ended the run early.
 
-    Raises ConfigError, and whatever else keeps a run from starting: then nothing was written.
+    Raises ConfigError, and any other error that prevents the start of the run: then nothing is written.
     """
     world = World.of()
-    if world is None and config.options.launcher:
-        return _launch(config, quiet)
+    if world is None and isinstance(config.options, LaunchOptions):
+        return _launch_ranks(config, quiet)
     if world is not None:
         end_with_launcher()
-    records = world is None or world.rank == 0
-    uploader = Uploader.start(home()) if config.track and records else None
+    is_recorder = world is None or world.rank == 0
+    uploader = Uploader.start(home()) if config.track and is_recorder else None
     try:
         prepared = _prepare(config, world)
-        journal = _open(prepared)
+        journal = _open_journal(prepared)
     except BaseException:
         if uploader is not None:
             uploader.abandon()
         raise
     if uploader is not None:
         uploader.open(journal.path, again=prepared.resumes)
-    stop = SigtermHandler()
-    with stop.installed():
-        error = _recorded(prepared, journal, uploader, quiet or not records, stop)
-        with stop.deferred():  # what is left is to say how it ended
+    sigterm = SigtermHandler()
+    with sigterm.installed():
+        error = _run_loop(prepared, journal, uploader, quiet or not is_recorder, sigterm)
+        with sigterm.deferred():  # only the end is left to record
             prepared.release()
-            return _ended(prepared, journal, uploader, error)
-
-
-def _ended(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, error: BaseException | None
-) -> Outcome:
-    """Everything is on the disk before the ranks part, and before the last delivery is waited for."""
-    group, config = prepared.group, prepared.config
-    record = finish(journal.path) if group.is_first else None
-    told = _described(error) or {"type": "", "message": ""}
-    word = RankResult(group.rank, "failed" if error else "finished", told["type"], told["message"])
-    if record is not None:
-        word = dataclasses.replace(word, status=record.status, folder=str(journal.folder))
-    write_result(word)
-    if error is None:
-        if prepared.checkpoints is not None:
-            prepared.checkpoints.remove()
-        group.destroy()
-    delivery = (
-        _delivered(uploader, journal.folder.name, config.track_timeout) if uploader is not None else None
-    )
-    if delivery is not None:
-        write_result(dataclasses.replace(word, delivery=vars(delivery)))
-    return Outcome(record, delivery, error)
-
-
-def _delivered(uploader: Uploader, run_id: str, timeout_s: float) -> Delivery:
-    """Wait for the last delivery, at most so long, or until Ctrl-C."""
-    try:
-        return uploader.finish(timeout_s)
-    except KeyboardInterrupt:
-        how = how_to_deliver(run_id)
-        return Delivery(False, f"not waited for; the uploader goes on alone; to make sure: {how}")
+            return _finish(prepared, journal, uploader, error)
 
 
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
@@ -137,21 +106,21 @@ def _prepare(config: RunConfig, world: World | None) -> Prepared:
     if prepared.strategy.needs.prediction:
         from dpexp.engine.predict import predict
 
-        batch = next(prepared.batches(0))
-        predict(prepared, [batch.inputs])
+        predict(prepared, [next(prepared.batches(0)).inputs])
     return prepared
 
 
-def _open(prepared: Prepared) -> Journal:
+def _open_journal(prepared: Prepared) -> Journal:
+    """The journal with the description of the run: a new one, or that of the run that resumes."""
     from dpexp.engine.observations import run_facts
 
     if not prepared.group.is_first:
-        return Unwritten()
+        return NullJournal()
     facts, runs = run_facts(prepared), home() / "runs"
     if prepared.resumes and (runs / prepared.run_id).exists():
         journal = Journal.reopen(runs / prepared.run_id)
-        going_on = ("status", "execution", "config", "config_digest")
-        journal.set({key: facts[key] for key in going_on}, ended=None, error=None)
+        changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest")}
+        journal.set(changed, ended=None, error=None)
     else:
         journal = Journal(runs, prepared.run_id or new_run_id())
         journal.set(facts, parent=os.environ.get(PARENT, ""))
@@ -159,29 +128,26 @@ def _open(prepared: Prepared) -> Journal:
     return journal
 
 
-def _recorded(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, stop: SigtermHandler
+def _run_loop(
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, sigterm: SigtermHandler
 ) -> BaseException | None:
-    """Run the loop; however it ends, the journal says so. Returns what ended it early."""
+    """Run the loop and write its end to the journal. Returns the error that ended it early."""
     from dpexp.engine import loop
 
-    def more() -> None:
-        if uploader is not None:
-            uploader.read_on()
-
+    on_flush = uploader.read_on if uploader is not None else lambda: None
     error: BaseException | None = None
     status = "finished"
     with ProgressBar(hidden=quiet) as progress:
         try:
-            loop.execute(prepared, journal, progress, more, stop)
+            loop.execute(prepared, journal, progress, on_flush, sigterm)
         except (KeyboardInterrupt, Terminated) as raised:
-            with stop.deferred():
+            with sigterm.deferred():
                 error = prepared.group.peer_error_or(raised)
                 status = "killed" if error is raised else "failed"
-        except (Exception, SystemExit) as raised:  # a model's code may call sys.exit
-            with stop.deferred():
+        except (Exception, SystemExit) as raised:  # the code of a model may call sys.exit
+            with sigterm.deferred():
                 error, status = prepared.group.root_cause(raised), "failed"
-    journal.set(status=status, ended=now(), error=_described(error))
+    journal.set(status=status, ended=now(), error=error_row(error) if error else None)
     try:
         journal.close()
     except JournalError as raised:
@@ -189,113 +155,103 @@ def _recorded(
     return error
 
 
-class Unwritten(Journal):
-    """The journal of a rank that does not record: the first rank's has it all."""
-
-    def __init__(self) -> None:
-        self.folder = self.path = Path()
-
-    def set(self, values: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Nothing is kept."""
-
-    def extend(self, values: Mapping[str, Iterable[Any]]) -> None:
-        """Nothing is kept."""
-
-    def cut(self, lengths: Mapping[str, int]) -> None:
-        """Nothing was kept."""
-
-    def flush(self) -> None:
-        """Nothing is written."""
-
-    def close(self) -> None:
-        """Nothing was open."""
+def _finish(
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, error: BaseException | None
+) -> Outcome:
+    """Write the Record and the result of this rank, leave the process group, and wait for the delivery."""
+    group = prepared.group
+    record = finish(journal.path) if group.is_first else None
+    result = RankResult(group.rank, "finished")
+    if error is not None:
+        row = error_row(error)
+        result = replace(result, status="failed", kind=row["type"], message=row["message"])
+    if record is not None:
+        result = replace(result, status=record.status, folder=str(journal.folder))
+    write_result(result)
+    if error is None:
+        if prepared.checkpoints is not None:
+            prepared.checkpoints.remove()
+        group.destroy()
+    if uploader is None:
+        return Outcome(record, None, error)
+    delivery = uploader.finish(prepared.config.track_timeout)
+    write_result(replace(result, delivery=vars(delivery)))
+    return Outcome(record, delivery, error)
 
 
 # --- several ranks -------------------------------------------------------------------------------
 
 
-RANK = "from dpexp.run import run_rank; run_rank()"
-"""What a launched rank runs; its argument is the job as JSON."""
+RANK_PROGRAM = "from dpexp.run import run_rank; run_rank()"
+"""What the process of a rank runs; its argument is the Job as JSON."""
 
 
 class RanksError(RuntimeError):
-    """The ranks' run ended early: the first rank's Record says why."""
+    """The run failed in its ranks; the Record of the first rank has the reason."""
 
 
-def _launch(config: RunConfig, quiet: bool) -> Outcome:
-    """The run in ranks of its own, started by torchrun's launcher; its Record is the first rank's."""
+def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
+    """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     from dpexp.distributed.device_assignment import processes
     from dpexp.engine.prepare import prepare
 
     prepare(config)
-    count = processes(config)
-    told, fault = launch(config, count, RANK, quiet=quiet)
-    refused = next((each for each in told if each.status == "refused"), None)
-    if refused is not None:
-        raise ConfigError(refused.message)
-    first = next((each for each in told if each.rank == 0), None)
+    results, fault = launch(config, processes(config), RANK_PROGRAM, quiet=quiet)
+    for result in results:
+        if result.status == "refused":
+            raise ConfigError(result.message)
+    first = next((result for result in results if result.rank == 0), None)
     if first is None:
-        return Outcome(None, None, _error_elsewhere(told, fault))
+        return Outcome(None, None, _error_without_first_rank(results, fault))
     record = load(Path(first.folder))
     delivery = Delivery(**first.delivery) if first.delivery else None
-    error = _error_of(record)
+    error = _recorded_error(record)
     explains = isinstance(error, LostContact) and getattr(fault, "is_cause", False)
     return Outcome(record, delivery, fault if explains else error)
 
 
+def _error_without_first_rank(results: list[RankResult], fault: BaseException | None) -> BaseException | None:
+    """The error of a host whose ranks do not include the first; None if they finished."""
+    for result in results:
+        if result.status != "finished":
+            return RanksError(result.message)
+    return fault if results or fault else RanksError("the ranks ended without a result")
+
+
+def _recorded_error(record: Record) -> BaseException | None:
+    """The error that ended a recorded run early."""
+    if record.status == "finished":
+        return None
+    error: Mapping[str, str] = record.error or {}
+    message = error.get("message", f"the run is {record.status}")
+    for kind in (Terminated, KeyboardInterrupt, LostContact):
+        if kind.__name__ == error.get("type"):
+            return kind(message)
+    return RanksError(message)
+
+
 def run_rank() -> None:
-    """Run this rank's part of the job in ``sys.argv``, and exit.
+    """Run one rank of the Job in ``sys.argv`` and exit.
 
-    The exit code is 0 once the result is written, whatever it is: then the launcher has nothing to restart.
-    A rank that lost its peers exits with 1, so that all of them are restarted.
+    The exit code is 0 once the result is written, also for a failed run: the launcher must not restart it.
+    A rank that lost its peers exits with 1: the launcher restarts all ranks.
     """
-    from dpexp.distributed.launch import Job
-
     job = Job(**json.loads(sys.argv[1]))
     sys.argv = job.argv
     world = World.of()
     assert world is not None
-    if _is_over():
-        sys.exit(0)  # what ended then was only its teardown
+    if _is_finished():
+        sys.exit(0)  # restarted for an error in the teardown
     try:
         outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
     except ConfigError as error:
         write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
         sys.exit(0)
-    sys.exit(int(isinstance(outcome.error, LostContact) and not _is_over()))
+    sys.exit(int(isinstance(outcome.error, LostContact) and not _is_finished()))
 
 
-def _is_over() -> bool:
-    """Whether the first rank has reported how the run ended; after lost contact the run is to resume."""
+def _is_finished() -> bool:
+    """Whether the first rank has written its result; after lost contact the run resumes."""
     result = first_rank_result()
     return result is not None and result.kind != LostContact.kind
-
-
-def _error_elsewhere(told: list[RankResult], fault: BaseException | None) -> BaseException | None:
-    """What ended the ranks of a host that has not the first one; None where they finished."""
-    failed = next((each for each in told if each.status != "finished"), None)
-    if failed is not None:
-        return RanksError(failed.message)
-    return fault if told else fault or RanksError("the ranks ended without a word")
-
-
-def _error_of(record: Record) -> BaseException | None:
-    """What ended a run of other processes early, by its Record."""
-    if record.status == "finished":
-        return None
-    told = record.error or {}
-    kinds: dict[str, type[BaseException]] = {
-        each.__name__: each for each in (Terminated, KeyboardInterrupt, LostContact)
-    }
-    return kinds.get(told.get("type", ""), RanksError)(told.get("message", f"the run is {record.status}"))
-
-
-def _described(error: BaseException | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {
-        "type": getattr(error, "kind", type(error).__name__),
-        "message": str(error),
-        "traceback": getattr(error, "traceback", "") or "".join(traceback.format_exception(error)),
-    }

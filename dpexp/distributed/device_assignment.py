@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dpexp import devices
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig
 from dpexp.devices import Selection
 from dpexp.distributed.world import World
 
@@ -16,9 +16,9 @@ def select(config: RunConfig, world: World | None) -> Selection:
     A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy
     gets the device of the first one. Raises ConfigError where options and world contradict each other.
     """
-    if world is None and not config.options.launcher:
+    if world is None and not isinstance(config.options, LaunchOptions):
         return devices.select(config)
-    if world is not None and not config.options.in_ranks:
+    if world is not None and not isinstance(config.options, RankOptions):
         rank = f"rank {world.rank} of {world.size}"
         raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)

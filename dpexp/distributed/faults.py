@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.distributed.world import Member
+from dpexp.record import Row
 
 COMMUNICATION = re.compile(
     "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE
@@ -34,6 +35,14 @@ class LostContact(PeerError):  # noqa: N818 - Records hold this name
     """Ranks are gone and left no error: killed, or cut off."""
 
     kind = "LostContact"
+
+
+def error_row(error: BaseException) -> Row:
+    """``error`` of the Record: type, message and traceback, for a PeerError those of the other rank."""
+    kind, trace = type(error).__name__, "".join(traceback.format_exception(error))
+    if isinstance(error, PeerError):
+        kind, trace = error.kind, error.traceback or trace
+    return {"type": kind, "message": str(error), "traceback": trace}
 
 
 def is_communication(error: BaseException) -> bool:
@@ -58,8 +67,8 @@ class Faults:
         for member in self.members:
             if self.store.check([f"failed/{member.rank}"]):
                 fields = json.loads(self.store.get(f"failed/{member.rank}"))
-                error = PeerError(f"{member}: {fields['kind']}: {fields['message']}")
-                error.kind, error.traceback = fields["kind"], fields["traceback"]
+                error = PeerError(f"{member}: {fields['type']}: {fields['message']}")
+                error.kind, error.traceback = fields["type"], fields["traceback"]
                 return error
         return None
 
@@ -81,9 +90,7 @@ class Faults:
             if is_communication(error):
                 found.append(self._roll_call(error))
                 return
-            trace = "".join(traceback.format_exception(error))
-            fields = {"kind": type(error).__name__, "message": str(error), "traceback": trace}
-            self.store.set(f"failed/{self.rank}", json.dumps(fields))
+            self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
         except (RuntimeError, OSError):
             if is_communication(error):
                 return

@@ -13,7 +13,7 @@ from dpexp.record.durable import write_atomically
 from dpexp.record.fold import finish, fold, load
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
-from dpexp.record.journal import JOURNAL, RECORD, Journal, Tail, entries, is_open
+from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, Tail, entries, is_open
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
 from dpexp.record.redact import redact
 from dpexp.record.summary import RunSummary
@@ -24,6 +24,7 @@ __all__ = [
     "SCHEMA",
     "Journal",
     "JournalError",
+    "NullJournal",
     "Record",
     "Row",
     "RunSummary",

@@ -181,6 +181,18 @@ class Journal:
         self.close()
 
 
+class NullJournal(Journal):
+    """The journal of a rank that does not record: it writes nothing."""
+
+    def __init__(self) -> None:
+        self.folder = self.path = Path()
+
+    def _ignore(self, *values: Any, **named: Any) -> None:
+        """Write nothing."""
+
+    set = extend = cut = flush = close = _ignore
+
+
 def _create(runs: Path, folder: Path) -> Any:
     """The new journal's file, locked, with its reserve beside it and durable names."""
     if not runs.parent.is_dir():

@@ -97,12 +97,14 @@ class Uploader:
         self._tell({"do": "read"})
 
     def finish(self, timeout_s: float) -> Delivery:
-        """The journal is complete: wait at most ``timeout_s`` seconds for the last delivery."""
+        """The journal is complete: wait for the last delivery until ``timeout_s`` seconds or Ctrl-C."""
         deadline = time.monotonic() + timeout_s
         self._tell({"do": "finish", "timeout_s": timeout_s})
-        line = self._answer(deadline)
         try:
-            return Delivery.from_line(line)
+            return Delivery.from_line(self._answer(deadline))
+        except KeyboardInterrupt:
+            how = how_to_deliver(self._run_id)
+            return Delivery(False, f"interrupted while waiting; the uploader continues; to make sure: {how}")
         except (ValueError, TypeError):
             return Delivery(False, self._why_silent(timeout_s))
         finally:

@@ -99,8 +99,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
     from dpexp.engine.prepare import prepare_ranks
     from dpexp.engine.progress import ProgressBar
     from dpexp.engine.trainer import Trainer
-    from dpexp.record import Journal
-    from dpexp.run import Unwritten
+    from dpexp.record import Journal, NullJournal
     from dpexp.timing import Timer
 
     config = RunConfig(
@@ -130,7 +129,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
 
     prepared.others = {"bare": takes_bare, "alone": takes_alone}
     with tempfile.TemporaryDirectory() as scratch, ProgressBar() as bar:
-        journal = Journal(Path(scratch) / "runs", "turns") if group.is_first else Unwritten()
+        journal = Journal(Path(scratch) / "runs", "turns") if group.is_first else NullJournal()
         journal.set(run_facts(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         observations = Observations(prepared, placed)
