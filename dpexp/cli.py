@@ -1,7 +1,7 @@
-"""Command lines made from config classes: one option a field, one command a strategy.
+"""The command line, made from the config classes: one option for each field, one command for each strategy.
 
-An option takes its value from the command line, else ``DPEXP_<NAME>``, else the ``--config`` file, else
-the field's default. Imports neither torch nor mlflow.
+The value of an option comes from the command line, else from ``DPEXP_<NAME>``, else from the ``--config``
+file, else from the default of the field. Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -24,29 +24,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dpexp.config import (
-    STRATEGY_OPTIONS,
-    ConfigError,
-    RunConfig,
-    did_you_mean,
-    flag_name,
-    option_fields,
-    option_names,
-    types_of,
-    unknown,
-)
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
+from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.user_errors import describe
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
-"""Variables of the prefix that are no option."""
-ALSO_NAMED = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
-"""Variables of other programs that users expect to work, after our own."""
+"""Environment variables with the prefix that do not set an option."""
+ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
+"""Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""
+DEBUG = "--debug"
+"""The option that shows the traceback of an error, also of an error in the other options."""
 
 
 class Exit(IntEnum):
-    """What a command ends with."""
+    """The exit code of a command."""
 
     DONE = 0
     FAILED = 1
@@ -56,8 +49,8 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-class Suggesting(TyperGroup):
-    """A group whose unknown command names those that there are, and the nearest."""
+class SuggestingGroup(TyperGroup):
+    """A group whose error for an unknown command lists the known ones and suggests the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -66,9 +59,9 @@ class Suggesting(TyperGroup):
 
 
 def app(help: str) -> typer.Typer:
-    """A Typer app as every script has it: plain help, no completion to install, tracebacks left alone."""
+    """The Typer app of a script: plain help, no shell completion, no pretty tracebacks."""
     return typer.Typer(
-        cls=Suggesting,
+        cls=SuggestingGroup,
         help=help,
         add_completion=False,
         no_args_is_help=True,
@@ -78,80 +71,65 @@ def app(help: str) -> typer.Typer:
     )
 
 
-DEBUG = "--debug"
-"""The option that shows an error's traceback: of a mistake in the other options, too."""
-
-
 def main(app: typer.Typer) -> None:
-    """Run the app; what it was given wrong becomes one message on stderr and exit code 2."""
+    """Run the app; bad input is one message on stderr and exit code 2."""
     try:
         app()
     except (ConfigError, JournalError) as error:
-        _tell(error, str(error))
+        print_error(error, str(error))
         sys.exit(Exit.USAGE)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """What nobody foresaw becomes one message and exit code 1, and Ctrl-C one and 130."""
+def exit_on_error() -> Iterator[None]:
+    """Turn an unexpected exception into one message and exit code 1, and Ctrl-C into exit code 130."""
     try:
         yield
     except (ConfigError, JournalError, typer.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
-        _tell(error, "interrupted")
+        print_error(error, "interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from error
-    except (Exception, SystemExit) as error:  # a model's code may call sys.exit
+    except (Exception, SystemExit) as error:  # the code of a model may call sys.exit
         hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
-        _tell(error, f"{describe(error).rstrip('.')}{hint}")
+        print_error(error, f"{describe(error).rstrip('.')}{hint}")
         raise typer.Exit(Exit.FAILED) from error
 
 
-def _tell(error: BaseException, message: str) -> None:
+def print_error(error: BaseException, message: str) -> None:
+    """Print the message on stderr, after the traceback with ``--debug``."""
     if DEBUG in sys.argv:
         typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     typer.echo(f"error: {message}", err=True)
 
 
-def options(strategy: str) -> list[inspect.Parameter]:
-    """One keyword parameter for each field of the config that the strategy takes, as Typer reads it."""
-    return [
-        _parameter(cls, field)
-        for cls in (STRATEGY_OPTIONS[strategy], RunConfig)
-        for field in option_fields(cls)
-    ]
+# --- options -------------------------------------------------------------------------------------
 
 
-def with_options(function: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """The function with ``**values`` spelled out as these parameters, so that Typer makes them options."""
-    own = inspect.signature(function, eval_str=True)
-    named = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-
-    def command(*args: Any, **values: Any) -> None:
-        function(*args, **values)
-
-    command.__doc__ = function.__doc__
-    command.__signature__ = inspect.Signature([*named, *parameters])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in [*named, *parameters]}
-    return command
+def with_options(function: Callable[..., None], strategy: str) -> Callable[..., None]:
+    """Give the function a parameter for each option of the strategy in place of ``**values``, for Typer."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for cls in (STRATEGY_OPTIONS[strategy], RunConfig):
+        parameters += [_parameter(types_of(cls)[field.name], field) for field in option_fields(cls)]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
-def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind, default = types_of(cls)[field.name], field.default
+def _parameter(kind: Any, field: dataclasses.Field[Any]) -> inspect.Parameter:
+    meta, default = field.metadata, field.default
     if isinstance(kind, UnionType):
-        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+        kind = next(member for member in typing.get_args(kind) if member is not type(None))
     if typing.get_origin(kind) is tuple:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
-    meta = field.metadata
-    names = [meta["flag"] or flag_name(field.name)]
-    text = meta["help"] + (f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else "")
+    choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
     variable = PREFIX + field.name.upper()
     info = typer.Option(
-        *names,
-        help=text,
+        meta["flag"] or flag_name(field.name),
+        help=meta["help"] + choices,
         metavar=meta["metavar"] or _METAVARS.get(kind),
-        parser=_number(kind, variable) if kind in _METAVARS else None,
-        envvar=[variable, *ALSO_NAMED.get(field.name, [])],
+        parser=_number_parser(kind, variable) if kind in (int, float) else None,
+        envvar=[variable, *ALIASES.get(field.name, [])],
         show_envvar=False,
         show_default=default not in ("", None),
     )
@@ -160,91 +138,85 @@ def _parameter(cls: type, field: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-_METAVARS = {int: "INTEGER", float: "NUMBER"}
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
 
 
-def _number(kind: type[int] | type[float], variable: str) -> Callable[[Any], float]:
-    """Reads a number; its error names the value, and the environment's variable if it came from there."""
+def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[Any], float]:
+    """A parser whose error names the value, and the environment variable if the value comes from it."""
 
-    def number(value: Any) -> float:
+    def parse(value: Any) -> float:
         try:
             return kind(value)
         except ValueError:
             origin = f" ({variable})" if os.environ.get(variable) == value else ""
-            what = "whole number" if kind is int else "number"
-            raise typer.BadParameter(f"'{value}' is no {what}{origin}") from None
+            name = "whole number" if kind is int else "number"
+            raise typer.BadParameter(f"'{value}' is not a {name}{origin}") from None
 
-    return number
+    return parse
 
 
-# --- config files and the environment -----------------------------------------------------------
+# --- config files and the environment ------------------------------------------------------------
+
+
+def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Callback of ``--config``: the values of the file become the defaults of this command's options."""
+    if path is not None:
+        ctx.default_map = {**(ctx.default_map or {}), **read_config(path, ctx.info_name or "")}
+    return path
 
 
 def read_config(path: Path, strategy: str) -> dict[str, Any]:
-    """The options of a TOML, JSON or YAML file, checked: unknown keys and wrong types are ConfigErrors."""
+    """The options in a TOML, JSON or YAML file. Raises ConfigError for unknown keys and wrong values."""
+    where = f"--config {path}"
     try:
-        values = _parse(path)
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"--config {path}: {error}") from None
+        values = _parse(path.read_bytes().decode(), path.suffix)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: it must hold keys and values, found a {type(values).__name__}")
-    named = values.get("strategy", strategy)
-    if named != strategy:
-        raise ConfigError(f"--config {path}: it is for strategy '{named}', the command says '{strategy}'")
-    RunConfig.from_dict({**values, "strategy": strategy}, where=f"--config {path}")
+        raise ConfigError(f"{where}: it must hold keys and values, found a {type(values).__name__}")
+    if values.setdefault("strategy", strategy) != strategy:
+        raise ConfigError(f"{where}: it is for strategy '{values['strategy']}', the command is '{strategy}'")
+    RunConfig.from_dict(values, where)
     return {key: value for key, value in values.items() if key != "strategy" and value is not None}
 
 
-def _parse(path: Path) -> Any:
-    text = path.read_bytes().decode()
-    if path.suffix == ".toml":
+def _parse(text: str, suffix: str) -> Any:
+    if suffix == ".toml":
         return tomllib.loads(text)
-    if path.suffix == ".json":
+    if suffix == ".json":
         return json.loads(text, object_pairs_hook=_without_duplicates)
-    if path.suffix in (".yaml", ".yml"):
+    if suffix in (".yaml", ".yml"):
         return _parse_yaml(text)
-    raise ValueError(f"its name ends in '{path.suffix}'; there is .toml, .json, .yaml")
+    raise ValueError(f"its name ends in '{suffix}'; it must end in .toml, .json, .yaml or .yml")
 
 
 def _parse_yaml(text: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Safe, and a key that is there twice is an error: YAML's own loader takes the last."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            return _without_duplicates(
-                [(self.construct_object(k, deep), self.construct_object(v, True)) for k, v in node.value]
-            )
-
     try:
-        return yaml.load(text, Loader)
+        node = yaml.compose(text, yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            _without_duplicates([(str(key.value), value) for key, value in node.value])
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error).replace("\n", " ")) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"key '{key}' is there twice")
-    return dict(pairs)
-
-
-def use_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Callback of ``--config``: the file's values become the defaults of this command's options."""
-    if path is not None:
-        strategy = ctx.info_name or ""
-        ctx.default_map = {**(ctx.default_map or {}), **read_config(path, strategy)}
-    return path
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key '{key}' is given twice")
+        values[key] = value
+    return values
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """ConfigError for a ``DPEXP_`` variable that is no option of any strategy: a typing mistake."""
+    """Raises ConfigError for a ``DPEXP_`` variable that no strategy has an option for."""
     known = {PREFIX + name.upper() for strategy in STRATEGY_OPTIONS for name in option_names(strategy)}
     known |= set(OTHER_VARIABLES)
     for variable in environ:
         if variable.startswith(PREFIX) and variable not in known:
-            raise ConfigError(f"environment variable {variable} is no option{did_you_mean(variable, known)}")
+            raise ConfigError(
+                f"environment variable {variable} is not an option{did_you_mean(variable, known)}"
+            )

@@ -1,10 +1,9 @@
-"""Run one strategy, once: verified, measured and recorded in MLflow."""
+"""Run one strategy once: verify it, measure it, and record it in MLflow."""
 
 from __future__ import annotations
 
 import json
 import sys
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ Config = Annotated[
         help="Read options from a TOML, JSON or YAML file.",
         metavar="FILE",
         is_eager=True,
-        callback=cli.use_config,
+        callback=cli.load_config,
     ),
 ]
 PrintConfig = Annotated[
@@ -33,7 +32,7 @@ PrintConfig = Annotated[
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Show devices, device map and batch split; run and write nothing."),
+    typer.Option("--dry-run", help="Show devices, device map and batch split without a run."),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, the Record of a run, and nothing else.")
@@ -52,20 +51,20 @@ def _command(strategy: str) -> None:
         debug: Debug = False,
         **values: Any,
     ) -> None:
-        del config_file  # its values came in as defaults
+        del config_file, debug  # cli.load_config and cli.print_error use them
         cli.check_environment()
-        config = RunConfig.from_dict({"strategy": strategy, **values}, where="command line")
+        config = RunConfig.from_dict({"strategy": strategy, **values}, where="")
         if print_config:
             typer.echo(json.dumps(config.to_dict(), indent=2))
             return
-        with cli.explained():
+        with cli.exit_on_error():
             if dry_run:
                 _preview(config, as_json)
             else:
-                raise typer.Exit(_run(config, as_json, quiet, debug))
+                raise typer.Exit(_run(config, as_json, quiet))
 
     command.__doc__ = STRATEGY_HELP[strategy]
-    app.command(strategy)(cli.with_options(command, cli.options(strategy)))
+    app.command(strategy)(cli.with_options(command, strategy))
 
 
 def _preview(config: RunConfig, as_json: bool) -> None:
@@ -76,7 +75,7 @@ def _preview(config: RunConfig, as_json: bool) -> None:
     typer.echo(json.dumps(asdict(planned), indent=1) if as_json else text(asdict(planned)))
 
 
-def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
+def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     from dpexp import report
     from dpexp.run import execute
 
@@ -92,12 +91,12 @@ def _run(config: RunConfig, as_json: bool, quiet: bool, debug: bool) -> int:
     if delivery is not None and delivery.message and not (quiet and delivery.complete):
         typer.echo(delivery.message, err=as_json or not delivery.complete)
     if outcome.error is not None:
-        return _failed(outcome.error, debug)
+        return _failed(outcome.error)
     return cli.Exit.NOT_DELIVERED if delivery is not None and not delivery.complete else cli.Exit.DONE
 
 
 def _ended_without_record(error: BaseException | None) -> int:
-    """A rank that does not record is silent, the first one speaks; ranks that never met have no Record."""
+    """A rank that does not record prints nothing; without ranks, print why there is no Record."""
     from dpexp.distributed import World
 
     if error is not None and World.of() is None:
@@ -105,14 +104,12 @@ def _ended_without_record(error: BaseException | None) -> int:
     return cli.Exit.FAILED if error is not None else cli.Exit.DONE
 
 
-def _failed(error: BaseException, debug: bool) -> int:
-    """Say why the run ended early; returns the exit code."""
+def _failed(error: BaseException) -> int:
+    """Print why the run ended early; return the exit code."""
+    from dpexp.distributed import Terminated
     from dpexp.engine.diagnosis import explained
-    from dpexp.run import Terminated
 
-    if debug:
-        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    typer.echo(f"error: {explained(error)}", err=True)
+    cli.print_error(error, explained(error))
     if isinstance(error, KeyboardInterrupt):
         return cli.Exit.INTERRUPTED
     return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED
@@ -121,7 +118,9 @@ def _failed(error: BaseException, debug: bool) -> int:
 @app.command()
 def models(
     name: Annotated[str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", show_default=False)] = "",
-    data: Annotated[str, typer.Option("--data", help="Data, as of a strategy.", metavar="SOURCE")] = "random",
+    data: Annotated[
+        str, typer.Option("--data", help="Data, as for a strategy.", metavar="SOURCE")
+    ] = "random",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -129,14 +128,14 @@ def models(
     from dpexp.engine.inventory import inventory, registry
     from dpexp.report.render import models
 
-    del debug  # cli.main sees to it
+    del debug  # cli.print_error uses it
     if not name:
         found = registry()
         typer.echo(json.dumps(found, indent=1) if as_json else models.listing(found))
         return
-    with cli.explained():
-        one = asdict(inventory(name, data))
-    typer.echo(json.dumps(one, indent=1) if as_json else models.text(one))
+    with cli.exit_on_error():
+        modules = asdict(inventory(name, data))
+    typer.echo(json.dumps(modules, indent=1) if as_json else models.text(modules))
 
 
 for name in STRATEGY_OPTIONS:

@@ -1,4 +1,4 @@
-"""The command line: made from the config classes, layered, and clear about mistakes."""
+"""The command line: options from the config classes, their precedence, and messages for bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.config import STRATEGY_OPTIONS, flag_name, option_names
+from dpexp.config import STRATEGY_OPTIONS, option_names
+from dpexp.config.options import flag_name
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,7 +21,7 @@ def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "scripts" / "run.py"), *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, **variables},
         check=False,
     )
@@ -87,14 +88,14 @@ def test_dry_run_predicts_devices_device_map_and_split_and_writes_nothing(dpexp_
     assert not list(dpexp_home.iterdir())
 
 
-def test_dry_run_can_be_read(dpexp_home: Path) -> None:
+def test_dry_run_prints_a_readable_plan(dpexp_home: Path) -> None:
     done = cli("whole", "--virtual", "8", "--dry-run")
     assert done.returncode == 0, done.stderr
     for words in ("7 × 4 + 2", "5 × 2", "cpu:7", "nothing was run"):
         assert words in done.stdout
 
 
-# test_user_errors.py has all the others; these are started as a user starts them, with tracking on.
+# test_user_errors.py has the others; these start a process as a user does, with tracking on.
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -102,7 +103,7 @@ def test_dry_run_can_be_read(dpexp_home: Path) -> None:
         (["block", "--block", "block9"], ["--block 'block9' not found", "block1, block2, block3"]),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message_before_anything_is_written(
+def test_bad_input_exits_with_2_and_one_message_before_anything_is_written(
     dpexp_home: Path, words: list[str], expected: list[str]
 ) -> None:
     done = cli(*words)
@@ -121,7 +122,7 @@ def test_models_lists_the_registry_with_every_option_and_its_default() -> None:
     from dpexp.models import MODELS
 
     found = json.loads(cli("models", "--json").stdout)
-    assert {row["model"]: [each["option"] for each in row["options"]] for row in found} == {
+    assert {row["model"]: [option["option"] for option in row["options"]] for row in found} == {
         name: [option.name for option in entry.options] for name, entry in MODELS.items()
     }
     shown = cli("models").stdout
@@ -130,7 +131,7 @@ def test_models_lists_the_registry_with_every_option_and_its_default() -> None:
     assert "rows=1000" in shown
 
 
-def test_models_shows_what_a_model_is_made_of() -> None:
+def test_models_shows_the_modules_of_a_model() -> None:
     found = json.loads(cli("models", "cnn:width=4", "--data", "digits", "--json").stdout)
     rows = {row["module"]: row for row in found["modules"]}
     assert rows[""]["inputs"] == [[30, 1, 8, 8]]
@@ -144,7 +145,7 @@ def test_models_shows_what_a_model_is_made_of() -> None:
     )
 
 
-def test_models_says_which_modules_only_hold_others_and_which_share_their_weights(tmp_path: Path) -> None:
+def test_models_shows_containers_and_shared_weights(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "class Tied(torch.nn.Module):\n"

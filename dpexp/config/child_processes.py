@@ -1,4 +1,4 @@
-"""Child processes: how one finds this package, and how one ends when its parent does."""
+"""Child processes: how they import this package, and how they end when their parent does."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import os
 import signal
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that ``dpexp`` is imported from."""
+from dpexp.config.home import ROOT
 
 PR_SET_PDEATHSIG = 1
 
 
 def python_path(root: Path = ROOT) -> str:
-    """PYTHONPATH for a child process that is to import the ``dpexp`` in ``root``."""
+    """PYTHONPATH for a child process that imports the ``dpexp`` in ``root``."""
     return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
 
 
 def end_with_parent(sign: signal.Signals) -> None:
-    """Let the kernel send this signal when the parent ends, however it ends (Linux; elsewhere no effect)."""
+    """Let the kernel send this process the signal when its parent ends (Linux; elsewhere no effect)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, sign)

@@ -1,4 +1,4 @@
-"""ConfigError: bad input, and the words for a name that is not known."""
+"""ConfigError for bad input, and the text that lists the known names and suggests the nearest one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """Bad input: what was wrong, where, what was found and what to do. Exit code 2."""
+    """Bad input. The message names what is wrong, where, what was found and what to do. Exit code 2."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``": did you mean 'block3'?"`` for a near miss of a known word, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def available(names: Iterable[str]) -> str:
+    """``there are block1, block2``; ``there is block1``; ``there is none``."""
+    names = list(names)
+    return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``": did you mean 'block3'?"`` if the name resembles a known one, else an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f": did you mean '{close[0]}'?" if close else ""
 
 
-def unknown(what: str, word: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a name that is not one of the known: ``unknown WHAT 'word'; it is one of …``."""
+def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a name that is not known: ``WHERE: unknown KIND 'NAME'; there are …``."""
     known = sorted(known)
-    return ConfigError(
-        f"{where + ': ' if where else ''}unknown {what} '{word}'; "
-        f"there is {', '.join(known)}{did_you_mean(word, known)}"
-    )
+    prefix = f"{where}: " if where else ""
+    return ConfigError(f"{prefix}unknown {kind} '{name}'; {available(known)}{did_you_mean(name, known)}")

@@ -1,6 +1,6 @@
-"""Features: what a data source knows about its samples, so that a model can be fitted to them.
+"""Features: what a data source knows about its samples, so that a model can be built to match them.
 
-Stands below both ``data`` (which says it) and ``models`` (which are built to it).
+Data sources describe their samples and models read the description; neither imports the other.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-KINDS = ("vector", "image", "ids", "sequence", "clicks")
-
 PADDING = -100
-"""The class of a step behind the end of its sequence: it does not count in loss and accuracy."""
+"""The target of a padded step: it does not count in loss and accuracy."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One sample, in numbers. What a source does not know, or a kind does not have, is None.
+    """One sample in numbers. A value is None where the source does not know it or the kind has none.
 
-    ``kind`` says how ``shape`` (without the batch) reads: ``vector`` (width,), ``image`` (channels,
+    ``kind`` decides what ``shape`` (without the batch) means: ``vector`` (width,), ``image`` (channels,
     height, width), ``ids`` () or (length,), ``sequence`` (length, width), ``clicks`` (dense features,).
-    ``stepwise`` says whether each step has a target, or the sample one in all.
+    ``stepwise`` is True if each step has a target, False if the sample has one.
     """
 
     kind: str
@@ -33,35 +31,33 @@ class Features:
 
     @property
     def outputs(self) -> int | None:
-        """How many values a model gives for one target: the classes, or a regression's width."""
+        """Values that a model returns for one target: the classes, or the width of a regression."""
         return self.classes if self.classes is not None else self.targets
 
     @property
     def width(self) -> int | None:
-        """Values of one input vector: of a flattened image, of one step of a sequence."""
+        """Values of one input vector: of a flattened image, or of one step of a sequence."""
         if self.kind == "ids":
             return None
-        if self.kind == "sequence":
-            return self.shape[-1]
-        return math.prod(self.shape)
+        return self.shape[-1] if self.kind == "sequence" else math.prod(self.shape)
 
     @property
     def step_width(self) -> int | None:
-        """Values of one step where a model reads sequences; an image is read row by row."""
+        """Values of one step for a model of sequences; a step of an image is one row."""
         if self.kind == "image":
             return self.shape[0] * self.shape[-1]
         return self.shape[-1] if self.kind == "sequence" else None
 
     @property
     def length(self) -> int | None:
-        """Steps of a sequence, or ids of a window; an image is read row by row."""
+        """Steps of a sequence, ids of a window, or rows of an image."""
         if self.kind == "image":
             return self.shape[-2]
         return self.shape[0] if self.kind in ("sequence", "ids") and self.shape else None
 
     @property
     def channels(self) -> int | None:
-        """Channels of an image; a sequence is seen as an image of one."""
+        """Channels of an image; a sequence is an image with one channel."""
         return {"image": self.shape[:1], "sequence": (1,)}.get(self.kind, (None,))[0]
 
     @property

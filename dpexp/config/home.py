@@ -1,12 +1,15 @@
-"""DPEXP_HOME: where runs, the MLflow store and its artifacts lie."""
+"""DPEXP_HOME: the folder of the runs, the MLflow store and its artifacts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that ``dpexp`` is imported from."""
+
 
 def home() -> Path:
-    """Where runs, the store and its artifacts lie: ``DPEXP_HOME``, else the repository root. Absolute."""
-    chosen = os.environ.get("DPEXP_HOME")
-    return Path(chosen).expanduser().resolve() if chosen else Path(__file__).resolve().parents[2]
+    """The absolute path that ``DPEXP_HOME`` names, else the folder that ``dpexp`` is imported from."""
+    path = os.environ.get("DPEXP_HOME")
+    return Path(path).expanduser().resolve() if path else ROOT

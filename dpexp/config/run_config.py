@@ -1,10 +1,8 @@
-"""RunConfig: everything that decides what one run does, frozen and validated.
+"""RunConfig: the complete configuration of one run, frozen and validated.
 
 The command line, the ``DPEXP_*`` environment, config files and MLflow params are all made from the
-fields below, so an option has its name, type, default and help in one place. A strategy's own
-options live in its options class; ``STRATEGY_OPTIONS`` names them.
-
-Nothing here imports torch: ``--help`` is built from this module.
+fields below, so the name, type, default and help of an option stand in one place. The options of a
+strategy are in ``strategy_options``. This module does not import torch: ``--help`` is made from it.
 """
 
 from __future__ import annotations
@@ -16,23 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.config.errors import ConfigError, unknown
-from dpexp.config.options import option, option_fields, plain, typed_value, validate
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions, build_options
+from dpexp.config.errors import ConfigError, available, unknown
+from dpexp.config.options import Role, control_option, option, option_fields, to_json, validate
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
 DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks", "fsdp": "blocks"}
-"""The default model by strategy; ``linear`` where a strategy is not named."""
+"""The default model of each strategy; ``linear`` for the others."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, completely: the strategy, what it runs on what data, where and how often.
+    """One run: the strategy, the model and data, the devices and the number of steps.
 
-    ``RunConfig("hybrid", virtual=2, options=HybridOptions(sparse=True))``; ``options`` may be a plain
-    mapping. Raises ConfigError for a value out of range or a name that is not known here; names
-    that only torch or the disk can judge (a model's submodule, a file) are judged before a run opens.
+    ``RunConfig("hybrid", virtual=2, options=HybridOptions(sparse=True))``; ``options`` may be a mapping.
+    Raises ConfigError for a wrong type, a value out of range and an unknown name. Names of submodules
+    and files are checked when the run is prepared.
     """
 
     strategy: str
@@ -48,84 +46,86 @@ class RunConfig:
         metavar="SOURCE",
     )
     loss: str = option(
-        "",
-        "Loss: mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets.",
-        metavar="NAME",
+        "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
-    batch_size: int = option(
-        30, "Samples in a global batch; the last batch of an epoch may have fewer.", min=1
-    )
-    steps: int = option(100, "Measured steps.", min=1)
-    epochs: int | None = option(None, "Train for so many epochs instead of --steps.", min=1)
+    batch_size: int = option(30, "Samples in a global batch; the last of an epoch may have fewer.", min=1)
+    steps: int = control_option(100, "Measured steps.", min=1)
+    epochs: int | None = control_option(None, "Train for this number of epochs instead of --steps.", min=1)
     warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0)
-    phase_steps: int = option(20, "Steps timed phase by phase, after the measured ones.", min=0)
+    phase_steps: int = control_option(20, "Steps timed phase by phase, after the measured ones.", min=0)
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
     autocast: str = option(
-        "", "Mixed precision: the type that forwards compute in where that is safe.", choices=("", "bfloat16")
+        "", "Mixed precision: the type of the forward pass where that is safe.", choices=("", "bfloat16")
     )
     compile: bool = option(
         False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
     )
-    seed: int = option(0, "Seed of weights, data and order.", min=0, max=2**63 - 1)
-    threads: int | None = option(None, "CPU threads of torch. Default: torch's own choice.", min=1)
-    devices: str = option(
+    seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
+    threads: int | None = control_option(None, "CPU threads of torch. Default: as torch chooses.", min=1)
+    devices: str = control_option(
         "auto",
         "auto (every accelerator), a number of accelerators, names as cuda:0,cuda:1, or cpu.",
         metavar="DEVICES",
     )
-    virtual: int | None = option(None, "Emulate so many devices on the CPU.", min=1, max=1024)
-    backend: str = option(
+    virtual: int | None = control_option(None, "Emulate this number of devices on the CPU.", min=1, max=1024)
+    backend: str = control_option(
         "auto",
         "torch.nn.parallel (torch) or dpexp.parallel (portable); auto is torch on accelerators.",
         choices=("auto", "torch", "portable"),
     )
-    check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
-    track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track")
-    track_timeout: float = option(
-        10.0, "Seconds to wait for the last delivery when the run is over.", min=0.0
+    check: bool = control_option(
+        True, "Verify against a single device before measuring.", flag="--check/--no-check"
     )
-    experiment: str = option("dpexp", "MLflow experiment.", metavar="NAME")
-    run_name: str = option("", "Name of the run. Default: strategy, model and devices.", metavar="NAME")
-    options: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
+    track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track", role="delivery")
+    track_timeout: float = option(
+        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, role="delivery"
+    )
+    experiment: str = option("dpexp", "MLflow experiment.", role="label")
+    run_name: str = option("", "Name of the run. Default: strategy, model and devices.", role="label")
+    options: StrategyOptions = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGY_OPTIONS:
-            raise unknown("strategy", self.strategy, STRATEGY_OPTIONS)
-        options = self.options
-        wanted = STRATEGY_OPTIONS[self.strategy]
-        if isinstance(options, Mapping):
-            options = build_options(wanted, options, f"options of {self.strategy}")
-        elif type(options) is StrategyOptions:
-            options = wanted()
-        if type(options) is not wanted:
-            raise ConfigError(
-                f"options of {self.strategy} are a {wanted.__name__}, not a {type(options).__name__}"
-            )
-        object.__setattr__(self, "options", options)
+            raise unknown("strategy", str(self.strategy), STRATEGY_OPTIONS)
+        object.__setattr__(self, "options", self._strategy_options())
         if not self.model:
             object.__setattr__(self, "model", DEFAULT_MODELS.get(self.strategy, "linear"))
-        for holder in (self, options):
-            for field in option_fields(type(holder)):
-                validate(holder, field)
+        validate(self)
         if self.virtual is not None and self.devices != "auto":
             raise ConfigError(
                 f"--virtual {self.virtual} emulates devices and --devices {self.devices} names real ones: "
                 "give one of the two"
             )
 
+    def _strategy_options(self) -> StrategyOptions:
+        """``options`` as an instance of the strategy's class, which validates itself."""
+        wanted, options = STRATEGY_OPTIONS[self.strategy], self.options
+        if isinstance(options, Mapping):
+            known = [field.name for field in option_fields(wanted)]
+            for key in options:
+                if key not in known:
+                    raise unknown("option", key, known, f"options of {self.strategy}")
+            return wanted(**options)
+        if type(options) is not wanted:
+            raise ConfigError(
+                f"options of {self.strategy} are a {wanted.__name__}, not a {type(options).__name__}"
+            )
+        return options
+
     def to_dict(self) -> dict[str, Any]:
-        """Flat and JSON-ready: the strategy's options stand beside the others."""
-        flat = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "options"}
-        flat |= {f.name: plain(getattr(self.options, f.name)) for f in option_fields(type(self.options))}
+        """Flat and JSON-ready: the options of the strategy stand beside the others."""
+        flat = {"strategy": self.strategy}
+        for part in (self, self.options):
+            flat |= {field.name: to_json(getattr(part, field.name)) for field in option_fields(type(part))}
         return flat
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any], where: str = "config") -> RunConfig:
-        """The inverse of ``to_dict``. Unknown keys and values of a wrong type raise ConfigError."""
+        """The inverse of ``to_dict``. Raises ConfigError that begins with ``where``, unless that is empty."""
         if "strategy" not in flat:
-            raise ConfigError(f"{where}: no 'strategy'; there is {', '.join(STRATEGY_OPTIONS)}")
+            raise ConfigError(f"{where}: no 'strategy'; {available(STRATEGY_OPTIONS)}")
         strategy = flat["strategy"]
         if strategy not in STRATEGY_OPTIONS:
             raise unknown("strategy", str(strategy), STRATEGY_OPTIONS, where)
@@ -133,10 +133,13 @@ class RunConfig:
         for key in flat:
             if key != "strategy" and key not in known:
                 raise unknown(f"key for {strategy}", key, known, where)
-        own = {f.name for f in option_fields(STRATEGY_OPTIONS[strategy])}
-        options = {key: value for key, value in flat.items() if key in own}
-        rest = {key: typed_value(cls, key, value, where) for key, value in flat.items() if key not in own}
-        return cls(**rest, options=build_options(STRATEGY_OPTIONS[strategy], options, where))
+        names = {field.name for field in option_fields(cls)} | {"strategy"}
+        values = {key: value for key, value in flat.items() if key in names}
+        options: Any = {key: value for key, value in flat.items() if key not in names}
+        try:
+            return cls(**values, options=options)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of ``to_dict``."""
@@ -145,5 +148,12 @@ class RunConfig:
 
 
 def option_names(strategy: str) -> list[str]:
-    """The names of every option that a strategy takes."""
-    return [f.name for cls in (RunConfig, STRATEGY_OPTIONS[strategy]) for f in option_fields(cls)]
+    """The names of all options of a strategy."""
+    return [field.name for cls in (RunConfig, STRATEGY_OPTIONS[strategy]) for field in option_fields(cls)]
+
+
+def options_with_role(*roles: Role) -> frozenset[str]:
+    """The names of the options, of any strategy, that have one of the roles."""
+    classes: tuple[type, ...] = (RunConfig, *STRATEGY_OPTIONS.values())
+    fields = [field for cls in classes for field in option_fields(cls)]
+    return frozenset(field.name for field in fields if field.metadata["role"] in roles)

@@ -1,16 +1,16 @@
-"""Spec: what ``--model`` and ``--data`` say, parsed; and the factory that it names, found and called.
+"""Spec: the parsed text of ``--model``, ``--data`` and ``--loss``, and the factory that it names.
 
-One syntax for both::
+All have one syntax::
 
-    NAME                              a registered one, with its defaults
+    NAME                              a registered model, data source or loss with its defaults
     NAME:KEY=VALUE,...                with options
-    NAME:ARGUMENT,KEY=VALUE,...       where the registered one takes an argument (a path)
-    package.module:factory            your own; the current directory is searched too
-    path/to/file.py:factory           your own, from a file
+    NAME:ARGUMENT,KEY=VALUE,...       where the registered entry takes an argument (a path)
+    package.module:factory            a user factory; the current directory is searched too
+    path/to/file.py:factory           a user factory in a file
     ...:factory:KEY=VALUE,...         with options
 
 Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else is a string. An option
-that is a Python keyword reaches the factory with an underscore: ``in=5`` as ``in_=5``.
+whose name is a Python keyword reaches the factory with an underscore: ``in=5`` as ``in_=5``.
 
 Parsing imports neither torch nor the factory.
 """
@@ -31,17 +31,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpexp.config import ConfigError, did_you_mean, unknown
+from dpexp.config.errors import ConfigError, available, did_you_mean, unknown
+from dpexp.config.options import as_type
 from dpexp.config.user_errors import as_config_error, describe
 
-_OWN = re.compile(r"(?P<place>.+?\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)(?::(?P<options>.*))?")
+_FACTORY = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?")
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
-_NUMBERS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+_ARGUMENT = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
+"""``a,b.txt,length=8``: the argument, and the KEY=VALUE parts at the end."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a registered model or data source; ``fits`` names the Features that decide it."""
+    """An option of a registered entry; ``fits`` names the property of Features that is its default."""
 
     name: str
     type: type
@@ -53,7 +55,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered model or data source: ``factory`` is ``module:attribute``, imported when built."""
+    """A registered model, data source or loss; ``factory`` is ``module:attribute``, imported when used."""
 
     help: str
     factory: str
@@ -63,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spec:
-    """One parsed text. ``name`` is empty for a factory of one's own; ``options`` are those given."""
+    """A parsed text. ``name`` is empty for a user factory; ``options`` has only the given ones."""
 
     text: str
     name: str
@@ -72,58 +74,52 @@ class Spec:
     argument: str | None = None
 
 
-def parse(text: str, registry: Mapping[str, Entry], flag: str, what: str) -> Spec:
-    """The Spec of a text; ``flag`` and ``what`` (``--model``, ``model``) appear in the errors.
+def parse(text: str, registry: Mapping[str, Entry], flag: str, kind: str) -> Spec:
+    """The Spec of a text; ``flag`` and ``kind`` (``--model``, ``model``) appear in the errors.
 
-    Raises ConfigError for an unknown name or option, a value of a wrong type and a file that is
-    not there.
+    Raises ConfigError for an unknown name or option, a value of the wrong type and a missing file.
     """
     text = text.strip()
-    head, _, rest = text.partition(":")
-    if head in registry:
-        return _registered(text, head, rest, registry[head], f"{flag} {text}")
-    own = _OWN.fullmatch(text)
-    if own is None:
-        if head.endswith(".py") or "/" in head:
-            raise ConfigError(f"{flag} {text}: name the factory after the file, as {head}:make")
-        raise unknown(what, head, registry, flag)
-    place = own["place"]
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
-        raise ConfigError(f"{flag} {text}: there is no file {place}")
-    return Spec(text, "", f"{place}:{own['name']}", _options(own["options"] or "", f"{flag} {text}"))
+    where = f"{flag} {text}"
+    name, _, rest = text.partition(":")
+    if name in registry:
+        return _parse_registered(text, name, rest, registry[name], where)
+    match = _FACTORY.fullmatch(text)
+    if match is None:
+        if name.endswith(".py") or "/" in name:
+            raise ConfigError(f"{where}: name the factory after the file, as {name}:make")
+        raise unknown(kind, name, registry, flag)
+    module, function, options = match.groups()
+    if module.endswith(".py") and not Path(module).expanduser().is_file():
+        raise ConfigError(f"{where}: there is no file {module}")
+    return Spec(text, "", f"{module}:{function}", _parse_options(options or "", where))
 
 
-def _registered(text: str, name: str, rest: str, entry: Entry, where: str) -> Spec:
+def _parse_registered(text: str, name: str, rest: str, entry: Entry, where: str) -> Spec:
     argument = None
     if entry.argument is not None:
-        argument, rest = _argument(rest)
+        match = _ARGUMENT.fullmatch(rest)
+        assert match is not None
+        argument, rest = match[1], match[2].removeprefix(",")
         if not argument:
             raise ConfigError(f"{where}: it needs {entry.argument}, as {name}:{entry.argument}")
     known = {option.name: option for option in entry.options}
-    given = _options(rest, where)
-    for key in given:
+    options = _parse_options(rest, where)
+    for key, value in options.items():
         if key not in known:
-            raise _no_option(key, known, name, where)
-    return Spec(
-        text, name, entry.factory, {k: _checked(known[k], v, where) for k, v in given.items()}, argument
-    )
+            raise ConfigError(f"{where}: {_unknown_option(name, key, known)}")
+        options[key] = _checked(known[key], value, where)
+    return Spec(text, name, entry.factory, options, argument)
 
 
-def _argument(rest: str) -> tuple[str, str]:
-    """``"a,b.txt,length=8"`` -> ``("a,b.txt", "length=8")``: the options are the last KEY=VALUE parts."""
-    parts = _split(rest)
-    end = len(parts)
-    while end > 1 and _OPTION.fullmatch(parts[end - 1]):
-        end -= 1
-    return ",".join(parts[:end]), ",".join(parts[end:])
-
-
-def _options(text: str, where: str) -> dict[str, Any]:
+def _parse_options(text: str, where: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in _split(text) if text.strip() else ():
         match = _OPTION.fullmatch(part)
         if match is None:
-            raise ConfigError(f"{where}: '{part.strip()}' is no option; write KEY=VALUE, separated by commas")
+            raise ConfigError(
+                f"{where}: '{part.strip()}' is not an option; write KEY=VALUE, separated by commas"
+            )
         if match[1] in options:
             raise ConfigError(f"{where}: option '{match[1]}' is given twice")
         options[match[1]] = _literal(match[2].strip())
@@ -131,7 +127,7 @@ def _options(text: str, where: str) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between the commas that stand outside of every bracket."""
+    """The parts between the commas that are not inside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -152,34 +148,31 @@ def _literal(text: str) -> Any:
 
 
 def _checked(option: Option, value: Any, where: str) -> Any:
-    if option.type is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if option.type is str:
-        value = str(value)
-    if not isinstance(value, option.type) or (option.type is int and isinstance(value, bool)):
-        raise ConfigError(f"{where}: '{option.name}' takes {_NUMBERS[option.type]}, found {value!r}")
+    value = str(value) if option.type is str else as_type(value, option.type, option.name, where)
     if option.min is not None and isinstance(value, int | float) and not value >= option.min:
         raise ConfigError(f"{where}: '{option.name}' must be at least {option.min:g}, found {value!r}")
     return value
 
 
-def _no_option(key: str, known: Iterable[str], owner: str, where: str) -> ConfigError:
+def _unknown_option(factory: str, key: str, known: Iterable[str]) -> str:
     known = list(known)
-    there = f"there is {', '.join(known)}" if known else "it takes none"
-    return ConfigError(f"{where}: {owner} takes no option '{key}'; {there}{did_you_mean(key, known)}")
+    return f"{factory} takes no option '{key}'; {available(known)}{did_you_mean(key, known)}"
 
 
 # --- the factory ---------------------------------------------------------------------------------
 
 
 def load(spec: Spec, where: str) -> Callable[..., Any]:
-    """Import what the Spec names. Raises ConfigError that says which part was not found, or raised."""
-    place, _, name = spec.factory.rpartition(":")
-    found: Any = _file(place, where) if place.endswith(".py") else _module(place, where)
+    """Import the factory of a Spec. Raises ConfigError for a missing module or name and a failing import."""
+    module, _, name = spec.factory.rpartition(":")
+    try:
+        found: Any = _import_file(module) if module.endswith(".py") else _import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: cannot import {module}: {describe(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             public = [key for key in vars(found) if not key.startswith("_") and callable(vars(found)[key])]
-            raise ConfigError(f"{where}: {place} has no '{part}'{did_you_mean(part, public)}")
+            raise ConfigError(f"{where}: {module} has no '{part}'{did_you_mean(part, public)}")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{where}: {spec.factory} is a {type(found).__name__}, not a factory to call")
@@ -189,73 +182,59 @@ def load(spec: Spec, where: str) -> Callable[..., Any]:
 def call(
     factory: Callable[..., Any], spec: Spec, where: str, context: Mapping[str, Any] | None = None
 ) -> Any:
-    """Call the factory with the options, and with those of ``context`` that it has a parameter for.
+    """Call the factory with the options, and with the values of ``context`` that it has a parameter for.
 
-    Raises ConfigError when it takes no such option, lacks one, or raises: which exception, and where.
+    Raises ConfigError for an unknown or missing option, and for an exception in the factory.
     """
     options = {key + "_" * keyword.iskeyword(key): value for key, value in spec.options.items()}
     try:
-        signature = inspect.signature(factory)
-    except ValueError:  # a builtin without a signature: let the call itself judge
-        signature = None
-    if signature is not None:
-        taken = signature.parameters
-        options |= {
-            key: value for key, value in (context or {}).items() if key in taken and key not in options
-        }
-        _check_call(signature, options, spec, where)
-    try:
         with as_config_error(spec.factory):
-            return factory(**options)
+            parameters = inspect.signature(factory).parameters
+            values = {key: value for key, value in (context or {}).items() if key in parameters} | options
+            _check_call(list(parameters.values()), values, spec.factory)
+            return factory(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _check_call(signature: inspect.Signature, options: Mapping[str, Any], spec: Spec, where: str) -> None:
-    by_name = [
-        p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        for key in options:
-            if key not in [p.name for p in by_name]:
-                raise _no_option(key.rstrip("_"), [p.name.rstrip("_") for p in by_name], spec.factory, where)
-    missing = [p.name for p in by_name if p.default is p.empty and p.name not in options]
+def _check_call(parameters: list[inspect.Parameter], values: Mapping[str, Any], factory: str) -> None:
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in by_name]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for key in values:
+            if key not in names:
+                known = [name.rstrip("_") for name in names]
+                raise ConfigError(_unknown_option(factory, key.rstrip("_"), known))
+    missing = [p.name for p in by_name if p.default is p.empty and p.name not in values]
     if missing:
         example = ",".join(f"{name}=…" for name in missing)
-        raise ConfigError(
-            f"{where}: {spec.factory} needs {', '.join(missing)}: write {spec.factory}:{example}"
-        )
+        raise ConfigError(f"{factory} needs {', '.join(missing)}: write {factory}:{example}")
 
 
-def _module(name: str, where: str) -> ModuleType:
-    _searched(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: cannot import {name}: {describe(error)}") from error
+def _import_module(name: str) -> ModuleType:
+    _add_to_path(Path.cwd())
+    return importlib.import_module(name)
 
 
-def _file(text: str, where: str) -> ModuleType:
-    """The module of a Python file; imported once a version, so that a model and its data may share a file."""
+def _import_file(text: str) -> ModuleType:
+    """The module of a Python file, imported once for each content: a model and its data may share a file."""
     path = Path(text).expanduser().resolve()
-    name = f"dpexp_own_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    _searched(path.parent)
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(f"{where}: cannot import {text}: {describe(error)}") from error
-    return module
+    name = f"dpexp_user_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
+    if name not in sys.modules:
+        _add_to_path(path.parent)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
-def _searched(folder: Path) -> None:
-    """Let imports find modules of this folder, after everything installed."""
+def _add_to_path(folder: Path) -> None:
+    """Let imports find modules of this folder, after all installed ones."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -1,61 +1,53 @@
-"""The options of each strategy: one class a strategy, ``STRATEGY_OPTIONS`` names them."""
+"""The options of each strategy: one class for each, listed in ``STRATEGY_OPTIONS``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from dpexp.config.errors import unknown
-from dpexp.config.options import option, option_fields, typed_value
+from dpexp.config.options import control_option, option, validate
 
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """Options of a strategy that has none of its own; base of those that have.
+    """The base class, and the class of strategies without options."""
 
-    ``launcher`` names what starts the strategy's processes where nothing has started them yet; without
-    one the run is one process. ``in_ranks`` is True where a run may be one of several processes (ranks).
-    """
-
-    launcher: ClassVar[str | None] = None
-    in_ranks: ClassVar[bool] = False
+    def __post_init__(self) -> None:
+        validate(self)
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
-        """The options with other names for the devices that they name; most name none."""
+        """The options with their devices renamed; most options name none."""
         return self
 
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
-    """Options of a strategy that may run as one of several ranks, started by torchrun."""
+    """Options of a strategy whose run may be one of several processes, the ranks."""
 
-    in_ranks: ClassVar[bool] = True
-
-    comm: str = option(
+    comm: str = control_option(
         "auto",
-        "What the ranks talk through; auto is nccl on CUDA and gloo on the CPU.",
+        "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
         choices=("auto", "gloo", "nccl"),
     )
-    comm_timeout: float = option(60.0, "Seconds after which a silent rank is given up.", min=1.0)
-    snapshot_every: int | None = option(
-        None, "Steps between snapshots, from which lost ranks, or --resume, go on.", min=1
+    comm_timeout: float = control_option(
+        60.0, "Seconds of silence after which a rank counts as lost.", min=1.0
     )
-    resume: str = option("", "Go on with this run from its newest snapshot.", metavar="RUN")
+    snapshot_every: int | None = control_option(
+        None, "Steps between snapshots; restarted ranks, and --resume, continue from the newest.", min=1
+    )
+    resume: str = control_option("", "Continue this run from its newest snapshot.", metavar="RUN")
 
 
 @dataclass(frozen=True)
 class LaunchOptions(RankOptions):
-    """Options of a strategy that starts torchrun's launcher on this host where none has started it."""
+    """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    launcher: ClassVar[str | None] = "torchrun"
-
-    nnodes: str = option("1", "Hosts, as 2, or fewest:most as 1:2.", metavar="N[:M]")
-    rdzv_endpoint: str = option(
-        "", "Where the hosts meet; the same on each. Default: this host alone.", metavar="HOST:PORT"
+    nnodes: str = control_option("1", "Hosts, as 2, or minimum:maximum, as 1:2.", metavar="N[:M]")
+    rdzv_endpoint: str = control_option(
+        "", "Rendezvous address, the same on each host. Default: only this host.", metavar="HOST:PORT"
     )
-    join_timeout: float = option(600.0, "Seconds to wait for the other hosts.", min=1.0)
-    max_restarts: int = option(3, "Times that lost ranks are started anew.", min=0)
+    join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0)
+    max_restarts: int = control_option(3, "Number of restarts of lost ranks.", min=0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class DdpOptions(LaunchOptions):
     bucket_mb: float = option(25.0, "Megabytes of gradients that are all-reduced together.", min=0.001)
     find_unused: bool = option(
         False,
-        "Look in every step for parameters that get no gradient, instead of refusing them.",
+        "Search every step for parameters without a gradient, instead of raising an error for them.",
         flag="--find-unused/--all-used",
     )
 
@@ -75,7 +67,7 @@ class FsdpOptions(LaunchOptions):
     """Options of ``fsdp``."""
 
     block: tuple[str, ...] = option(
-        ("*",), "Submodule to shard as a unit; repeat for several. * is every direct child.", metavar="NAME"
+        ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."
     )
 
 
@@ -84,7 +76,7 @@ class BlockOptions(StrategyOptions):
     """Options of ``block``."""
 
     block: tuple[str, ...] = option(
-        ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several.", metavar="NAME"
+        ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several."
     )
 
 
@@ -93,23 +85,21 @@ class HybridOptions(RankOptions):
     """Options of ``hybrid``."""
 
     host: tuple[str, ...] = option(
-        ("embedding",),
-        "Submodule that stays on the host, a name or pattern; repeat for several.",
-        metavar="NAME",
+        ("embedding",), "Submodule that stays on the host, a name or pattern; repeat for several."
     )
     sparse: bool = option(
         False,
-        "Sparse gradients for the host's embeddings: only the rows of the batch move.",
+        "Sparse gradients for the host's embeddings: only the rows of the batch are transferred.",
         flag="--sparse/--dense",
     )
     pipeline: bool = option(
         False,
-        "Split the batch so that the host embeds one part while the accelerator works on the other.",
+        "Split the batch: the host embeds one part while the accelerator computes the other.",
         flag="--pipeline/--serial",
     )
     shard_embedding: bool = option(
         False,
-        "Under torchrun: each rank holds some rows of the embeddings, instead of all of them.",
+        "Under torchrun: each rank holds some rows of the embeddings, instead of all.",
         flag="--shard-embedding/--whole-embedding",
     )
 
@@ -153,11 +143,3 @@ STRATEGY_HELP: dict[str, str] = {
     "ddp": "DistributedDataParallel: one process a device, under torchrun.",
     "fsdp": "FSDP2 fully_shard: one process a device, each with a part of every parameter.",
 }
-
-
-def build_options(cls: type[StrategyOptions], values: Mapping[str, Any], where: str) -> StrategyOptions:
-    known = [field.name for field in option_fields(cls)]
-    for key in values:
-        if key not in known:
-            raise unknown("option", key, known, where)
-    return cls(**{key: typed_value(cls, key, value, where) for key, value in values.items()})

@@ -1,4 +1,4 @@
-"""Mistakes in code that is not ours, told in one line: which exception, and on which line of whose file."""
+"""Errors in user code, described in one line: which exception, and on which line of which file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
+from dpexp.config.home import ROOT
 
-_OURS = Path(__file__).resolve().parents[1]
+_PACKAGE = ROOT / "dpexp"
 _LIBRARIES = ("site-packages", "dist-packages", "importlib")
 
 
 @contextmanager
 def as_config_error(what: str) -> Iterator[None]:
-    """Whatever is raised inside becomes a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
+    """Turn every exception inside into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
     try:
         yield
     except ConfigError:
@@ -25,22 +26,23 @@ def as_config_error(what: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """``ValueError: no such width (my/file.py, line 12)``: what was raised, on which line of the user's."""
+    """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error}"
-    message = f": {error}" if str(error) else ""
-    cause, because = error.__cause__, ""
-    if cause is not None and str(cause) not in str(error):
-        because = f", because of {type(cause).__name__}: {cause}"
-    line = _line(error) or (_line(cause) if cause is not None else "")
-    return f"{type(error).__name__}{message}{because}{line}"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    cause = error.__cause__
+    if cause is None:
+        return text + _user_line(error)
+    if str(cause) not in str(error):
+        text += f", because of {type(cause).__name__}: {cause}"
+    return text + (_user_line(error) or _user_line(cause))
 
 
-def _line(error: BaseException) -> str:
-    """The innermost line that belongs neither to us nor to a library, if there is one."""
+def _user_line(error: BaseException) -> str:
+    """The innermost line that belongs neither to dpexp nor to a library; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        foreign = any(part in frame.filename for part in _LIBRARIES) or not path.is_file()
-        if not foreign and _OURS not in path.resolve().parents and path.parent.name != "scripts":
+        is_library = any(part in frame.filename for part in _LIBRARIES) or not path.is_file()
+        if not is_library and _PACKAGE not in path.resolve().parents and path.parent.name != "scripts":
             return f" ({frame.filename}, line {frame.lineno})"
     return ""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpexp import data, devices, models, tensors
-from dpexp.config import ConfigError, RankOptions, RunConfig, home
+from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.distributed import World
 from dpexp.distributed.device_assignment import select
@@ -24,13 +24,6 @@ from dpexp.engine.checkpoint import Checkpoints
 from dpexp.engine.model_check import check_model, try_one_batch
 from dpexp.record import UnknownRunError, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
-
-ELSEWHERE = {
-    *("devices", "virtual", "threads", "backend", "comm", "comm_timeout", "nnodes", "rdzv_endpoint"),
-    *("join_timeout", "max_restarts", "snapshot_every", "resume", "steps", "epochs", "phase_steps", "check"),
-    *("track", "track_timeout", "experiment", "run_name"),
-}
-"""Options that do not change what a run computes."""
 
 
 @dataclass
@@ -195,8 +188,9 @@ def _proposed_run_id() -> str:
 
 def check_same_computation(before: dict[str, Any], now: dict[str, Any], run_id: str) -> None:
     """Raises ConfigError where the options of a resumed run compute something else than before."""
+    may_differ = options_with_role("control", "delivery", "label")
     for name in sorted(set(before) | set(now)):
-        if name not in ELSEWHERE and before.get(name) != now.get(name):
+        if name not in may_differ and before.get(name) != now.get(name):
             raise ConfigError(
                 f"--resume {run_id}: the run started with {name} {before.get(name)!r}, found "
                 f"{now.get(name)!r}: give the same value"

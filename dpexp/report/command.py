@@ -5,11 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, flag_name, option_fields
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
+from dpexp.config.options import flag_name, option_fields
 from dpexp.record import Record
-
-QUIET = {"run_name", "experiment", "track", "track_timeout"}
-"""Options that say where a run is filed, not what it does."""
 
 
 def command(record: Record) -> str:
@@ -21,9 +19,10 @@ def command(record: Record) -> str:
         return shlex.join(["python", *record.environment.get("argv", [])])
     words = ["python", "scripts/run.py", config.strategy]
     chosen = config.to_dict()
+    left_out = options_with_role("delivery", "label")
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
         for field in option_fields(cls):
-            if field.name not in QUIET and chosen[field.name] != usual[field.name]:
+            if field.name not in left_out and chosen[field.name] != usual[field.name]:
                 words += _option(field.name, field.metadata["flag"], chosen[field.name])
     return shlex.join(words)
 

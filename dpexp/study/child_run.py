@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpexp.config.child_processes import ROOT, python_path
+from dpexp.config.child_processes import python_path
+from dpexp.config.home import ROOT
 from dpexp.record import Row
 
 CODE = """

@@ -27,14 +27,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import REFERENCE, ConfigError, RunConfig, did_you_mean
+from dpexp.config import REFERENCE, ConfigError, RunConfig, did_you_mean, options_with_role
 from dpexp.record import Record, Row
 
 CONFIG, README, RECORDS, SWEEP, SUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
 RELATIONS = ("<", "<=", ">", ">=", "==")
 HOLDS, NOT_SHOWN, CONTRADICTED, NOT_MEASURED = "holds", "not shown", "contradicted", "not measured"
-FILING = ("experiment", "run_name")
-"""Config fields that say where a run is filed: the sweep sets them."""
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SLOT = re.compile(r"(?P<cell>.+)\.r(?P<round>\d+)")
 
@@ -283,11 +281,11 @@ def filed(config: RunConfig, experiment: str, run_name: str) -> RunConfig:
 
 def differences(config: RunConfig, recorded: Row) -> list[str]:
     """The fields in which a recorded config is another one; where the run is filed does not count."""
-    wanted = config.to_dict()
+    wanted, labels = config.to_dict(), options_with_role("label")
     return sorted(
         key
         for key in wanted.keys() | recorded.keys()
-        if key not in FILING and wanted.get(key) != recorded.get(key, _default(config, key))
+        if key not in labels and wanted.get(key) != recorded.get(key, _default(config, key))
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import ConfigError, RunConfig, home
-from dpexp.config.child_processes import ROOT
+from dpexp.config.home import ROOT
 from dpexp.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times

@@ -1,4 +1,4 @@
-"""RunConfig: frozen, complete, and clear about what it does not take."""
+"""RunConfig: frozen, complete, and with clear errors for what it does not accept."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dpexp.config import (
     RunConfig,
     home,
     option_names,
+    options_with_role,
 )
 
 
@@ -50,12 +51,32 @@ def test_a_config_cannot_be_changed() -> None:
         RunConfig("single").seed = 1  # type: ignore[misc]
 
 
-def test_the_digest_is_of_every_value() -> None:
+def test_the_digest_depends_on_every_value() -> None:
     config = RunConfig("single")
     assert config.digest() == RunConfig("single").digest()
     assert config.digest() != RunConfig("single", seed=1).digest()
     assert config.digest() != RunConfig("single", options={}, lr=0.02).digest()
     assert RunConfig("hybrid").digest() != RunConfig("hybrid", options={"sparse": True}).digest()
+
+
+def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_tracked() -> None:
+    assert options_with_role("control", "delivery", "label") == {
+        *("devices", "virtual", "threads", "backend", "comm", "comm_timeout", "nnodes", "rdzv_endpoint"),
+        *("join_timeout", "max_restarts", "snapshot_every", "resume", "steps", "epochs", "phase_steps"),
+        *("check", "track", "track_timeout", "experiment", "run_name"),
+    }
+
+
+def test_options_of_tracking_and_labels_do_not_make_another_config() -> None:
+    assert options_with_role("delivery", "label") == {"track", "track_timeout", "experiment", "run_name"}
+    assert options_with_role("label") == {"experiment", "run_name"}
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGY_OPTIONS))
+def test_every_option_has_one_role(strategy: str) -> None:
+    roles = [options_with_role(role) for role in ("computation", "control", "delivery", "label")]
+    for name in option_names(strategy):
+        assert sum(name in names for names in roles) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,14 +125,22 @@ def test_bad_values_name_the_option_the_value_and_what_is_valid(
         ),
     ],
 )
-def test_a_flat_dict_with_a_mistake_is_refused(flat: dict[str, object], words: list[str]) -> None:
+def test_a_flat_dict_with_an_error_is_refused(flat: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_dict(flat)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_whole_numbers_serve_as_floats() -> None:
+def test_from_dict_names_where_a_bad_value_stands() -> None:
+    flat = {"strategy": "single", "steps": 0}
+    with pytest.raises(ConfigError, match=r"^--config a\.toml: --steps 0: it must be at least 1$"):
+        RunConfig.from_dict(flat, where="--config a.toml")
+    with pytest.raises(ConfigError, match=r"^--steps 0: it must be at least 1$"):
+        RunConfig.from_dict(flat, where="")
+
+
+def test_whole_numbers_are_accepted_as_floats() -> None:
     assert RunConfig.from_dict({"strategy": "single", "lr": 1}).lr == 1.0
 
 

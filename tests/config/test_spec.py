@@ -1,4 +1,4 @@
-"""The text of --model and --data: one syntax, and errors that name what is wrong and what there is."""
+"""The syntax of --model and --data, and errors that name the fault and the known names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse(text: str) -> spec.Spec:
     return spec.parse(text, REGISTRY, "--thing", "thing")
 
 
-def test_a_name_alone_has_no_options() -> None:
+def test_a_name_without_options() -> None:
     parsed = parse("box")
     assert (parsed.name, parsed.options) == ("box", {})
 
@@ -57,17 +57,17 @@ def test_commas_within_brackets_do_not_split() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("bux", "unknown thing 'bux'; there is box, file: did you mean 'box'?"),
-        ("box:rat=3", "box takes no option 'rat'; there is in, rate, flat, label: did you mean 'rate'?"),
+        ("bux", "unknown thing 'bux'; there are box, file: did you mean 'box'?"),
+        ("box:rat=3", "box takes no option 'rat'; there are in, rate, flat, label: did you mean 'rate'?"),
         ("box:in=wide", "'in' takes a whole number, found 'wide'"),
         ("box:in=1.5", "'in' takes a whole number, found 1.5"),
         ("box:in=True", "'in' takes a whole number, found True"),
         ("box:in=0", "'in' must be at least 1, found 0"),
         ("box:rate=-1", "'rate' must be at least 0, found -1.0"),
         ("box:rate=1e999-1e999", "'rate' takes a number"),
-        ("box:flat=1", "'flat' takes True or False, found 1"),
+        ("box:flat=1", "'flat' takes true or false, found 1"),
         ("box:in=3,in=4", "option 'in' is given twice"),
-        ("box:5", "'5' is no option; write KEY=VALUE"),
+        ("box:5", "'5' is not an option; write KEY=VALUE"),
         ("file", "it needs PATH, as file:PATH"),
         ("file:,length=2", "it needs PATH"),
         ("file:a.txt,lenght=2", "file takes no option 'lenght'; there is length: did you mean 'length'?"),
@@ -76,14 +76,14 @@ def test_commas_within_brackets_do_not_split() -> None:
         ("", "unknown thing ''"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, words: str) -> None:
+def test_bad_text_is_a_config_error_that_names_the_fault(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert words in str(caught.value)
     assert str(caught.value).startswith("--thing")
 
 
-# --- factories of one's own ----------------------------------------------------------------------
+# --- user factories ------------------------------------------------------------------------------
 
 
 def call(text: str, **context: object) -> object:
@@ -92,15 +92,15 @@ def call(text: str, **context: object) -> object:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    path = tmp_path / "own.py"
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "user.py"
     path.write_text(
         "import dataclasses\n"
         "from beside import SIDE\n"
         "@dataclasses.dataclass\n"
-        "class Kept:\n    side: int = SIDE\n"
-        "def make(width=4, in_=1):\n    return Kept, width, in_\n"
-        "def needy(width, depth):\n    return width\n"
+        "class Sized:\n    side: int = SIDE\n"
+        "def make(width=4, in_=1):\n    return Sized, width, in_\n"
+        "def required(width, depth):\n    return width\n"
         "def anything(**options):\n    return options\n"
         "def fitted(data_features=None):\n    return data_features\n"
         "def failing():\n    raise KeyError('deep inside')\n"
@@ -110,40 +110,40 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_factory_in_a_file_gets_its_options(own: Path) -> None:
-    kept, *rest = call(f"{own}:make:width=8,in=2")  # type: ignore[misc]
+def test_a_factory_in_a_file_gets_its_options(user_file: Path) -> None:
+    sized, *rest = call(f"{user_file}:make:width=8,in=2")  # type: ignore[misc]
     assert rest == [8, 2]
-    assert kept().side == 3
+    assert sized().side == 3
 
 
-def test_a_file_is_imported_once(own: Path) -> None:
-    assert call(f"{own}:make")[0] is call(f"{own}:make:width=2")[0]  # type: ignore[index]
+def test_a_file_is_imported_once(user_file: Path) -> None:
+    assert call(f"{user_file}:make")[0] is call(f"{user_file}:make:width=2")[0]  # type: ignore[index]
 
 
-def test_a_factory_gets_the_context_that_it_asks_for(own: Path) -> None:
-    assert call(f"{own}:fitted", data_features="known") == "known"
-    assert call(f"{own}:make", data_features="known")[1:] == (4, 1)  # type: ignore[index]
-    assert call(f"{own}:anything:a=1", data_features="known") == {"a": 1}
+def test_a_factory_gets_the_context_that_it_has_a_parameter_for(user_file: Path) -> None:
+    assert call(f"{user_file}:fitted", data_features="known") == "known"
+    assert call(f"{user_file}:make", data_features="known")[1:] == (4, 1)  # type: ignore[index]
+    assert call(f"{user_file}:anything:a=1", data_features="known") == {"a": 1}
 
 
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
-        ("make:widht=8", "takes no option 'widht'; there is width, in: did you mean 'width'?"),
-        ("needy:width=8", "needs depth: write"),
+        ("make:widht=8", "takes no option 'widht'; there are width, in: did you mean 'width'?"),
+        ("required:width=8", "needs depth: write"),
         ("failing", "raised KeyError: 'deep inside' ("),
-        ("failing", "own.py, line 15)"),
+        ("failing", "user.py, line 15)"),
         ("maek", "has no 'maek': did you mean 'make'?"),
         ("table", "is a dict, not a factory to call"),
     ],
 )
-def test_what_a_factory_does_wrong_is_named(own: Path, rest: str, words: str) -> None:
+def test_an_error_in_a_factory_is_named(user_file: Path, rest: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        call(f"{own}:{rest}")
+        call(f"{user_file}:{rest}")
     assert words in str(caught.value)
 
 
-def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+def test_a_failing_import_of_a_file_is_explained(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.py", tmp_path / "broken.py"
     missing.write_text("import no_such_package_at_all\n")
     broken.write_text("def make(:\n")
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
         call(f"{broken}:make")
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
+def test_a_missing_module_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"cannot import no_such_package: .*No module named 'no_such_package'"
     ):
@@ -165,7 +165,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
 def test_modules_of_the_current_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def make(): return 'made'\n")
     code = (
-        "import sys; sys.path = [p for p in sys.path if p]; from dpexp import spec\n"
+        "import sys; sys.path = [p for p in sys.path if p]; from dpexp.config import spec\n"
         "parsed = spec.parse('mine:make', {}, '--thing', 'thing')\n"
         "print(spec.load(parsed, '')())"
     )

@@ -1,8 +1,8 @@
-"""Mistakes that teach: for each bad input and fault its exit code, and the words that must appear.
+"""User errors: for each bad input and fault the exit code and the words that the messages must have.
 
-Every row is a command line of scripts/run.py in a process of its own (see ``command_lines``). Exit
-code 2 means that nothing was written; any other, that the one run is on the record, in the right status.
-There is no row for sparse gradients with an optimizer that can't take them: dpexp trains with SGD, which can.
+Every case is a command line of scripts/run.py in a new process (see ``command_lines``). Exit code 2 means
+that nothing is written; any other code means that the run is recorded with the right status. There is no
+case for sparse gradients with an optimizer that does not support them: dpexp trains with SGD, which does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_lines import CommandLines, Said
+from command_lines import CommandLines, CommandResult
 
 from dpexp.record import fold
 
-HERE = Path(__file__).resolve().parents[1] / "helpers"
-OWN = HERE / "user_error_cases.py"
+USER = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
 HOST = ["--devices", "cpu"]
 STATUS = {0: "finished", 1: "failed"}
@@ -28,32 +27,32 @@ STATUS = {0: "finished", 1: "failed"}
 
 @dataclass(frozen=True)
 class Case:
-    """One command line; ``$own:`` is helpers/user_error_cases.py, ``says`` are words of stdout or stderr."""
+    """A command line; ``$own`` is helpers/user_error_cases.py, ``expected`` are words of its output."""
 
     line: str
-    says: tuple[str, ...]
+    expected: tuple[str, ...]
     code: int = 2
     files: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.line.replace("$own", str(OWN)))
+        return shlex.split(self.line.replace("$own", str(USER)))
 
 
-def bad(line: str, *says: str, **more: Any) -> Case:
+def bad(line: str, *expected: str, **fields: Any) -> Case:
     """Bad input: exit code 2, nothing written."""
-    return Case(line, says, **more)
+    return Case(line, expected, **fields)
 
 
-def failed(line: str, *says: str, **more: Any) -> Case:
-    """A run that began and failed."""
-    return Case(line, says, code=1, **more)
+def failed(line: str, *expected: str, **fields: Any) -> Case:
+    """A run that starts and fails."""
+    return Case(line, expected, code=1, **fields)
 
 
-def done(line: str, *says: str, **more: Any) -> Case:
-    """A run that is worth a word, and works."""
-    return Case(line, says, code=0, **more)
+def done(line: str, *expected: str, **fields: Any) -> Case:
+    """A run that works, with these words in its output."""
+    return Case(line, expected, code=0, **fields)
 
 
 def npz(**arrays: Any) -> Callable[[Path], None]:
@@ -68,26 +67,26 @@ OPTIONS = [
     bad("hybird", "unknown command 'hybird'", "did you mean 'hybrid'?", "functional"),
     bad("whole --batchsize 3", "--batchsize", "--batch-size"),
     bad("whole --batch-size 0", "--batch-size 0: it must be at least 1"),
-    bad("whole --batch-size many", "Invalid value for '--batch-size': 'many' is no whole number"),
+    bad("whole --batch-size many", "Invalid value for '--batch-size': 'many' is not a whole number"),
     bad("whole --steps 0", "--steps 0: it must be at least 1"),
     bad("whole --epochs 0", "--epochs 0: it must be at least 1"),
     bad("whole --warmup -1", "--warmup -1: it must be at least 0"),
     bad("whole --lr -1", "--lr -1", "at least 0"),
-    bad("whole --lr fast", "Invalid value for '--lr': 'fast' is no number"),
+    bad("whole --lr fast", "Invalid value for '--lr': 'fast' is not a number"),
     bad("whole --lr nan", "--lr nan: it must be a finite number"),
     bad("whole --threads 0", "--threads 0: it must be at least 1"),
     bad("whole --seed -1", "--seed -1: it must be at least 0"),
     bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),
     bad("whole --dtype float31", "--dtype 'float31'", "did you mean 'float32'?"),
-    bad("whole --autocast float16", "--autocast 'float16': it is one of bfloat16"),
+    bad("whole --autocast float16", "--autocast 'float16': it must be one of bfloat16"),
     bad("whole --sparse", "--sparse"),
     bad("whole --compile --virtual 2", "--compile: whole makes new replicas in every step", "single"),
     bad("hybrid --compile --virtual 2",
         "--compile: with 2 devices the dense part is replicated; give one device"),
     bad("hybrid --host linear --sparse", "--sparse: host module 'linear' (Linear) has no embedding"),
-    bad("single", "DPEXP_BATCHSIZE is no option: did you mean 'DPEXP_BATCH_SIZE'?",
+    bad("single", "DPEXP_BATCHSIZE is not an option: did you mean 'DPEXP_BATCH_SIZE'?",
         environment={"DPEXP_BATCHSIZE": "3"}),
-    bad("single", "Invalid value for '--seed': 'many' is no whole number (DPEXP_SEED)",
+    bad("single", "Invalid value for '--seed': 'many' is not a whole number (DPEXP_SEED)",
         environment={"DPEXP_SEED": "many"}),
 ]  # fmt: skip
 
@@ -95,10 +94,10 @@ DEVICES = [
     bad(
         "whole --devices 99", "--devices 99: this machine has", "--virtual 99 emulates 99 devices on the CPU"
     ),
-    bad("whole --devices 0", "--devices 0: it must be at least 1; --devices cpu uses none"),
+    bad("whole --devices 0", "--devices 0: it must be at least 1; --devices cpu uses only the host"),
     bad("whole --devices cuda:99", "--devices 'cuda:99': this machine has", "--virtual N"),
-    bad("whole --devices gpu", "--devices 'gpu': it is auto, cpu, a number, or names as cuda:0,cuda:1"),
-    bad("whole --devices cpu:1", "--devices 'cpu:1': for emulated devices say --virtual N"),
+    bad("whole --devices gpu", "--devices 'gpu': use auto, cpu, a number, or names like cuda:0,cuda:1"),
+    bad("whole --devices cpu:1", "--devices 'cpu:1': use --virtual N for emulated devices"),
     bad("whole --virtual 0", "--virtual 0: it must be at least 1"),
     bad("whole --virtual 1025", "--virtual 1025: it must be at most 1024"),
     bad("whole --virtual 2 --devices 1", "--virtual 2 emulates devices and --devices 1 names real ones"),
@@ -110,8 +109,8 @@ DEVICES = [
 
 NAMES = [
     bad("block --block block9", "--block 'block9' not found", "block1, block2, block3", "did you mean"),
-    bad("block --block block2.weight", "'block2.weight': that is a parameter, not a module", "'block2'"),
-    bad("block --block 'x.*'", "--block 'x.*' matches no submodule; the model has block1"),
+    bad("block --block block2.weight", "'block2.weight' is a parameter, not a module", "'block2'"),
+    bad("block --block 'x.*'", "--block 'x.*' not found; the model has block1"),
     bad("block --block block1 --block block1", "--block 'block1' is given twice"),
     bad("block --model $own:Nested --block layers.0 --block layers.0.0",
         "--block 'layers.0.0' lies inside --block 'layers.0'"),
@@ -120,21 +119,21 @@ NAMES = [
     bad("block --model $own:Nested --block 'layers.*' --block layers",
         "'layers.0' lies inside --block 'layers'"),
     bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
-    bad("place --place block1", "--place 'block1': it is NAME=DEVICE, as layers.*=cuda:0"),
+    bad("place --place block1", "--place 'block1' is not NAME=DEVICE, as layers.*=cuda:0"),
     bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),
     bad("place --place 'block9=cpu'", "--place 'block9' not found", "block1, block2, block3"),
-    bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' has its device already"),
+    bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' already has a device"),
     bad("place --model $own:TwoDevices --place first=cpu:0 --place second=cpu:1 --virtual 2",
         "mixes devices cpu:", "user_error_cases.py:"),
 ]  # fmt: skip
 
 MODELS = [
     bad("whole --model lineer", "unknown model 'lineer'", "did you mean 'linear'?"),
-    bad("whole --model linear:ins=5", "linear takes no option 'ins'; there is in, out", "did you mean 'in'?"),
+    bad("whole --model linear:ins=5", "linear takes no option 'ins'; there are in, out: did you mean 'in'?"),
     bad("whole --model linear:in=five", "'in' takes a whole number, found 'five'"),
     bad("whole --model linear:in=0", "'in' must be at least 1, found 0"),
     bad("whole --model linear:in=5,in=6", "option 'in' is given twice"),
-    bad("whole --model linear:5", "'5' is no option; write KEY=VALUE"),
+    bad("whole --model linear:5", "'5' is not an option; write KEY=VALUE"),
     bad("whole --model nowhere.py:make", "there is no file nowhere.py"),
     bad("whole --model $own", "name the factory after the file"),
     bad("whole --model $own:rigth", "has no 'rigth'", "did you mean 'right'?"),
@@ -206,11 +205,11 @@ DATA = [
     bad("whole --data $own:odd_targets", "the targets are a dict, for which there is no standard loss"),
     bad("whole --data $own:integers --model $own:Model", "module 'first'", "int64"),
     bad("whole --model $own:RaisingExample", "RaisingExample.example raised OSError: no samples today"),
-    bad("whole --model $own:ShortExample", "each with 100 rows; found (a tensor (100, 5), a tensor (99, 2))"),
+    bad("whole --model $own:ShortExample", "with 100 rows; found (a tensor (100, 5), a tensor (99, 2))"),
 ]  # fmt: skip
 
 LOSSES = [
-    bad("whole --loss hinge", "--loss: unknown loss 'hinge'; there is cross_entropy"),
+    bad("whole --loss hinge", "--loss: unknown loss 'hinge'; there are cross_entropy"),
     bad("whole --loss huber:gamma=1", "huber takes no option 'gamma'; there is delta"),
     bad("whole --loss $own:no_loss", "has no 'no_loss'"),
     bad("whole --loss $own:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
@@ -260,14 +259,14 @@ CONFIGS = [
         files={"a.toml": "batch_size = '3'"}),
     bad("whole --config a.toml", "'seed' takes a whole number, found 1.5", files={"a.toml": "seed = 1.5"}),
     bad("whole --config a.toml", "--config a.toml", "overwrite", files={"a.toml": "seed = 1\nseed = 2"}),
-    bad("whole --config a.json", "key 'seed' is there twice", files={"a.json": '{"seed": 1, "seed": 2}'}),
-    bad("whole --config a.yaml", "key 'seed' is there twice", files={"a.yaml": "seed: 1\nseed: 2"}),
+    bad("whole --config a.json", "key 'seed' is given twice", files={"a.json": '{"seed": 1, "seed": 2}'}),
+    bad("whole --config a.yaml", "key 'seed' is given twice", files={"a.yaml": "seed: 1\nseed: 2"}),
     bad("whole --config a.yaml", "--config a.yaml", files={"a.yaml": "a: ["}),
     bad("whole --config a.json", "must hold keys and values, found a list", files={"a.json": "[1]"}),
-    bad("whole --config a.toml", "for strategy 'block', the command says 'whole'",
+    bad("whole --config a.toml", "for strategy 'block', the command is 'whole'",
         files={"a.toml": 'strategy = "block"'}),
     bad("whole --config a.toml", "--virtual 0: it must be at least 1", files={"a.toml": "virtual = 0"}),
-    bad("whole --config a.ini", "'.ini'; there is .toml", files={"a.ini": ""}),
+    bad("whole --config a.ini", "'.ini'; it must end in .toml", files={"a.ini": ""}),
     bad("whole --config a.toml", "--config a.toml", "utf-8", files={"a.toml": PNG}),
     bad("whole --config folder.toml", "--config folder.toml", "directory", files={"folder.toml/": ""}),
 ]  # fmt: skip
@@ -281,7 +280,7 @@ HOMES = [
 CASES = [*OPTIONS, *DEVICES, *NAMES, *MODELS, *DATA, *LOSSES, *FORWARDS, *CONFIGS, *HOMES]
 
 
-def run(command_lines: CommandLines, case: Case, folder: Path, home: Path) -> Said:
+def run(command_lines: CommandLines, case: Case, folder: Path, home: Path) -> CommandResult:
     return command_lines.run(short(case.words), folder, **{"DPEXP_HOME": str(home), **case.environment})
 
 
@@ -297,7 +296,7 @@ def make(folder: Path, files: dict[str, Any]) -> None:
 
 
 def short(words: list[str]) -> list[str]:
-    """The words with options that make a run short and local, where these are not given."""
+    """The words, with options that make a run short and local unless they are given."""
     strategy, *rest = words
     added = list(SHORT)
     for option in ("--steps", "--warmup"):
@@ -309,47 +308,47 @@ def short(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.line)
-def test_a_mistake_is_told_in_one_message(
+def test_a_user_error_is_one_message(
     case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     make(folder, case.files)
-    there = sorted(folder.rglob("*"))
-    said = run(command_lines, case, folder, dpexp_home)
-    everything = said.stdout + said.stderr
-    assert said.code == case.code, everything
-    assert "Traceback" not in everything
-    for words in case.says:
-        assert words in (everything if case.code != 2 else said.stderr)
+    before = sorted(folder.rglob("*"))
+    result = run(command_lines, case, folder, dpexp_home)
+    output = result.stdout + result.stderr
+    assert result.code == case.code, output
+    assert "Traceback" not in output
+    for words in case.expected:
+        assert words in (output if case.code != 2 else result.stderr)
     if case.code == 2:
-        assert said.stdout == ""
+        assert result.stdout == ""
         assert not list(dpexp_home.iterdir())
-        assert sorted(folder.rglob("*")) == there
+        assert sorted(folder.rglob("*")) == before
     else:
         (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
         record = fold(journal)
         assert (record.status, record.damage) == (STATUS[case.code], [])
 
 
-def test_there_are_enough_cases_and_no_two_alike() -> None:
-    assert len({(case.line, case.says) for case in CASES}) == len(CASES) >= 60
+def test_there_are_many_cases_and_no_two_are_equal() -> None:
+    assert len({(case.line, case.expected) for case in CASES}) == len(CASES) >= 60
 
 
-def test_the_model_without_mistakes_has_none(
+def test_the_model_without_errors_has_no_message(
     command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
     case = done("whole --virtual 2 --model $own:right")
-    said = run(command_lines, case, tmp_path, dpexp_home)
-    assert said.code == 0, said.stderr
-    assert said.stderr == ""
+    result = run(command_lines, case, tmp_path, dpexp_home)
+    assert result.code == 0, result.stderr
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        bad("block --block block9 --debug", "--block 'block9' not found", "in submodule"),
-        bad("whole --config gone.toml --debug", "No such file", "in use_config"),
+        bad("block --block block9 --debug", "--block 'block9' not found", "in matching"),
+        bad("whole --config gone.toml --debug", "No such file", "in load_config"),
         failed("single --model $own:NoWayBack --debug", "no way back", "in backward"),
     ],
     ids=lambda case: case.line,
@@ -357,9 +356,9 @@ def test_the_model_without_mistakes_has_none(
 def test_debug_shows_the_traceback_before_the_message(
     case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
-    said = run(command_lines, case, tmp_path, dpexp_home)
-    assert said.code == case.code
-    assert said.stderr.startswith("Traceback")
-    assert said.stderr.splitlines()[-1].startswith("error: ")
-    for words in case.says:
-        assert words in said.stderr
+    result = run(command_lines, case, tmp_path, dpexp_home)
+    assert result.code == case.code
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    for words in case.expected:
+        assert words in result.stderr

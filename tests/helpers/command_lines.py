@@ -1,9 +1,9 @@
 """Command lines of scripts/run.py, each in a forked child: real processes, and torch imported once.
 
-``CommandLines`` is what tests use, as ``shared()``. The process behind it is this file, started as a script.
-It reads requests from stdin, one JSON object a line: ``words`` (of the command line), ``folder`` (to work in)
-and ``environment``, and answers each with ``{code, stdout, stderr}``; a code below 0 is the signal that ended
-it.
+Tests use ``shared()``, a ``CommandLines``. Its process is this file, started as a script. It reads requests
+from stdin, one JSON object on each line: ``words`` (of the command line), ``folder`` (the working directory)
+and ``environment``, and answers each with ``{code, stdout, stderr}``; a negative code is the signal that
+ended the child.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Any, NamedTuple
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "run.py"
 
 PATIENCE_S = 120
-IMPORTED = (
+PRELOADED = (
     "dpexp.engine.dry_run",
     "dpexp.report.render.terminal",
     "numpy",
     "torch._dynamo",  # by the first optimizer
     "torch.distributed.launcher.api",
 )
-"""What most command lines would import."""
+"""Imported before the fork, because most command lines need them."""
 
 
-class Said(NamedTuple):
-    """How a command line ended."""
+class CommandResult(NamedTuple):
+    """The exit code and output of a command line."""
 
     code: int
     stdout: str
@@ -44,7 +44,7 @@ class Said(NamedTuple):
 
 
 class CommandLines:
-    """A process that runs command lines in children of its own; ``close`` it."""
+    """A process that runs each command line in a forked child; ``close`` ends it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -55,16 +55,16 @@ class CommandLines:
             env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"},
         )
 
-    def run(self, words: list[str], folder: Path, **environment: str) -> Said:
+    def run(self, words: list[str], folder: Path, **environment: str) -> CommandResult:
         """Run one command line in a folder."""
         request = {"words": words, "folder": str(folder), "environment": environment}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        said = Said(**json.loads(self.process.stdout.readline()))
-        assert said.code != -signal.SIGALRM, f"still running after {PATIENCE_S} s: {said}"
-        return said
+        result = CommandResult(**json.loads(self.process.stdout.readline()))
+        assert result.code != -signal.SIGALRM, f"still running after {PATIENCE_S} s: {result}"
+        return result
 
     def close(self) -> None:
         self.process.communicate(timeout=60)
@@ -72,7 +72,7 @@ class CommandLines:
 
 @cache
 def shared() -> CommandLines:
-    """The one of this process, ended with it."""
+    """The CommandLines of this test process; it ends with the process."""
     lines = CommandLines()
     atexit.register(lines.close)
     return lines
@@ -82,7 +82,7 @@ def shared() -> CommandLines:
 
 
 def script() -> ModuleType:
-    """scripts/run.py, imported as the module that it is when it isn't started."""
+    """scripts/run.py, imported as a module."""
     found = importlib.util.spec_from_file_location("run_script", SCRIPT)
     assert found is not None
     assert found.loader is not None
@@ -92,24 +92,24 @@ def script() -> ModuleType:
 
 
 def in_child(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
-    """The exit code, stdout and stderr of one command line, in a process of its own."""
+    """The exit code, stdout and stderr of one command line, run in a forked child."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         child = os.fork()
         if child == 0:
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
-            begin(request)
-            exited(module)
+            set_up(request)
+            run_and_exit(module)
         _, status = os.waitpid(child, 0)
-        told: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
+        result: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
         for name, stream in (("stdout", stdout), ("stderr", stderr)):
             stream.seek(0)
-            told[name] = stream.read().decode(errors="replace")
-        return told
+            result[name] = stream.read().decode(errors="replace")
+        return result
 
 
-def begin(request: dict[str, Any]) -> None:
-    """Be the process that the request describes: nothing on stdin, and ended when its time is up."""
+def set_up(request: dict[str, Any]) -> None:
+    """Set up the child: no stdin, an alarm that ends it, and the environment and folder of the request."""
     signal.alarm(PATIENCE_S)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ |= request["environment"]
@@ -117,8 +117,8 @@ def begin(request: dict[str, Any]) -> None:
     sys.argv = ["run.py", *request["words"]]
 
 
-def exited(module: ModuleType) -> None:
-    """What the interpreter does with a script: run it, flush, and exit with its code."""
+def run_and_exit(module: ModuleType) -> None:
+    """Run the script, flush its output, and exit with its code, as the interpreter does."""
     code = 0
     try:
         module.cli.main(module.app)
@@ -135,7 +135,7 @@ def exited(module: ModuleType) -> None:
 
 def main() -> None:
     module = script()
-    for name in IMPORTED:
+    for name in PRELOADED:
         importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(in_child(module, json.loads(line))), flush=True)

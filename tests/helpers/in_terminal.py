@@ -1,4 +1,4 @@
-"""Run Python in a real pseudo-terminal, for tests of what only a terminal is shown."""
+"""Run Python in a pseudo-terminal, for tests of output that only a terminal gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import termios
 
 
 def in_terminal(code: str, columns: int) -> str:
-    """What Python prints when stdout and stderr are a terminal of so many columns."""
+    """The output of Python code whose stdout and stderr are a terminal with this number of columns."""
     main, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
@@ -23,10 +23,10 @@ def in_terminal(code: str, columns: int) -> str:
         [sys.executable, "-c", code], env=env, stdout=child, stderr=child, stdin=child
     ) as process:
         os.close(child)
-        shown = b""
-        with contextlib.suppress(OSError):  # the terminal is gone when the process is
+        output = b""
+        with contextlib.suppress(OSError):  # the terminal closes with the process
             while chunk := os.read(main, 4096):
-                shown += chunk
+                output += chunk
     os.close(main)
     assert process.returncode == 0
-    return shown.decode()
+    return output.decode()

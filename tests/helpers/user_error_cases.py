@@ -1,4 +1,4 @@
-"""Models, data and losses that somebody got wrong, each in one way: test_user_errors.py runs them."""
+"""Models, data and losses with one error each, for test_user_errors.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 
 class Model(nn.Module):
-    """5 values -> 2, right in every way; the mistakes are in its subclasses."""
+    """5 values -> 2, without an error; each subclass adds one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def a_class() -> type[nn.Module]:
 NUMBER = 3
 
 
-# --- what a model is made of ---------------------------------------------------------------------
+# --- modules and parameters ----------------------------------------------------------------------
 
 
 class Empty(Model):
@@ -121,7 +121,7 @@ class Raising(Model):
 
 
 class RaisingInReplicas(Model):
-    """Minds a batch of fewer than the 30 rows of the whole batch and the 10 of the last."""
+    """Raises for any batch but the full one of 30 rows and the last one of 10."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) not in (10, 30):
@@ -130,7 +130,7 @@ class RaisingInReplicas(Model):
 
 
 class Leaving(Model):
-    """Ends the program, once it is trained."""
+    """Calls sys.exit in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and len(x) == 30 and x.dtype == torch.float32:
@@ -147,21 +147,21 @@ class Lazy(Model):
 
 
 class Spectrum(Model):
-    """A Fourier transform, which knows no short types."""
+    """A Fourier transform, which does not support bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.fft.fft(x).real)
 
 
 class TwoDevices(Model):
-    """Adds what two submodules gave, which ``--place`` may have put on two devices."""
+    """Adds the outputs of two submodules, which ``--place`` may place on two devices."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x)) + self.first(x)[:, :2]
 
 
 class Unequal(Model):
-    """Gives one submodule two tensors of different batch size."""
+    """Passes two tensors of different batch size to a submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Unequal(Model):
 
 
 class Centered(nn.Linear):
-    """Subtracts the batch's mean: pieces of a batch have others, so that no layout of it verifies."""
+    """Subtracts the mean of the batch: a shard has another mean, so that no replicated layout verifies."""
 
     def __init__(self) -> None:
         super().__init__(5, 2)
@@ -212,7 +212,7 @@ class OtherKeys(Words):
 
 
 class Scalar(Model):
-    """The loss, computed inside of the model: no rows are left to gather."""
+    """Computes the loss inside the model: no rows are left to gather."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).square().mean()
@@ -222,7 +222,7 @@ class Scalar(Model):
 
 
 class Bursting(Model):
-    """The submodule ``burst`` gives infinities from the 14th training step on, with --lr 1."""
+    """The submodule ``burst`` returns infinity from the 14th training step on, with --lr 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def raising_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Rows(Dataset[Any]):
-    """60 samples for ``Model``; sample ``bad`` is what ``make`` says."""
+    """60 samples for ``Model``; sample ``bad`` is the result of ``make``."""
 
     def __init__(self, bad: int = -1, make: Any = None) -> None:
         self.bad, self.make = bad, make

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpexp.config import options_with_role
 from dpexp.record import RECORD, Record, load
 from dpexp.report.analysis.layout import accelerator_names
 
@@ -24,7 +25,7 @@ SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
 """Numbers that JSON lacks: a file that contains one is read completely."""
 
 
-FILING = frozenset(("run_name", "experiment", "track", "track_timeout", "seed"))
+FILING = options_with_role("delivery", "label") | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
 
 GroupKey = tuple[str, tuple[str, ...], tuple[str, ...]]
