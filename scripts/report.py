@@ -1,6 +1,6 @@
-"""Compare recorded runs: tables, figures, and what may not be ranked; experiments' READMEs made and checked.
+"""Compare recorded runs in tables and figures; write and check the READMEs of experiments.
 
-Needs neither torch nor MLflow, but for ``--check``, which builds what the experiments' configs name.
+Needs neither torch nor MLflow, except for ``--check``, which builds the models and data of the experiments.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from dpexp.config import ConfigError, home
 if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment
 
-app = cli.app("Compare recorded runs; make or check the READMEs of experiments.")
+app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[experiments/NAME... | RUN...]",
-        help="Run id, unique prefix of one, run name, last, or a run's folder. Default: every run there is. "
-        "Or experiments' folders, whose READMEs and figures are made anew.",
+        help="Run id, unique prefix of one, run name, last, or the folder of a run. Default: all runs. "
+        "Or folders of experiments: their READMEs and figures are written again.",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Write report.md, report.html and their pictures there.", metavar="DIR"),
+    typer.Option(
+        "--out", help="Write report.md, report.html and their figures to this folder.", metavar="DIR"
+    ),
 ]
 Check = Annotated[
     bool,
     typer.Option(
         "--check",
-        help="Experiments (default: all): write nothing, and end with 1 where a README, a figure, a claim or "
-        "a config is not as the committed Records say.",
+        help="Check experiments (default: all) and write nothing; exit with 1 if a README, a figure, a claim "
+        "or a config differs from what the committed Records give.",
     ),
 ]
 
@@ -48,17 +50,17 @@ Check = Annotated[
 def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
-    Runs are ranked only against runs of the same kind of execution, on the same machine, doing the same
-    work; a difference within the noise is called that.
+    Runs are ranked only if they have the same execution, machine and work; a difference within the noise is
+    marked as such.
     """
-    words = runs or []
-    if check or any((Path(word) / "config.py").is_file() for word in words):
-        raise typer.Exit(_check(words) if check else _make(words))
+    names = runs or []
+    if check or any((Path(name) / "config.py").is_file() for name in names):
+        raise typer.Exit(_check(names) if check else _write(names))
     from dpexp.report.compare import tables
     from dpexp.report.compare.grouping import compare
     from dpexp.report.render import terminal
 
-    compared = compare(folders(runs or []))
+    compared = compare(folders(names))
     typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.compare.files import write
@@ -67,12 +69,12 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
             typer.echo(f"wrote {path}", err=True)
 
 
-def _make(words: list[str]) -> int:
-    """Make README and figure of these experiments anew, and the index."""
+def _write(names: list[str]) -> int:
+    """Write the README and figure of these experiments, and the index."""
     from dpexp.study import experiment
     from dpexp.study.readme import Page, with_index
 
-    for folder in map(Path, words):
+    for folder in map(Path, names):
         for path in Page(experiment.load(folder)).write():
             typer.echo(f"wrote {path}", err=True)
         index = folder.resolve().parent / "README.md"
@@ -81,64 +83,63 @@ def _make(words: list[str]) -> int:
     return cli.Exit.DONE
 
 
-def _check(words: list[str]) -> int:
-    """Say what of these experiments, or of all, is not as their Records say."""
+def _check(names: list[str]) -> int:
+    """Report where these experiments, or all, differ from their Records."""
     from dpexp.study import experiment
     from dpexp.study.readme import Page, with_index
 
-    asked = [Path(word) for word in words] or [
-        path.parent for path in sorted(EXPERIMENTS.glob("*/config.py"))
-    ]
+    every = [path.parent for path in sorted(EXPERIMENTS.glob("*/config.py"))]
+    checked = [Path(name) for name in names] or every
     problems = []
-    for folder in asked:
+    for folder in checked:
         loaded = experiment.load(folder)
-        found = [*Page(loaded).problems(), *_unbuilt(loaded)]
-        typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'as its Records say'}")
+        found = [*Page(loaded).problems(), *_build_problems(loaded)]
+        typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
-    for index in sorted({folder.resolve().parent / "README.md" for folder in asked}):
+    for index in sorted({folder.resolve().parent / "README.md" for folder in checked}):
         if index.is_file() and with_index(index.parent) != index.read_text(encoding="utf-8"):
-            problems.append(f"{index}: its table is not what the Records give: report.py experiments/NAME")
+            problems.append(f"{index}: its table differs from the Records: run report.py experiments/NAME")
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     return cli.Exit.FAILED if problems else cli.Exit.DONE
 
 
-def _unbuilt(asked: Experiment) -> list[str]:
-    """The cells whose model, data and layout can't be made any more."""
+def _build_problems(experiment: Experiment) -> list[str]:
+    """The cells whose model, data or layout can no longer be built."""
     from dpexp.config import RunConfig
     from dpexp.engine.dry_run import dry_run
 
     found = []
-    for cell, run in asked.runs.items():
+    for cell, run in experiment.runs.items():
         try:
             if isinstance(run, RunConfig):
                 dry_run(run)
         except ConfigError as error:
-            found.append(f"{asked.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
+            found.append(f"{experiment.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
     return found
 
 
-def folders(words: list[str]) -> list[Path]:
-    """The folders that the words name; without words those of every run. Raises ConfigError for none."""
+def folders(names: list[str]) -> list[Path]:
+    """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
     from dpexp import record
 
     runs = home() / "runs"
-    there = {folder.name: folder for folder in record.folders(runs)}
-    if not words and not there:
+    known = {folder.name: folder for folder in record.folders(runs)}
+    if not names and not known:
         raise ConfigError(f"no run yet in {runs}: python scripts/run.py hybrid makes one")
-    if not words:
-        return list(there.values())
-    return list(dict.fromkeys(there[word] if word in there else _folder(runs, word) for word in words))
+    if not names:
+        return list(known.values())
+    return list(dict.fromkeys(known[name] if name in known else _folder(runs, name) for name in names))
 
 
-def _folder(runs: Path, word: str) -> Path:
+def _folder(runs: Path, name: str) -> Path:
     from dpexp import record
 
-    path = Path(word)
+    path = Path(name)
     if (path / record.RECORD).is_file() or (path / record.JOURNAL).is_file():
         return path
     try:
-        return record.find(runs, word)
+        return record.find(runs, name)
     except record.UnknownRunError as error:
         raise ConfigError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""The runs on this disk: list and show them, deliver them to MLflow, close those that died."""
+"""The recorded runs: list and show them, deliver them to MLflow, reproduce one, close dead ones."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 @app.command("list")
 def list_(
     as_json: Json = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest.")] = sys.maxsize,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Number of runs, the newest first.")
+    ] = sys.maxsize,
 ) -> None:
-    """Every run, the newest first."""
+    """List all runs, the newest first."""
     from dpexp.record import summaries
     from dpexp.report.render.run_list import table
     from dpexp.tracking.ledger import delivered
 
     runs = _runs()
     known = summaries(runs)[:limit]
-    there = delivered(home(), [head.run_id for head in known])
+    delivery = delivered(home(), [summary.run_id for summary in known])
     if as_json:
-        typer.echo(json.dumps([{**head.to_dict(), "delivered": there[head.run_id]} for head in known]))
+        rows = [{**summary.to_dict(), "delivered": delivery[summary.run_id]} for summary in known]
+        typer.echo(json.dumps(rows))
     elif known:
-        typer.echo(table(known, there))
+        typer.echo(table(known, delivery))
     else:
         typer.echo(f"no run yet in {runs}: python scripts/run.py hybrid makes one", err=True)
 
 
 @app.command()
 def show(run: Run, as_json: Json = False) -> None:
-    """One run's summary, or with --json its Record."""
+    """Show the summary of a run, or with --json its Record."""
     from dpexp.record import load
     from dpexp.tracking.ledger import delivered
 
@@ -64,21 +67,21 @@ def sync(
         list[str] | None,
         typer.Argument(metavar="[RUN|PATH]...", help="Runs, or paths of journals from other machines."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what the store is known to have.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Deliver again what the store already has.")] = False,
 ) -> None:
-    """Deliver to MLflow what is missing there, once; without RUN every run that is not delivered."""
+    """Deliver runs to MLflow, without duplicates; without RUN all that are not delivered."""
     from dpexp.tracking import sync
 
     _runs()
-    folders = [folder for word in runs for folder in _named(word)] if runs else sync.undelivered(home())
-    kept = 0 if folders else len(sync.untracked(home()))
-    stay = f"; {kept} with --no-track stay here, unless they are named" if kept else ""
-    _deliver(folders, again, f"everything is delivered{stay}")
+    folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
+    untracked = 0 if folders else len(sync.untracked(home()))
+    note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
+    _deliver(folders, again, f"everything is delivered{note}")
 
 
 @app.command()
 def reap() -> None:
-    """Close the runs whose process died: their Record is written, and MLflow no longer shows them running."""
+    """Close the runs whose process died: write their Record and end their MLflow run."""
     from dpexp.tracking import sync
 
     _runs()
@@ -90,27 +93,29 @@ def reap() -> None:
 
 @app.command()
 def reproduce(
-    run: Annotated[str, typer.Argument(metavar="RUN|record.json", help="A run here, or a Record's file.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|record.json", help="A recorded run, or the file of a Record.")
+    ],
     exact: Annotated[
-        bool, typer.Option("--exact", help="Run the recorded commit, checked out into a worktree.")
+        bool, typer.Option("--exact", help="Run the recorded commit in a git worktree.")
     ] = False,
 ) -> None:
-    """Run a recorded run again and compare: ends with 0 only when what must be equal is."""
+    """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record import load
     from dpexp.report.render import terminal
-    from dpexp.study import reproduce as again
+    from dpexp.study import reproduce
     from dpexp.study.experiment import read
 
     path = Path(run).expanduser()
-    result = again.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
-    typer.echo(terminal.text(again.tell(result)))
+    result = reproduce.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
+    typer.echo(terminal.text(reproduce.tell(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
 
 def _runs() -> Path:
-    """Where the runs lie; ConfigError where DPEXP_HOME is mistyped."""
+    """The folder of the runs. Raises ConfigError if DPEXP_HOME is not a directory."""
     if not home().is_dir():
-        raise ConfigError(f"DPEXP_HOME {home()} is no directory: make it, or correct DPEXP_HOME")
+        raise ConfigError(f"DPEXP_HOME {home()} is not a directory: make it, or correct DPEXP_HOME")
     return home() / "runs"
 
 
@@ -121,35 +126,35 @@ def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
     if not folders:
         typer.echo(nothing)
         return
-    well = True
+    is_complete = True
     try:
         for result in sync.deliver(home(), folders, again=again):
-            well &= result.is_well
+            is_complete &= result.is_well
             typer.echo(_line(result), err=not result.is_well)
     except StoreError as error:
         typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
-        well = False
-    raise typer.Exit(cli.Exit.DONE if well else cli.Exit.NOT_DELIVERED)
+        is_complete = False
+    raise typer.Exit(cli.Exit.DONE if is_complete else cli.Exit.NOT_DELIVERED)
 
 
-def _named(word: str) -> list[Path]:
-    """The folders of a run's word, or of a path: something with a separator, or that is a file."""
+def _folders(name: str) -> list[Path]:
+    """The folder of a run; for a path, those of the journals in it, which are imported."""
     from dpexp.record import import_journal, journals
 
-    path = Path(word).expanduser()
-    if "/" not in word and not path.is_file():
-        return [_find(word)]
+    path = Path(name).expanduser()
+    if "/" not in name and not path.is_file():
+        return [_find(name)]
     found = journals(path)
     if not found:
-        raise ConfigError(f"no journal.jsonl in {path}, nor in a folder of it")
+        raise ConfigError(f"no journal.jsonl in {path} and its folders")
     return [import_journal(journal, _runs()) for journal in found]
 
 
-def _find(word: str) -> Path:
+def _find(name: str) -> Path:
     from dpexp.record import UnknownRunError, find
 
     try:
-        return find(_runs(), word)
+        return find(_runs(), name)
     except UnknownRunError as error:
         raise ConfigError(str(error)) from None
 

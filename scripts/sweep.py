@@ -1,4 +1,4 @@
-"""Every run of an experiment, each in a process of its own; then the verdict on its claims."""
+"""Run an experiment, each run in a new process, and report whether its claims hold."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment
     from dpexp.study.sweep import Done, Slot, Sweep
 
-app = cli.app("Run every config of an experiment, interleaved and repeated, and judge its claims.")
+app = cli.app("Run every config of an experiment, interleaved and repeated, and evaluate its claims.")
 
 Folder = Annotated[Path, typer.Argument(metavar="experiments/NAME", help="The experiment's folder.")]
 Only = Annotated[
     str, typer.Option("--only", help="Only cells of this name or pattern, and single.", metavar="PATTERN")
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the newest sweep: run only what is missing.")
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would run, in order; run and write nothing.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the newest sweep: run only what is missing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the runs in their order without running them.")]
 Publish = Annotated[
-    bool, typer.Option("--publish", help="Make the Records the experiment's committed result.")
+    bool, typer.Option("--publish", help="Replace the committed Records of the experiment by the new ones.")
 ]
-Track = Annotated[bool, typer.Option("--track/--no-track", help="Deliver the runs to MLflow afterwards.")]
+Track = Annotated[bool, typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.")]
 Order = Annotated[int, typer.Option("--order-seed", help="Seed of the order of the runs.", min=0)]
 
 
@@ -46,64 +42,65 @@ def sweep(
     track: Track = True,
     order_seed: Order = 0,
 ) -> None:
-    """Run each cell once a round, in an order of its own each round, every run in a process of its own.
+    """Run each cell once in each round, in random order, each run in a new process.
 
-    Ends with 1 when a run failed: its Record is kept, and --resume runs it again.
+    The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
     from dpexp.study import experiment as experiments
     from dpexp.study import sweep as sweeps
 
     cli.check_environment()
-    asked = experiments.load(folder)
-    slots = sweeps.plan(asked, only, order_seed)
-    chosen = _chosen(asked, resume)
-    todo = chosen.missing(slots)
+    experiment = experiments.load(folder)
+    slots = sweeps.plan(experiment, only, order_seed)
+    current = _sweep(experiment, resume)
+    missing = current.missing(slots)
     if dry_run:
-        _show(asked, todo, len(slots))
+        _show(experiment, missing, len(slots))
         return
-    failed = _run(chosen, todo)
-    if track and todo:
-        _deliver(chosen)
-    typer.echo(_verdicts(asked, chosen))
+    failed = _run(current, missing)
+    if track and missing:
+        _deliver(current)
+    typer.echo(_verdicts(experiment, current))
     if publish:
-        typer.echo(f"the committed result is now {chosen.publish()}", err=True)
+        typer.echo(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
 
 
-def _chosen(asked: Experiment, resume: bool) -> Sweep:
+def _sweep(experiment: Experiment, resume: bool) -> Sweep:
+    """A new sweep, or the newest one."""
     from dpexp.study.sweep import Sweep, new
 
     if not resume:
-        return new(asked)
-    found = Sweep.latest(asked)
-    if found is None:
-        raise ConfigError(f"--resume: there is no sweep of {asked.name} in {home() / 'runs'} yet")
-    return found
+        return new(experiment)
+    newest = Sweep.latest(experiment)
+    if newest is None:
+        raise ConfigError(f"--resume: there is no sweep of {experiment.name} in {home() / 'runs'} yet")
+    return newest
 
 
-def _show(asked: Experiment, todo: list[Slot], of: int) -> None:
+def _show(experiment: Experiment, missing: list[Slot], total: int) -> None:
     from dpexp.study.sweep import command
 
-    typer.echo(f"{asked.question}\n{len(todo)} of {of} runs, in this order:")
-    for each in todo:
-        typer.echo(f"  {each.name:24} {command(asked.runs[each.cell])}")
+    typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
+    for slot in missing:
+        typer.echo(f"  {slot.name:24} {command(experiment.runs[slot.cell])}")
 
 
-def _run(chosen: Sweep, todo: list[Slot]) -> int:
-    """Run what is to do, with a bar on stderr; returns how many failed."""
+def _run(current: Sweep, missing: list[Slot]) -> int:
+    """Run the missing slots, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
     failed = 0
-    with tqdm(total=len(todo), desc=chosen.experiment.name, file=sys.stderr, unit="run") as bar:
+    with tqdm(total=len(missing), desc=current.experiment.name, file=sys.stderr, unit="run") as bar:
 
-        def tell(done: Done) -> None:
+        def report(done: Done) -> None:
             nonlocal failed
             failed += not done.is_well
             bar.write(_line(done), file=sys.stderr)
             bar.update()
 
-        if todo:
-            chosen.run(todo, tell)
+        if missing:
+            current.run(missing, report)
     return failed
 
 
@@ -112,30 +109,30 @@ def _line(done: Done) -> str:
         status = done.record.status if done.record else "no record"
         return f"{done.slot.name}: {status}: {done.error or 'see its record'}"
     step = done.record.summary.get("step_ms")
-    took = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
-    return f"{done.slot.name}: {took}{done.wall_s:.1f} s in all"
+    step_time = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
+    return f"{done.slot.name}: {step_time}{done.wall_s:.1f} s in total"
 
 
-def _deliver(chosen: Sweep) -> None:
+def _deliver(current: Sweep) -> None:
     from dpexp.tracking import sync
     from dpexp.tracking.errors import StoreError
 
     try:
-        results = list(sync.deliver(home(), chosen.runs()))
+        results = list(sync.deliver(home(), current.runs()))
     except StoreError as error:
         typer.echo(f"not in MLflow: {error}; the journals stay: python scripts/runs.py sync", err=True)
         return
-    wrong = [result for result in results if not result.is_well]
-    typer.echo(f"{len(results) - len(wrong)} of {len(results)} runs are in MLflow", err=True)
-    for result in wrong:
+    failed = [result for result in results if not result.is_well]
+    typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
+    for result in failed:
         typer.echo(f"{result.run_id}: {result.message}", err=True)
 
 
-def _verdicts(asked: Experiment, chosen: Sweep) -> str:
+def _verdicts(experiment: Experiment, current: Sweep) -> str:
     from dpexp.report.render import terminal
     from dpexp.study import claims
 
-    return terminal.text(claims.tell(asked, chosen.records))
+    return terminal.text(claims.tell(experiment, current.records))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The MLflow UI on the recorded runs: light, on loopback, with links that land on the runs."""
+"""The MLflow UI of the recorded runs, on loopback, with a link to the runs of each experiment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ app = cli.app("Show the recorded runs in the MLflow UI.")
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 admits everyone who can reach this machine.")
     ] = "127.0.0.1",
 ) -> None:
-    """Serve the runs until Ctrl-C; of a remote MLFLOW_TRACKING_URI print the links and stop."""
+    """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
     from dpexp.tracking.errors import StoreError
     from dpexp.tracking.store import Store
     from dpexp.tracking.ui import ServerError, links, remote_links, server
@@ -40,7 +40,7 @@ def ui(
             return
         with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
             _print_links(links(base))
-            typer.echo("Ctrl-C ends it.", err=True)
+            typer.echo("Press Ctrl-C to stop.", err=True)
     except (StoreError, ServerError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(cli.Exit.FAILED) from None

@@ -1,4 +1,4 @@
-"""``scripts/runs.py``: what it lists, shows and refuses, and what it costs to ask for help."""
+"""``scripts/runs.py``: what it lists, shows and refuses, and what ``--help`` imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_list_and_show_speak_json(runs: Path) -> None:
     assert Record.from_dict(json.loads(script("runs.py", "show", "last", "--json").stdout)) == record
 
 
-def test_show_tells_a_run_in_words(runs: Path) -> None:
+def test_show_prints_the_summary_of_a_run(runs: Path) -> None:
     finish(journals.whole(runs, "abcd", name="by name"))
     shown = script("runs.py", "show", "by name")
     assert shown.returncode == 0, shown.stderr
@@ -71,12 +71,12 @@ def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
 def test_a_mistyped_home_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = script("runs.py", *arguments, DPEXP_HOME=str(tmp_path / "mistyped"))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: DPEXP_HOME {tmp_path / 'mistyped'} is no directory")
+    assert done.stderr.startswith(f"error: DPEXP_HOME {tmp_path / 'mistyped'} is not a directory")
 
 
 @pytest.mark.parametrize("command", ["show", "sync"])
 @pytest.mark.parametrize("word", ["../secret", "/etc", "..", "nothing", "%2e%2e"])
-def test_no_word_leads_out_of_the_runs(runs: Path, tmp_path: Path, command: str, word: str) -> None:
+def test_no_name_leads_out_of_the_runs_folder(runs: Path, tmp_path: Path, command: str, word: str) -> None:
     finish(journals.whole(runs, "inside"))
     (tmp_path / "home" / "secret").mkdir()
     refused = script("runs.py", command, word)
@@ -86,7 +86,7 @@ def test_no_word_leads_out_of_the_runs(runs: Path, tmp_path: Path, command: str,
     assert [path.name for path in runs.iterdir()] == ["inside"]
 
 
-def test_a_journal_that_leads_out_of_the_runs_is_not_taken_in(runs: Path, tmp_path: Path) -> None:
+def test_a_journal_that_leads_out_of_the_runs_folder_is_not_imported(runs: Path, tmp_path: Path) -> None:
     journal = journals.begin(tmp_path / "runs", "tame")
     journal.set(run_id="../../out")
     journal.close()
@@ -96,7 +96,7 @@ def test_a_journal_that_leads_out_of_the_runs_is_not_taken_in(runs: Path, tmp_pa
     assert not runs.exists()
 
 
-def test_a_newer_journal_is_refused_with_what_to_install(runs: Path) -> None:
+def test_a_newer_journal_is_refused_with_the_version_to_install(runs: Path) -> None:
     journal = journals.begin(runs, "future", schema=9)
     journal.close()
     shown = script("runs.py", "show", "future")
@@ -104,15 +104,15 @@ def test_a_newer_journal_is_refused_with_what_to_install(runs: Path) -> None:
     assert "Install dpexp 9.0 or newer" in shown.stderr
 
 
-def test_sync_says_when_nothing_is_left_and_leaves_untracked_runs_alone(runs: Path) -> None:
+def test_sync_reports_when_everything_is_delivered_and_skips_untracked_runs(runs: Path) -> None:
     config = {"strategy": "whole", "track": False}
     finish(journals.whole(runs, "private", config=config))
-    told = "everything is delivered; 1 with --no-track stay here, unless they are named\n"
-    assert script("runs.py", "sync").stdout == told
+    message = "everything is delivered; not delivered unless named: 1 with --no-track\n"
+    assert script("runs.py", "sync").stdout == message
     assert not (runs.parent / "mlflow.db").exists()
 
 
-def test_a_run_that_goes_on_is_left_to_its_own_uploader(runs: Path) -> None:
+def test_a_running_run_is_left_to_its_own_uploader(runs: Path) -> None:
     journal = journals.begin(runs, "going")
     synced = script("runs.py", "sync", "going")
     journal.close()
@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_is_left_to_its_own_uploader(runs: Path) -> None:
     assert synced.stdout == "going  running: its own uploader delivers it\n"
 
 
-def test_reap_closes_what_died_without_a_word(runs: Path) -> None:
+def test_reap_closes_a_run_whose_process_died(runs: Path) -> None:
     journal = journals.begin(runs, "dead")
     journals.step(journal, 0, 30)
     journal.close()

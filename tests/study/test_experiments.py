@@ -35,7 +35,7 @@ def test_every_experiment_is_as_its_records_say_and_still_builds() -> None:
     done = report("--check")
     assert done.returncode == 0, done.stderr
     assert len(NAMES) >= 1
-    assert done.stdout.splitlines() == [f"{name}: as its Records say" for name in NAMES]
+    assert done.stdout.splitlines() == [f"{name}: agrees with its Records" for name in NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,7 +59,7 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_whole(
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert err == "Ctrl-C ends it.\n"
+    assert err == "Press Ctrl-C to stop.\n"
     for child in children:
         wait_until_gone(child.pid)
 
