@@ -37,7 +37,7 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
     prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=3, options=chosen))
     batches = [batch.inputs for batch, _ in zip(prepared.batches(0), range(2), strict=False)]
     if (model, strategy) == ("dlrm", "place"):  # it concatenates the outputs of `first` with those of others
-        with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at dlrm\.py:\d+"):
+        with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at embeddings\.py:\d+"):
             predict(prepared, batches)
         return
     predicted = predict(prepared, batches)
