@@ -1,14 +1,14 @@
-"""Timer: where the time of a step goes, by phase and by replica.
+"""Timer: measures the phases of a step, and the part of each replica.
 
     step     |------------------------------------------|
     phases   |scatter|replicate|parallel_apply|gather|…
     replicas                   |0------|
                                |1---------|
 
-A phase begins and ends with every device in use idle, so that its time is its own work and not the
-work that was queued before it. That costs overlap, so that phases are timed in a pass of their own
-and the time of a step comes from steps without a recording timer. Replicas run side by side: on CUDA
-they are timed by events in their own streams, which waits for nothing.
+A phase begins and ends with all used devices idle, so that its time contains its own work and no work that
+was queued before. That costs overlap, so phases are timed in a separate pass, and the time of a step comes
+from steps without a recording timer. Replicas run in parallel: on CUDA, events in their streams time them
+without a wait.
 
 Times are milliseconds in ``phases`` and microseconds since the first step in ``timeline``.
 """
@@ -30,7 +30,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Timer:
-    """Hands out the phases of a step; free (a shared null context) while it is not recording."""
+    """Contexts for the phases of a step: a shared null context, without cost, unless it records."""
 
     def __init__(self, used: Sequence[torch.device] = ()) -> None:
         self.phases: dict[str, list[float]] = {}
@@ -39,30 +39,27 @@ class Timer:
         self.is_recording = False
         self._step = -1
         self._zero_ns = 0
-        self._of_step: dict[str, float] = {}
-        self._adding = threading.Lock()  # the parts of a pipelined batch add to one phase
-        self._waiting: list[Callable[[], None]] = []
+        self._step_ms: dict[str, float] = {}
+        self._lock = threading.Lock()  # threads of a pipelined batch add to one phase
+        self._at_end: list[Callable[[], None]] = []
         self._anchors: dict[torch.device, tuple[Any, float]] = {}
 
     def phase(self, name: str, device: torch.device = devices.HOST) -> AbstractContextManager[None]:
-        """``with timer.phase("scatter"):`` a part of the step; may nest, and occur several times."""
+        """``with timer.phase("scatter"):`` a part of the step; may nest and repeat."""
         return self._phase(name, device) if self.is_recording else _NOTHING
 
     def replica(self, name: str, replica: int, device: torch.device) -> AbstractContextManager[None]:
-        """The part of phase ``name`` that one replica spends on its device; called in its thread."""
+        """The part of phase ``name`` of one replica on its device; called in the replica's thread."""
         if not self.is_recording:
             return _NOTHING
-        return (
-            self._by_events(name, replica, device)
-            if device.type == "cuda"
-            else self._by_clock(name, replica, device)
-        )
+        measure = self._by_events if device.type == "cuda" else self._by_clock
+        return measure(name, replica, device)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Record one step, from idle devices to idle devices."""
         devices.synchronize(self._used)
-        self.is_recording, self._step, self._of_step = True, self._step + 1, {}
+        self.is_recording, self._step, self._step_ms = True, self._step + 1, {}
         self._zero_ns = self._zero_ns or time.perf_counter_ns()
         start = self._now_us()
         self._anchors = {device: self._anchor(device) for device in set(self._used) if device.type == "cuda"}
@@ -72,33 +69,31 @@ class Timer:
             self._row("step", None, devices.HOST, start, self._now_us())
         finally:
             self.is_recording = False
-        for resolve in self._waiting:
+        for resolve in self._at_end:
             resolve()
-        self._waiting = []
-        for name, ms in self._of_step.items():
+        self._at_end = []
+        for name, ms in self._step_ms.items():
             self.phases.setdefault(name, []).append(ms)
 
-    @property
-    def recording(self) -> bool:
-        """Whether a step is being recorded."""
-        return self.is_recording
-
     def at_end(self, measure: Callable[[], None]) -> None:
-        """Call this when the step being recorded has ended, to ``add`` what was measured elsewhere."""
-        self._waiting.append(measure)
+        """Call ``measure`` at the end of the recorded step, to ``add`` what was measured elsewhere."""
+        self._at_end.append(measure)
 
     def start_ns(self, name: str) -> int | None:
-        """When the phase last began, on ``time.perf_counter_ns``; None where this step had none."""
+        """The last start of the phase in this step, on ``time.perf_counter_ns``; None without one."""
         for row in reversed(self.timeline):
             if row["step"] == self._step and row["phase"] == name:
                 return self._zero_ns + int(row["start_us"] * 1e3)
         return None
 
     def add(self, name: str, device: torch.device, start_ns: int, end_ns: int) -> None:
-        """A part of the step just recorded that was measured elsewhere, on ``time.perf_counter_ns``."""
-        ms = (end_ns - start_ns) / 1e6
-        self._of_step[name] = self._of_step.get(name, 0.0) + ms
-        self._row(name, None, device, (start_ns - self._zero_ns) / 1e3, (end_ns - self._zero_ns) / 1e3)
+        """Add a phase of the recorded step that was measured elsewhere, on ``time.perf_counter_ns``."""
+        self._add(name, device, (start_ns - self._zero_ns) / 1e3, (end_ns - self._zero_ns) / 1e3)
+
+    def _add(self, name: str, device: torch.device, start_us: float, end_us: float) -> None:
+        with self._lock:
+            self._step_ms[name] = self._step_ms.get(name, 0.0) + (end_us - start_us) / 1e3
+        self._row(name, None, device, start_us, end_us)
 
     @contextmanager
     def _phase(self, name: str, device: torch.device) -> Iterator[None]:
@@ -106,10 +101,7 @@ class Timer:
         start = self._now_us()
         yield
         devices.synchronize(self._used)
-        end = self._now_us()
-        with self._adding:
-            self._of_step[name] = self._of_step.get(name, 0.0) + (end - start) / 1e3
-        self._row(name, None, device, start, end)
+        self._add(name, device, start, self._now_us())
 
     @contextmanager
     def _by_clock(self, name: str, replica: int, device: torch.device) -> Iterator[None]:
@@ -129,10 +121,10 @@ class Timer:
             start_us = at_us + 1e3 * anchor.elapsed_time(begin)
             self._row(name, replica, device, start_us, at_us + 1e3 * anchor.elapsed_time(end))
 
-        self._waiting.append(resolve)
+        self._at_end.append(resolve)
 
     def _anchor(self, device: torch.device) -> tuple[Any, float]:
-        """An event on the idle device and the host's time of it, to lay events on the host's clock."""
+        """An event on the idle device and its time on the host's clock, to which other events relate."""
         event = _event()
         event.record(torch.cuda.current_stream(device))
         return event, self._now_us()

@@ -1,4 +1,4 @@
-"""Devices: names, virtual devices, where threads and modules are, moving."""
+"""Devices: labels, virtual devices, the devices of threads and modules, moving."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sample:
     name: str
 
 
-def test_virtual_devices_have_labels_of_their_own() -> None:
+def test_virtual_devices_have_labels() -> None:
     assert [devices.label(device) for device in devices.virtual(3)] == ["cpu:0", "cpu:1", "cpu:2"]
     assert devices.label(devices.HOST) == "cpu"
     assert devices.is_virtual(torch.device("cpu", 0))
@@ -32,26 +32,26 @@ def test_virtual_devices_have_labels_of_their_own() -> None:
     assert devices.physical(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
-def test_virtual_asks_for_so_many_emulated_devices() -> None:
+def test_virtual_selects_emulated_devices() -> None:
     selection = devices.select(RunConfig("whole", virtual=2))
     assert selection.requested == ("cpu:0", "cpu:1")
     assert selection.used == tuple(devices.virtual(2))
     assert selection.is_virtual
 
 
-def test_cpu_uses_no_device_at_all() -> None:
+def test_cpu_selects_only_the_host() -> None:
     selection = devices.select(RunConfig("whole", devices="cpu"))
     assert (selection.requested, selection.used) == (("cpu",), ())
 
 
-def test_auto_finds_nothing_where_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_an_accelerator_selects_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     selection = devices.select(RunConfig("whole"))
     assert (selection.requested, selection.used) == (("auto",), ())
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         ("99", ["--devices 99", "--virtual 99"]),
         ("0", ["--devices 0", "at least 1"]),
@@ -60,9 +60,9 @@ def test_auto_finds_nothing_where_there_is_nothing(monkeypatch: pytest.MonkeyPat
         ("gpu", ["--devices 'gpu'", "cuda:0,cuda:1"]),
     ],
 )
-def test_devices_that_are_not_there_are_refused_with_what_is(asked: str, words: list[str]) -> None:
+def test_missing_devices_are_refused_and_present_ones_listed(requested: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        devices.select(RunConfig("whole", devices=asked))
+        devices.select(RunConfig("whole", devices=requested))
     for word in words:
         assert word in str(caught.value)
 
@@ -73,34 +73,34 @@ def test_a_device_may_be_given_twice() -> None:
     assert selection.used == (torch.device("cuda", 0),) * 2
 
 
-def test_a_label_follows_its_thread_and_nests() -> None:
+def test_the_current_device_nests_and_belongs_to_its_thread() -> None:
     first, second = devices.virtual(2)
-    elsewhere = []
+    in_thread = []
     with devices.running_on(first, 0):
-        thread = threading.Thread(target=lambda: elsewhere.append(devices.current_device()))
+        thread = threading.Thread(target=lambda: in_thread.append(devices.current_device()))
         thread.start()
         thread.join()
         with devices.running_on(second, 1):
             assert devices.current_device() == (second, 1)
         assert devices.current_device() == (first, 0)
     assert devices.current_device() == (None, None)
-    assert elsewhere == [(None, None)]
+    assert in_thread == [(None, None)]
 
 
-def test_a_label_ends_with_an_exception() -> None:
+def test_an_exception_restores_the_current_device() -> None:
     with pytest.raises(ValueError, match="inside"), devices.running_on(devices.HOST, 3):
         raise ValueError("inside")
     assert devices.current_device() == (None, None)
 
 
-def test_placing_marks_every_submodule() -> None:
+def test_place_labels_every_submodule() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
     assert devices.placed_on(model[1][0]) == devices.HOST
     assert devices.place(model, torch.device("cpu", 3)) is model
     assert {devices.placed_on(part) for part in model.modules()} == {torch.device("cpu", 3)}
 
 
-def test_moving_keeps_every_container() -> None:
+def test_move_keeps_every_container() -> None:
     tensor = torch.ones(2)
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 1), torch.tensor([3, 1]), batch_first=True)
     value = OrderedDict(a=[tensor, None], b=Pair(tensor, "x"), c=Sample(tensor, "n"), d=packed)
@@ -119,9 +119,9 @@ def test_the_host_has_a_peak_of_memory_and_virtual_devices_share_it() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_has_a_peak_of_its_own() -> None:
+def test_a_gpu_has_its_own_peak() -> None:
     device = devices.accelerators()[0]
     devices.reset_peak_memory([device])
-    kept = torch.ones(1 << 20, device=device)
+    tensor = torch.ones(1 << 20, device=device)
     devices.synchronize([device])
-    assert devices.peak_memory([device])[devices.label(device)] >= kept.numel() * 4
+    assert devices.peak_memory([device])[devices.label(device)] >= tensor.numel() * 4

@@ -1,4 +1,4 @@
-"""Timer: phases add up, nest, and cost nothing while nobody records."""
+"""Timer: phases add up and nest; without recording they cost nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpexp.record import Record
 from dpexp.timing import Timer
 
 
-def test_a_timer_that_does_not_record_keeps_nothing() -> None:
+def test_a_timer_that_does_not_record_has_no_samples() -> None:
     timer = Timer()
     with timer.phase("forward"), timer.replica("parallel_apply", 0, devices.HOST):
         pass
@@ -20,7 +20,7 @@ def test_a_timer_that_does_not_record_keeps_nothing() -> None:
     assert timer.phase("forward") is timer.phase("backward")  # one shared context: free
 
 
-def test_a_phase_has_one_figure_a_step_however_often_it_occurs() -> None:
+def test_a_phase_has_one_sample_a_step_even_if_it_repeats() -> None:
     timer = Timer()
     for _ in range(3):
         with timer.step():
@@ -32,7 +32,7 @@ def test_a_phase_has_one_figure_a_step_however_often_it_occurs() -> None:
     assert [row["phase"] for row in timer.timeline] == ["scatter", "scatter", "step"] * 3
 
 
-def test_the_timeline_lies_inside_its_step_and_starts_at_zero() -> None:
+def test_the_timeline_starts_at_zero_and_is_inside_its_step() -> None:
     timer = Timer()
     with timer.step(), timer.phase("forward"), timer.replica("parallel_apply", 1, torch.device("cpu", 1)):
         time.sleep(0.001)
@@ -41,7 +41,7 @@ def test_the_timeline_lies_inside_its_step_and_starts_at_zero() -> None:
     assert 0 <= step["start_us"] <= forward["start_us"] <= replica["start_us"]
     assert replica["end_us"] <= forward["end_us"] <= step["end_us"]
     assert (replica["replica"], replica["device"]) == (1, "cpu:1")
-    assert "parallel_apply" not in timer.phases  # a replica's part is no phase of the step
+    assert "parallel_apply" not in timer.phases  # a replica's part is not a phase of the step
 
 
 def test_coverage_counts_nested_and_overlapping_phases_once() -> None:

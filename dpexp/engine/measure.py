@@ -79,7 +79,7 @@ class Measurement:
         state = checkpoints.newest()
         self._done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
-        self.journal.cut(lengths | {"metrics.accuracy": self._done // self._prepared.batches_per_epoch})
+        self.journal.truncate(lengths | {"metrics.accuracy": self._done // self._prepared.batches_per_epoch})
         if state is not None:
             self.trainer.take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
             self.trainer.load_state_dict(state)

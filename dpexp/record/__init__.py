@@ -1,19 +1,20 @@
-"""Record: the facts of one run, and the append-only journal on disk that they are folded from.
+"""Record: the facts of one run, and the append-only journal on disk from which it is folded.
 
 ::
 
-    runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal
-                  record.json      its fold, written when the run is over                 folding
-                  head.json        the few facts that a list of runs shows                head
+    runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal.py
+                  record.json      its fold, written when the run ends                    fold.py
+                  head.json        the summary of the run for lists of runs               summary.py
 
-``facts`` is the Record itself; ``catalog`` finds runs by name. Needs neither torch nor mlflow.
+Start reading in record.py, which defines the Record; index.py finds runs by name. Every other room may
+import this one; it imports nothing of dpexp and neither torch nor mlflow.
 """
 
 from dpexp.record.durable import write_atomically
 from dpexp.record.fold import finish, fold, load
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
-from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, Tail, entries, is_open
+from dpexp.record.journal import JOURNAL, RECORD, Journal, JournalReader, NullJournal, is_open
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
 from dpexp.record.redact import redact
 from dpexp.record.summary import RunSummary
@@ -24,13 +25,12 @@ __all__ = [
     "SCHEMA",
     "Journal",
     "JournalError",
+    "JournalReader",
     "NullJournal",
     "Record",
     "Row",
     "RunSummary",
-    "Tail",
     "UnknownRunError",
-    "entries",
     "find",
     "finish",
     "fold",

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, with durable names."""
+"""Files that survive a crash: written completely or not at all, with durable names."""
 
 from __future__ import annotations
 

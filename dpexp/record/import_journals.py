@@ -1,4 +1,4 @@
-"""Adopting: a journal that was brought from another machine joins the runs of this one."""
+"""Import: a journal from another machine joins the runs of this one."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.record import JournalError
 from dpexp.record.summary import SUMMARY
 
-BESIDE = ("system.jsonl",)
-"""What else of a run is copied, where it is there."""
+SYSTEM = "system.jsonl"
+"""The system metrics of a run, which are copied as well."""
 
 
 def journals(path: Path) -> list[Path]:
-    """The journals at a path: of a file itself, of a run's folder one, of a folder of runs all of them."""
-    if path.is_dir():
-        own = path / JOURNAL
-        return [own] if own.exists() else sorted(path.glob(f"*/{JOURNAL}"))
-    return [path]
+    """The journals at a path: a journal itself, that of a run's folder, or all in a folder of runs."""
+    if not path.is_dir():
+        return [path]
+    journal = path / JOURNAL
+    return [journal] if journal.exists() else sorted(path.glob(f"*/{JOURNAL}"))
 
 
 def import_journal(journal: Path, runs: Path) -> Path:
-    """Copy a journal to where its run id puts it in ``runs``; returns the run's folder.
+    """Copy a journal into the folder of its run id in ``runs``; returns that folder.
 
-    A longer copy of a journal that is here replaces it. Raises JournalError for what is no journal, and
-    for two different journals of one run id.
+    A longer copy of an existing journal replaces it. Raises JournalError for a file that is not a journal,
+    and for two different journals of one run id.
     """
     run_id = fold(journal).run_id
     if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):
-        raise JournalError(f"{journal}: its run id {run_id!r} can be no folder's name: not written by dpexp")
+        raise JournalError(
+            f"{journal}: its run id {run_id!r} cannot be a folder's name: dpexp did not write it"
+        )
     folder = runs / run_id
     if not folder.exists():
         _copy(journal, folder)
@@ -45,32 +47,31 @@ def import_journal(journal: Path, runs: Path) -> Path:
 
 
 def _copy(journal: Path, folder: Path) -> None:
-    """All of the run's files, or none: the folder appears when it is whole."""
+    """Copy all of the run's files, or none: the folder appears when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".adopt-", dir=folder.parent) as scratch:
-        whole = Path(scratch) / folder.name
-        whole.mkdir()
-        shutil.copyfile(journal, whole / JOURNAL)
-        for name in BESIDE:
-            if journal.with_name(name).exists():
-                shutil.copyfile(journal.with_name(name), whole / name)
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=folder.parent) as temporary:
+        copied = Path(temporary) / folder.name
+        copied.mkdir()
+        shutil.copyfile(journal, copied / JOURNAL)
+        if journal.with_name(SYSTEM).exists():
+            shutil.copyfile(journal.with_name(SYSTEM), copied / SYSTEM)
         try:
-            os.rename(whole, folder)
-        except OSError:  # another process adopts it too, and was first
+            os.rename(copied, folder)
+        except OSError:  # another process has imported it in the meantime
             _merge(journal, folder)
 
 
 def _merge(journal: Path, folder: Path) -> None:
-    here, there = (folder / JOURNAL).read_bytes(), journal.read_bytes()
-    if here.startswith(there):
+    present, imported = (folder / JOURNAL).read_bytes(), journal.read_bytes()
+    if present.startswith(imported):
         return
-    if not there.startswith(here) or is_open(folder / JOURNAL):
+    if not imported.startswith(present) or is_open(folder / JOURNAL):
         raise JournalError(
             f"{journal} and {folder / JOURNAL} are different journals of one run id: nothing was changed"
         )
-    write_atomically(folder / JOURNAL, there)
+    write_atomically(folder / JOURNAL, imported)
     for stale in (RECORD, SUMMARY):
         (folder / stale).unlink(missing_ok=True)
-    for name in BESIDE:
-        if journal.with_name(name).exists():
-            write_atomically(folder / name, journal.with_name(name).read_bytes())
+    system = journal.with_name(SYSTEM)
+    if system.exists():
+        write_atomically(folder / SYSTEM, system.read_bytes())

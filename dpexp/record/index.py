@@ -1,8 +1,7 @@
-"""The catalog: which runs there are, and which of them a word names.
+"""The index of runs: which runs exist, and which of them an argument of the command line names.
 
-A run that is over has a ``head.json``, so that ten thousand runs are listed without reading ten thousand
-journals. Words from the command line are only ever compared with the names that are there; none becomes
-part of a path.
+A run that has ended has a summary file, so that ten thousand runs are listed without reading ten thousand
+journals. Arguments are only compared with existing names; none becomes part of a path.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from dpexp.record.fold import fold
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import JournalError
+from dpexp.record.record import JournalError, Record
 from dpexp.record.summary import SUMMARY, RunSummary
 
 UNREADABLE = "unreadable"
@@ -23,11 +22,11 @@ LAST = "last"
 
 
 class UnknownRunError(LookupError):
-    """A word that names no run, or several: the message says which there are."""
+    """A name of no run, or of several: the message lists similar ones."""
 
 
 def folders(runs: Path) -> list[Path]:
-    """The folders of all runs, by run id; none where nothing has run yet."""
+    """The folders of all runs, by run id; none before the first run."""
     try:
         with os.scandir(runs) as found:
             return sorted(Path(e.path) for e in found if not e.name.startswith(".") and e.is_dir())
@@ -36,47 +35,46 @@ def folders(runs: Path) -> list[Path]:
 
 
 def read_summary(folder: Path) -> RunSummary:
-    """The head of one run: from its file, or folded from the journal of a run that is not over.
+    """The summary of one run: from its file, or folded from the journal.
 
-    A folder without a journal that can be read has the status ``unreadable``.
+    A folder without a readable journal has the status ``unreadable``.
     """
     try:
         return RunSummary(**{**json.loads((folder / SUMMARY).read_bytes()), "run_id": folder.name})
-    except (OSError, ValueError, TypeError):  # not over yet, or written by another dpexp: the journal knows
+    except (OSError, ValueError, TypeError):  # still running, or written by another version
         try:
             return dataclasses.replace(RunSummary.of(fold(folder / JOURNAL)), run_id=folder.name)
         except JournalError:
-            return RunSummary(folder.name, "", "", "", "", [], None, None, UNREADABLE, "", None)
+            return dataclasses.replace(RunSummary.of(Record()), run_id=folder.name, status=UNREADABLE)
 
 
 def summaries(runs: Path) -> list[RunSummary]:
-    """The heads of all runs, the newest first."""
-    return sorted(map(read_summary, folders(runs)), key=lambda h: (h.started, h.run_id), reverse=True)
+    """The summaries of all runs, the newest first."""
+    return sorted(map(read_summary, folders(runs)), key=lambda run: (run.started, run.run_id), reverse=True)
 
 
-def find(runs: Path, word: str) -> Path:
-    """The folder of the run that a word names: its id, a unique prefix of it, its name, or ``last``.
+def find(runs: Path, name: str) -> Path:
+    """The folder of a run, by its id, a unique prefix of it, its name, or ``last``.
 
-    Of several runs of one name it is the newest. Raises UnknownRunError.
+    Of several runs with one name it is the newest. Raises UnknownRunError.
     """
-    there = folders(runs)
-    if not there:
+    by_id = {folder.name: folder for folder in folders(runs)}
+    if not by_id:
         raise UnknownRunError(f"there is no run in {runs} yet")
-    by_id = {folder.name: folder for folder in there}
-    if word in by_id:
-        return by_id[word]
-    beginning = [name for name in by_id if word and name.startswith(word)]
-    if len(beginning) == 1:
-        return by_id[beginning[0]]
+    if name in by_id:
+        return by_id[name]
+    matches = [run_id for run_id in by_id if name and run_id.startswith(name)]
+    if len(matches) == 1:
+        return by_id[matches[0]]
     known = summaries(runs)
-    for candidate in known:
-        if word == LAST or (candidate.name == word and candidate.status != UNREADABLE):
-            return by_id[candidate.run_id]
-    if beginning:
-        some = ", ".join(beginning[:5]) + (", …" if len(beginning) > 5 else "")
-        raise UnknownRunError(f"'{word}' begins {len(beginning)} run ids ({some}): give more of it")
-    close = difflib.get_close_matches(word, [*by_id, *(h.name for h in known)], n=1)
-    mean = f": did you mean '{close[0]}'?" if close else ""
+    for run in known:
+        if name == LAST or (run.name == name and run.status != UNREADABLE):
+            return by_id[run.run_id]
+    if matches:
+        shown = ", ".join(matches[:5]) + (", …" if len(matches) > 5 else "")
+        raise UnknownRunError(f"'{name}' begins {len(matches)} run ids ({shown}): use a longer prefix")
+    close = difflib.get_close_matches(name, [*by_id, *(run.name for run in known)], n=1)
+    suggestion = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(
-        f"no run '{word}' among the {len(there)} in {runs}, which `runs.py list` shows{mean}"
+        f"no run '{name}' among the {len(by_id)} in {runs}, which `runs.py list` shows{suggestion}"
     )

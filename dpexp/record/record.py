@@ -22,7 +22,7 @@ class JournalError(RuntimeError):
 
 @dataclass
 class Record:
-    """Schema 1, key by key as DESIGN has it; ``damage`` names the journal lines that were lost."""
+    """Schema 1, key by key; ``damage`` describes the journal lines that were lost."""
 
     schema: int = SCHEMA
     run_id: str = ""
@@ -53,11 +53,11 @@ class Record:
     damage: list[str] = field(default_factory=list)
 
     def to_dict(self) -> Row:
-        """The Record as one dict, keys in schema order. Its values are the Record's own, not copies."""
+        """The Record as one dict, keys in schema order. Its values are not copied."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def to_json(self) -> str:
-        """Strict JSON, one key a line and one row a line; inf and nan are the strings that float() reads."""
+        """Strict JSON, a line for each key and row; inf and nan are the strings that float() reads."""
         parts = (f" {json.dumps(key)}: {_json(value)}" for key, value in self.to_dict().items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -72,40 +72,40 @@ class Record:
         return record
 
     def apply(self, entry: Mapping[str, Any]) -> None:
-        """Carry out one journal entry.
+        """Apply the operations of one journal entry.
 
-        Raises JournalError for an entry of a newer schema; ValueError, after everything else was carried
-        out, for keys that fit no Record.
+        Raises JournalError for an entry of a newer schema; ValueError for unknown keys and types, after
+        everything else was applied.
         """
-        misfits = []
+        rejected = []
         for key, length in entry.get("cut", {}).items():
-            holder, last = self._place(key)
-            if holder is not None and isinstance(holder.get(last), list):
-                del holder[last][length:]
+            parent, name = self._locate(key)
+            if parent is not None and isinstance(parent.get(name), list):
+                del parent[name][length:]
         for key, value in entry.get("set", {}).items():
             if key == "schema":
                 check_schema(value, "journal")
-            holder, last = self._place(key)
-            if holder is None or not _fits(last, holder.get(last), value):
-                misfits.append(key)
+            parent, name = self._locate(key)
+            if parent is None or not _is_same_kind(name, parent.get(name), value):
+                rejected.append(key)
             else:
-                holder[last] = value
+                parent[name] = value
         for key, values in entry.get("extend", {}).items():
-            holder, last = self._place(key)
-            if holder is None or not isinstance(holder.setdefault(last, []), list):
-                misfits.append(key)
+            parent, name = self._locate(key)
+            if parent is None or not isinstance(parent.setdefault(name, []), list):
+                rejected.append(key)
             else:
-                holder[last].extend(values)
-        if misfits:
-            raise ValueError(f"a Record has no place for {', '.join(misfits)}")
+                parent[name].extend(values)
+        if rejected:
+            raise ValueError(f"a Record cannot hold {', '.join(rejected)}")
 
-    def _place(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """The dict that holds a (dotted) key, and the key in it; None where there is no such dict."""
+    def _locate(self, key: str) -> tuple[dict[str, Any] | None, str]:
+        """The dict that contains a (dotted) key, and the key in it; None if there is no such dict."""
         first, dot, rest = key.partition(".")
-        holder = self.__dict__ if first in self.__dict__ else None
-        if dot and holder is not None:
-            holder = holder[first] if isinstance(holder[first], dict) else None
-        return holder, rest if dot else first
+        if not dot:
+            return (self.__dict__ if first in self.__dict__ else None), first
+        value = self.__dict__.get(first)
+        return (value if isinstance(value, dict) else None), rest
 
     def summarize(self) -> Row:
         """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
@@ -115,19 +115,19 @@ class Record:
             "phases_ms": {name: statistics.median(ms) for name, ms in self.phases.items() if ms},
             "phase_coverage": _coverage(self.timeline),
         }
-        flags = nonfinite({"loss": self.steps["loss"], **self.metrics})
+        flags = count_nonfinite({"loss": self.steps["loss"], **self.metrics})
         if flags:
             self.summary["nonfinite"] = flags
         return self.summary
 
 
-def _fits(key: str, old: Any, new: Any) -> bool:
-    """A dict stays a dict and a list a list, so that readers find what they expect; an error may go."""
+def _is_same_kind(key: str, old: Any, new: Any) -> bool:
+    """A dict must stay a dict and a list a list; only an error may become None."""
     return not isinstance(old, dict | list) or isinstance(new, type(old)) or key == "error"
 
 
 def check_schema(schema: object, what: str) -> None:
-    """Raises JournalError unless this dpexp reads the schema."""
+    """Raise JournalError unless this version of dpexp reads the schema."""
     if not isinstance(schema, int):
         raise JournalError(f"the {what}'s schema is {schema!r}, not a number: it was not written by dpexp")
     if schema > SCHEMA:
@@ -147,24 +147,24 @@ def spread(samples: Sequence[float]) -> Row | None:
     return {"median": middle, "iqr": high - low, "min": min(samples), "max": max(samples), "n": len(samples)}
 
 
-def nonfinite(series: Mapping[str, Sequence[float]]) -> Row:
-    """{name: {nan, inf, first}}: how many values of a series are not finite, and the index of the first."""
+def count_nonfinite(series: Mapping[str, Sequence[float]]) -> Row:
+    """{name: {nan, inf, first}} of series with values that are not finite; ``first`` is an index."""
     flags = {}
     for name, values in series.items():
-        odd = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
-        if odd:
-            nan = sum(1 for i in odd if values[i] is None or math.isnan(values[i]))
-            flags[name] = {"nan": nan, "inf": len(odd) - nan, "first": odd[0]}
+        indices = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
+        if indices:
+            nan = sum(1 for i in indices if values[i] is None or math.isnan(values[i]))
+            flags[name] = {"nan": nan, "inf": len(indices) - nan, "first": indices[0]}
     return flags
 
 
 def now() -> str:
-    """This moment, UTC, ISO 8601 to the millisecond."""
+    """The current time, UTC, ISO 8601 to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_run_id() -> str:
-    """Twelve random hex digits; a unique prefix names the run as well."""
+    """Twelve random hex digits; users may abbreviate them."""
     return secrets.token_hex(6)
 
 
@@ -174,19 +174,18 @@ def _rate(samples: Sequence[int], time_ms: Sequence[float]) -> float | None:
 
 
 def _coverage(timeline: Iterable[Row]) -> float | None:
-    """The part of the phase-timed steps that lies inside a phase: phases may nest and overlap.
+    """The fraction of the phase-timed steps that is inside a phase.
 
-    Replicas are left out: they lie inside a phase, or on another rank.
+    Replicas are left out: they are inside a phase, or on another rank.
     """
-    whole = 0.0
+    steps_us = 0.0
     spans: dict[int, list[tuple[float, float]]] = {}
     for row in timeline:
         if row["phase"] == "step":
-            whole += row["end_us"] - row["start_us"]
+            steps_us += row["end_us"] - row["start_us"]
         elif row.get("replica") is None:
             spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
-    inside = sum(map(union_length, spans.values()))
-    return inside / whole if whole > 0 else None
+    return sum(map(union_length, spans.values())) / steps_us if steps_us > 0 else None
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:
@@ -209,17 +208,17 @@ def _strict(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        return json.dumps(_spelled(value), allow_nan=False)
+        return json.dumps(_without_nonfinite(value), allow_nan=False)
 
 
-def _spelled(value: Any) -> Any:
+def _without_nonfinite(value: Any) -> Any:
     """The value with ``nan``, ``inf`` and ``-inf`` as strings, which JSON has no numbers for."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _spelled(item) for key, item in value.items()}
+        return {key: _without_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelled(item) for item in value]
+        return [_without_nonfinite(item) for item in value]
     return value
 
 

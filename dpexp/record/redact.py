@@ -1,4 +1,4 @@
-"""Credentials out: what is written to a journal or a log passes through here."""
+"""Redaction: credentials are removed from what is written to a journal or a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IN_QUERY = re.compile(
 def redact(text: str) -> str:
     """The text without the credentials in its URLs and without the values of secret variables.
 
-    Secret is every environment variable whose name says so (``*TOKEN*``, ``*PASSWORD*``, …).
+    An environment variable is secret if its name matches ``*TOKEN*``, ``*PASSWORD*``, ….
     """
     for secret in secrets():
         text = text.replace(secret, HIDDEN)
@@ -30,9 +30,9 @@ def redact(text: str) -> str:
 
 
 def secrets() -> list[str]:
-    """The values of secret variables, plain and as JSON spells them, longest first.
+    """The values of secret variables, plain and escaped as in JSON, longest first.
 
-    Values under six characters are left alone: they would blot out ordinary words.
+    Values under six characters stay: they occur in ordinary words.
     """
     values = {value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 6}
     return sorted(values | {json.dumps(value)[1:-1] for value in values}, key=len, reverse=True)

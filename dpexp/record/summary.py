@@ -1,4 +1,4 @@
-"""RunSummary: the few facts of a run that a list shows, in a file of a few hundred bytes."""
+"""RunSummary: the facts of a run that a list shows, in a file of a few hundred bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from dpexp.record.record import Record, Row
 
 SUMMARY = "head.json"
+"""The name that it has in every home so far; without the file a summary is folded from the journal."""
+_SAME = ("run_id", "name", "experiment", "strategy", "execution", "status", "started", "ended")
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What ``runs.py list`` shows of a run. ``verified`` is None where nothing was checked."""
+    """What ``runs.py list`` shows of a run. ``verified`` is None if nothing was checked."""
 
     run_id: str
     name: str
@@ -29,19 +31,12 @@ class RunSummary:
 
     @classmethod
     def of(cls, record: Record) -> RunSummary:
-        """The head of a Record."""
+        """The summary of a Record."""
         return cls(
-            run_id=record.run_id,
-            name=record.name,
-            experiment=record.experiment,
-            strategy=record.strategy,
-            execution=record.execution,
+            **{name: getattr(record, name) for name in _SAME},
             devices=list(record.devices.get("used", [])),
             verified=record.verification.get("passed") if record.verification.get("checked") else None,
             step_ms=record.summary.get("step_ms"),
-            status=record.status,
-            started=record.started,
-            ended=record.ended,
         )
 
     def to_dict(self) -> Row:

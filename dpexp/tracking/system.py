@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpexp.record.journal import seal
+from dpexp.record.journal import encode_line
 
 
 class Sampler:
@@ -51,7 +51,7 @@ class Sampler:
     def _write(self, file: Any) -> None:
         values = self.sample()
         file.write(
-            seal(
+            encode_line(
                 {
                     "seq": self._seq,
                     "at": time.time_ns() // 1_000_000,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from dpexp.record import RECORD, Record, Tail, finish, is_open, load
+from dpexp.record import RECORD, JournalReader, Record, finish, is_open, load
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import GoneError, StoreError
@@ -42,7 +42,7 @@ class Upload:
 
     def _begin(self) -> None:
         self._record = Record()
-        self._tails = [Tail(self.journal), Tail(self.folder / SYSTEM)]
+        self._tails = [JournalReader(self.journal), JournalReader(self.folder / SYSTEM)]
         self._unread = self._read()
         self._pending: list[Point] = []
         self._cursor: dict[str, int] = {}

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 import psutil
 import typer
 
-from dpexp.record import JOURNAL, entries, fold
+from dpexp.record import JOURNAL, JournalReader, fold
 
 HERE = Path(__file__).resolve().parent
 RUN = (
@@ -98,7 +98,7 @@ def lost_s(journal: Path | None, done: dict[str, Any]) -> float | None:
     record = fold(journal)
     if record.status != "killed" or not record.steps["time_ms"] or record.phases:
         return None
-    last = list(entries(journal))[-1]
+    last = list(JournalReader(journal))[-1]
     return max(0.0, float(done["killed_at"]) - last["at"] / 1000)
 
 

@@ -272,8 +272,8 @@ CONFIGS = [
 ]  # fmt: skip
 
 HOMES = [
-    bad("single", "DPEXP_HOME", "gone is no directory: make it", environment={"DPEXP_HOME": "gone"}),
-    bad("single", "a_file is no directory", files={"a_file": "x"}, environment={"DPEXP_HOME": "a_file"}),
+    bad("single", "DPEXP_HOME", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone"}),
+    bad("single", "a_file is not a directory", files={"a_file": "x"}, environment={"DPEXP_HOME": "a_file"}),
     bad("single", "cannot write a journal at /proc", "DPEXP_HOME", environment={"DPEXP_HOME": "/proc"}),
 ]
 

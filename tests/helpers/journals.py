@@ -1,4 +1,4 @@
-"""Journals made by hand: what the tests of record and tracking read, deliver and damage."""
+"""Journals written by hand, for the tests of record and tracking to read, deliver and damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
-    """A new journal with the facts that are known when a run begins, flushed."""
+    """A new journal with the facts of a run's start, flushed."""
     journal = Journal(runs, run_id or new_run_id())
     config = RunConfig("whole", virtual=2)
     facts = {
@@ -62,7 +62,7 @@ def observe(journal: Journal) -> None:
 
 
 def step(journal: Journal, first: int, count: int) -> None:
-    """``count`` measured steps from number ``first``, whose figures tell their number; flushed."""
+    """``count`` measured steps from number ``first``, with values derived from their number; flushed."""
     numbers = range(first, first + count)
     journal.extend(
         {
@@ -91,14 +91,14 @@ def phases(journal: Journal, count: int = 3) -> None:
 
 
 def end(journal: Journal, status: str = "finished", error: dict[str, str] | None = None) -> Path:
-    """Say how the run ended and close; returns the journal's path."""
+    """Write how the run ended and close the journal; returns its path."""
     journal.set(status=status, ended=now(), error=error)
     journal.close()
     return journal.path
 
 
-def whole(runs: Path, run_id: str = "", *, steps: int = 100, **changes: Any) -> Path:
-    """The journal of a finished run of so many steps, in lines of 25."""
+def complete(runs: Path, run_id: str = "", *, steps: int = 100, **changes: Any) -> Path:
+    """The journal of a finished run, with 25 steps a line."""
     journal = begin(runs, run_id, **changes)
     observe(journal)
     for first in range(0, steps, 25):

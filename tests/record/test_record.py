@@ -1,4 +1,4 @@
-"""The journal and its fold: nothing that was flushed is lost, whatever happens to the file or the process."""
+"""The journal and its fold: a flushed line survives damage to the file and the death of its process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from dpexp.record import (
     RECORD,
     Journal,
     JournalError,
+    JournalReader,
     Record,
-    Tail,
     UnknownRunError,
-    entries,
     find,
     finish,
     fold,
@@ -45,32 +44,37 @@ def runs(dpexp_home: Path) -> Path:
 
 
 def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A Python process that runs the code with ``sys.argv[1:]``; its stdout is to be read."""
+    """A Python process that runs the code with ``sys.argv[1:]``, with pipes for stdin and stdout."""
     command = [*before, sys.executable, "-c", code, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/helpers'}"}
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
 # --- durability ----------------------------------------------------------------------------------
 
 
-def test_every_flush_waits_for_the_disk_and_a_new_journals_name_is_durable(
+def test_every_flush_syncs_and_a_new_journals_name_is_durable(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[str, int]] = []
     fsync = os.fsync
 
-    def noted(descriptor: int) -> None:
+    def recorded(descriptor: int) -> None:
         fsync(descriptor)
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         synced.append((path, os.fstat(descriptor).st_size))
 
-    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "fsync", recorded)
     with Journal(runs, "durable") as journal:
-        made = {path for path, _ in synced}
-        assert {str(runs), str(runs / "durable")} <= made
+        created = {path for path, _ in synced}
+        assert {str(runs), str(runs / "durable")} <= created
         for number in range(3):
             journal.extend({"steps.loss": [number]})
             journal.flush()
@@ -78,9 +82,7 @@ def test_every_flush_waits_for_the_disk_and_a_new_journals_name_is_durable(
             assert len([path for path, _ in synced if path == str(journal.path)]) == number + 1
 
 
-def test_an_interrupt_while_the_disk_is_waited_for_writes_no_line_twice(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_during_a_sync_writes_no_line_twice(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
 
     def interrupted(descriptor: int) -> None:
@@ -102,8 +104,8 @@ def test_an_interrupt_while_the_disk_is_waited_for_writes_no_line_twice(
 # --- folding -------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_folds_to_everything_that_was_set_and_extended(runs: Path) -> None:
-    record = fold(journals.whole(runs, steps=60))
+def test_a_finished_run_folds_to_all_that_was_set_and_extended(runs: Path) -> None:
+    record = fold(journals.complete(runs, steps=60))
     assert record.status == "finished"
     assert record.damage == []
     assert record.steps["time_ms"] == [1.0 + i / 1000 for i in range(60)]
@@ -114,29 +116,29 @@ def test_a_finished_run_folds_to_everything_that_was_set_and_extended(runs: Path
 
 
 def test_record_json_holds_the_same_record_as_the_journal(runs: Path) -> None:
-    path = journals.whole(runs)
+    path = journals.complete(runs)
     written = finish(path)
     assert load(path.parent) == written == fold(path)
     assert json.loads((path.parent / RECORD).read_bytes()) == written.to_dict()
 
 
-def test_a_journal_cut_at_every_byte_folds_to_what_it_holds(runs: Path, tmp_path: Path) -> None:
-    content = journals.whole(runs, steps=50, config={}, environment={}).read_bytes()
+def test_a_journal_cut_at_any_byte_folds_to_its_complete_lines(runs: Path, tmp_path: Path) -> None:
+    content = journals.complete(runs, steps=50, config={}, environment={}).read_bytes()
     complete = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     cut = tmp_path / JOURNAL
     for length in range(complete[0], len(content)):
         cut.write_bytes(content[:length])
         lines = sum(1 for end in complete if end <= length)
         record = fold(cut)
-        assert len(list(entries(cut))) == lines
+        assert len(list(JournalReader(cut))) == lines
         assert len(record.steps["loss"]) == min(50, 25 * max(0, lines - 2))
         assert record.status == "killed"
         assert record.ended is not None
         assert bool(record.damage) == (length not in complete)
 
 
-def test_a_flipped_byte_costs_its_own_line_and_is_reported(runs: Path, tmp_path: Path) -> None:
-    content = journals.whole(runs, steps=75).read_bytes()
+def test_a_flipped_byte_loses_only_its_line_and_is_reported(runs: Path, tmp_path: Path) -> None:
+    content = journals.complete(runs, steps=75).read_bytes()
     lines = content.splitlines(keepends=True)
     broken, start = tmp_path / JOURNAL, 0
     for number, line in enumerate(lines, start=1):
@@ -144,28 +146,29 @@ def test_a_flipped_byte_costs_its_own_line_and_is_reported(runs: Path, tmp_path:
             damaged = bytearray(content)
             damaged[start + place] ^= 0x04
             broken.write_bytes(damaged)
-            lost: list[str] = []
-            assert len(list(entries(broken, lost))) == len(lines) - 1
+            reader = JournalReader(broken)
+            assert len(list(reader)) == len(lines) - 1
+            lost = reader.damage + reader.incomplete_line()
             assert [text.split(":")[0] for text in lost] == [f"line {number}"]
             assert fold(broken).damage == lost
         start += len(line)
 
 
-def test_steps_keep_their_numbers_behind_a_lost_line(runs: Path) -> None:
-    path = journals.whole(runs, steps=75)
+def test_steps_keep_their_numbers_after_a_lost_line(runs: Path) -> None:
+    path = journals.complete(runs, steps=75)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b"1.0", b"1.5", 1)
     path.write_bytes(b"".join(lines))
-    extended = [entry for entry in Tail(path) if "steps.loss" in entry.get("extend", {})]
+    extended = [entry for entry in JournalReader(path) if "steps.loss" in entry.get("extend", {})]
     assert [entry["from"]["steps.loss"] for entry in extended] == [25, 50]
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_damage_whatsoever_breaks_the_fold(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_no_damage_breaks_the_fold(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
     original = runs / "property" / JOURNAL
     if not original.exists():
-        journals.whole(runs, "property")
+        journals.complete(runs, "property")
     content = bytearray(original.read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=20)):
         content[place] = data.draw(st.integers(0, 255))
@@ -188,11 +191,11 @@ def test_a_journal_of_a_newer_schema_is_refused_with_the_version_to_install(runs
         Record.from_dict({"schema": 3})
 
 
-def test_what_is_no_journal_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_by_name(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage"
     garbage.write_bytes(os.urandom(4096))
     for path, message in (
-        (garbage, "no journal of dpexp"),
+        (garbage, "not a journal of dpexp"),
         (tmp_path / "none", "no journal at"),
         (tmp_path, "directory"),
     ):
@@ -200,17 +203,17 @@ def test_what_is_no_journal_is_refused_by_name(tmp_path: Path) -> None:
             fold(path)
 
 
-def test_a_key_that_is_none_of_a_record_is_reported_and_the_rest_of_its_line_kept(runs: Path) -> None:
+def test_an_unknown_key_is_reported_and_the_rest_of_its_line_is_applied(runs: Path) -> None:
     journal = journals.begin(runs)
     journal.set({"apply": 1, "memory": {"cpu": 7}, "steps": 3, "shapes.x": 1})
     journal.close()
     record = fold(journal.path)
     assert record.memory == {"cpu": 7}
-    assert record.damage == ["line 2: a Record has no place for apply, steps, shapes.x"]
+    assert record.damage == ["line 2: a Record cannot hold apply, steps, shapes.x"]
     assert callable(record.apply)
 
 
-def test_inf_and_nan_stay_what_they_are_and_are_flagged(runs: Path) -> None:
+def test_inf_and_nan_survive_json_and_are_counted(runs: Path) -> None:
     journal = journals.begin(runs)
     journal.extend({"steps.loss": [1.0, math.inf, math.nan, -math.inf], "steps.time_ms": [1.0] * 4})
     record = finish(journals.end(journal))
@@ -234,16 +237,16 @@ def test_a_second_writer_of_a_run_is_refused(runs: Path) -> None:
         Journal(runs, "once")
 
 
-def test_of_many_processes_that_want_one_journal_exactly_one_gets_it(runs: Path) -> None:
+def test_exactly_one_of_many_processes_creates_a_journal(runs: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from dpexp.record import Journal, JournalError\n"
         "try:\n j = Journal(Path(sys.argv[1]), 'one'); j.set(name='mine'); j.close(); print('got it')\n"
         "except JournalError as error: print(error)"
     )
     racers = [in_process(code, runs) for _ in range(6)]
-    said = [racer.communicate()[0] for racer in racers]
-    assert sum("got it" in text for text in said) == 1
-    assert sum("has a journal already" in text for text in said) == 5
+    outputs = [racer.communicate()[0] for racer in racers]
+    assert sum("got it" in text for text in outputs) == 1
+    assert sum("has a journal already" in text for text in outputs) == 5
     assert fold(runs / "one" / JOURNAL).name == "mine"
 
 
@@ -254,17 +257,17 @@ def test_a_run_id_cannot_leave_the_runs(runs: Path, run_id: str) -> None:
     assert not runs.exists()
 
 
-def test_a_home_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="no directory: make it, or correct DPEXP_HOME"):
+def test_a_missing_home_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="not a directory: make it, or correct DPEXP_HOME"):
         Journal(tmp_path / "mistyped" / "runs", "a")
     assert not (tmp_path / "mistyped").exists()
 
 
-def test_a_writer_holds_its_journal_open_until_it_dies(runs: Path) -> None:
+def test_a_journal_is_open_until_its_writer_dies(runs: Path) -> None:
     code = (
-        "import sys, time, journals; from pathlib import Path\n"
+        "import sys, journals; from pathlib import Path\n"
         "j = journals.begin(Path(sys.argv[1]), 'held'); journals.step(j, 0, 40)\n"
-        "j.extend({'steps.loss': [9.0]}); print('ready', flush=True); time.sleep(60)"
+        "j.extend({'steps.loss': [9.0]}); print('ready', flush=True); sys.stdin.read()"
     )
     writer = in_process(code, runs)
     assert writer.stdout is not None
@@ -298,13 +301,13 @@ print(record.status, len(record.steps["loss"]) % 200, len(record.steps["loss"]) 
 """
 
 
-def test_a_full_disk_stops_the_run_cleanly_and_keeps_what_fits(dpexp_home: Path) -> None:
+def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path) -> None:
     mount = f'mount -t tmpfs -o size=512k none "{dpexp_home}" && exec "$@"'
     before = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
-    said = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
-    assert "No space left on device" in said[0]
-    assert "lines are safe" in said[0]
-    assert said[1] == "failed 0 True ['record.json could not be written: No space left on device']"
+    output = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
+    assert "No space left on device" in output[0]
+    assert "lines are safe" in output[0]
+    assert output[1] == "failed 0 True ['record.json could not be written: No space left on device']"
 
 
 # --- credentials ---------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ def test_credentials_never_reach_a_journal(runs: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", 'quite "secret"')
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
     argv = ["run.py", "--data", "postgresql://me:p@ss@db/x?password=abcdef", 'quite "secret"', "hunter22"]
-    finish(journals.whole(runs, environment={"argv": argv}, error={"message": "at https://u:hunter22@h"}))
+    finish(journals.complete(runs, environment={"argv": argv}, error={"message": "at https://u:hunter22@h"}))
     for path in runs.rglob("*"):
         if path.is_file():
             text = path.read_text()
@@ -336,21 +339,21 @@ def test_a_url_loses_its_login_and_nothing_else(text: str, clean: str) -> None:
     assert redact(text) == clean
 
 
-# --- the catalog ---------------------------------------------------------------------------------
+# --- the index ---------------------------------------------------------------------------------
 
 
 def test_a_run_is_found_by_id_prefix_name_and_last(runs: Path) -> None:
-    finish(journals.whole(runs, "aab1", name="first", started="2026-01-01T00:00:00+00:00"))
-    finish(journals.whole(runs, "aac2", name="again", started="2026-01-02T00:00:00+00:00"))
-    finish(journals.whole(runs, "bbb3", name="again", started="2026-01-03T00:00:00+00:00"))
-    words = {"aab1": "aab1", "aac": "aac2", "b": "bbb3", "first": "aab1", "again": "bbb3", "last": "bbb3"}
-    assert {word: find(runs, word).name for word in words} == words
+    finish(journals.complete(runs, "aab1", name="first", started="2026-01-01T00:00:00+00:00"))
+    finish(journals.complete(runs, "aac2", name="again", started="2026-01-02T00:00:00+00:00"))
+    finish(journals.complete(runs, "bbb3", name="again", started="2026-01-03T00:00:00+00:00"))
+    expected = {"aab1": "aab1", "aac": "aac2", "b": "bbb3", "first": "aab1", "again": "bbb3", "last": "bbb3"}
+    assert {name: find(runs, name).name for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("name", "message"),
     [
-        ("aa", r"begins 2 run ids \(aab1, aac2\): give more"),
+        ("aa", r"begins 2 run ids \(aab1, aac2\): use a longer prefix"),
         ("agian", "did you mean 'again'"),
         ("../runs/aab1", "no run"),
         ("/etc/passwd", "no run"),
@@ -358,19 +361,19 @@ def test_a_run_is_found_by_id_prefix_name_and_last(runs: Path) -> None:
         (".", "no run"),
     ],
 )
-def test_a_word_that_names_no_run_is_refused(runs: Path, word: str, message: str) -> None:
-    finish(journals.whole(runs, "aab1", name="first"))
-    finish(journals.whole(runs, "aac2", name="again"))
+def test_a_name_without_a_unique_run_is_refused(runs: Path, name: str, message: str) -> None:
+    finish(journals.complete(runs, "aab1", name="first"))
+    finish(journals.complete(runs, "aac2", name="again"))
     with pytest.raises(UnknownRunError, match=message):
-        find(runs, word)
+        find(runs, name)
 
 
 def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
-    finish(journals.whole(runs, "done", started="2026-01-02T00:00:00+00:00"))
+    finish(journals.complete(runs, "done", started="2026-01-02T00:00:00+00:00"))
     running = journals.begin(runs, "going", started="2026-01-03T00:00:00+00:00")
     (runs / "odd").mkdir()
     (runs / "odd" / JOURNAL).write_text("no journal\n")
-    assert [(head.run_id, head.status) for head in summaries(runs)] == [
+    assert [(run.run_id, run.status) for run in summaries(runs)] == [
         ("going", "running"),
         ("done", "finished"),
         ("odd", "unreadable"),
@@ -379,7 +382,7 @@ def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
 
 
 def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
-    finish(journals.whole(runs, "evil", name="\x1b[31mred\x1b]0;title\x07\nnext line"))
+    finish(journals.complete(runs, "evil", name="\x1b[31mred\x1b]0;title\x07\nnext line"))
     text = table(summaries(runs), {"evil": "no"})
     assert text.count("\n") == 1
     assert not set(text) & {"\x1b", "\x07"}
@@ -402,17 +405,17 @@ def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -
 
 
 def test_a_journal_from_another_machine_joins_the_runs(runs: Path, tmp_path: Path) -> None:
-    foreign = journals.whole(tmp_path / "runs", "abroad")
+    foreign = journals.complete(tmp_path / "runs", "abroad")
     folder = import_journal(foreign, runs)
     assert folder == runs / "abroad"
     assert (folder / JOURNAL).read_bytes() == foreign.read_bytes()
     assert load(folder) == fold(foreign)
     assert import_journal(foreign, runs) == folder
-    assert not list(runs.glob(".adopt*"))
+    assert not list(runs.glob(".import*"))
 
 
 def test_a_longer_copy_of_a_journal_replaces_a_shorter_one(runs: Path, tmp_path: Path) -> None:
-    foreign = journals.whole(tmp_path / "runs", "grown")
+    foreign = journals.complete(tmp_path / "runs", "grown")
     content = foreign.read_bytes()
     half = content[: content.index(b"\n", len(content) // 2) + 1]
     foreign.write_bytes(half)
@@ -424,9 +427,9 @@ def test_a_longer_copy_of_a_journal_replaces_a_shorter_one(runs: Path, tmp_path:
 
 
 def test_two_journals_of_one_run_id_are_not_mixed(runs: Path, tmp_path: Path) -> None:
-    journals.whole(runs, "twice")
+    journals.complete(runs, "twice")
     with pytest.raises(JournalError, match="different journals of one run id"):
-        import_journal(journals.whole(tmp_path / "runs", "twice", name="other"), runs)
+        import_journal(journals.complete(tmp_path / "runs", "twice", name="other"), runs)
 
 
 @pytest.mark.parametrize("run_id", ["../../escaped", "/etc/x", "", ".hidden", ["list"]])
@@ -434,6 +437,6 @@ def test_a_foreign_run_id_cannot_leave_the_runs(runs: Path, tmp_path: Path, run_
     journal = journals.begin(tmp_path / "runs", "tame")
     journal.set(run_id=run_id)
     journal.close()
-    with pytest.raises(JournalError, match="can be no folder's name"):
+    with pytest.raises(JournalError, match="cannot be a folder's name"):
         import_journal(journal.path, runs)
     assert not runs.exists()

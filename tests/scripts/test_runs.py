@@ -20,8 +20,8 @@ def runs(dpexp_home: Path) -> Path:
 
 
 def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
-    finish(journals.whole(runs, "older", started="2026-01-01T00:00:00+00:00"))
-    finish(journals.whole(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))
+    finish(journals.complete(runs, "older", started="2026-01-01T00:00:00+00:00"))
+    finish(journals.complete(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))
     lines = script("runs.py", "list").stdout.splitlines()
     header = [
         "run",
@@ -46,7 +46,7 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
 
 
 def test_list_and_show_speak_json(runs: Path) -> None:
-    record = finish(journals.whole(runs, "one"))
+    record = finish(journals.complete(runs, "one"))
     (listed,) = json.loads(script("runs.py", "list", "--json").stdout)
     assert listed["run_id"] == "one"
     assert listed["delivered"] == "no"
@@ -55,7 +55,7 @@ def test_list_and_show_speak_json(runs: Path) -> None:
 
 
 def test_show_prints_the_summary_of_a_run(runs: Path) -> None:
-    finish(journals.whole(runs, "abcd", name="by name"))
+    finish(journals.complete(runs, "abcd", name="by name"))
     shown = script("runs.py", "show", "by name")
     assert shown.returncode == 0, shown.stderr
     assert "delivered to MLflow: no" in shown.stdout
@@ -77,7 +77,7 @@ def test_a_mistyped_home_is_named(tmp_path: Path, arguments: tuple[str, ...]) ->
 @pytest.mark.parametrize("command", ["show", "sync"])
 @pytest.mark.parametrize("word", ["../secret", "/etc", "..", "nothing", "%2e%2e"])
 def test_no_name_leads_out_of_the_runs_folder(runs: Path, tmp_path: Path, command: str, word: str) -> None:
-    finish(journals.whole(runs, "inside"))
+    finish(journals.complete(runs, "inside"))
     (tmp_path / "home" / "secret").mkdir()
     refused = script("runs.py", command, word)
     assert refused.returncode == 2
@@ -92,7 +92,7 @@ def test_a_journal_that_leads_out_of_the_runs_folder_is_not_imported(runs: Path,
     journal.close()
     refused = script("runs.py", "sync", journal.path)
     assert refused.returncode == 2
-    assert "can be no folder's name" in refused.stderr
+    assert "cannot be a folder's name" in refused.stderr
     assert not runs.exists()
 
 
@@ -106,7 +106,7 @@ def test_a_newer_journal_is_refused_with_the_version_to_install(runs: Path) -> N
 
 def test_sync_reports_when_everything_is_delivered_and_skips_untracked_runs(runs: Path) -> None:
     config = {"strategy": "whole", "track": False}
-    finish(journals.whole(runs, "private", config=config))
+    finish(journals.complete(runs, "private", config=config))
     message = "everything is delivered; not delivered unless named: 1 with --no-track\n"
     assert script("runs.py", "sync").stdout == message
     assert not (runs.parent / "mlflow.db").exists()

@@ -12,7 +12,7 @@ import pytest
 
 from dpexp.config import ConfigError
 from dpexp.engine.environment import lock
-from dpexp.record import Journal, JournalError, Record, entries, finish
+from dpexp.record import Journal, JournalError, JournalReader, Record, finish
 from dpexp.record import load as load_run
 from dpexp.study.experiment import Experiment, load, measured
 from dpexp.study.sweep import Done, Sweep, new, plan
@@ -178,7 +178,7 @@ def test_a_record_is_what_the_run_wrote(asked: Experiment) -> None:
 def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
     with Journal(dpexp_home / "runs", "abc") as journal:
         journal.extend({"steps.loss": [1.0, 2.0]})
-        with pytest.raises(JournalError, match="its writer is at work"):
+        with pytest.raises(JournalError, match="another process is writing it"):
             Journal.reopen(journal.folder)
     with open(journal.path, "ab") as file:
         file.write(b'{"seq":1,"at":1,"set":{"sta')
@@ -187,8 +187,11 @@ def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: 
         again.set(status="finished")
     record = finish(journal.path)
     assert (record.status, record.steps["loss"], record.damage) == ("finished", [1.0, 2.0, 3.0], [])
-    assert [entry.get("from") for entry in entries(journal.path)] == [{"steps.loss": 0}, {"steps.loss": 2}]
-    with pytest.raises(JournalError, match="cannot go on with"):
+    assert [entry.get("from") for entry in JournalReader(journal.path)] == [
+        {"steps.loss": 0},
+        {"steps.loss": 2},
+    ]
+    with pytest.raises(JournalError, match="cannot append to"):
         Journal.reopen(tmp_path)
 
 

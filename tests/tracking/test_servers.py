@@ -68,7 +68,7 @@ def test_a_server_gets_the_same_run_as_the_embedded_store(dpexp_home: Path, serv
 
 
 def test_a_database_gets_the_same_run_without_a_server(dpexp_home: Path, database: str) -> None:
-    finish(journals.whole(dpexp_home / "runs", "direct", experiment="without a server"))
+    finish(journals.complete(dpexp_home / "runs", "direct", experiment="without a server"))
     synced = script("runs.py", "sync", MLFLOW_TRACKING_URI=database)
     assert synced.returncode == 0, synced.stderr
     assert script("runs.py", "sync", "direct").returncode == 0
@@ -117,7 +117,7 @@ def test_requests_whose_answers_are_lost_are_not_done_twice(
 ) -> None:
     """The server does what it is asked, and nobody hears of it: not even that a run was made."""
     run_id = f"swallowed{answered}"
-    journal = journals.whole(dpexp_home / "runs", run_id, steps=100)
+    journal = journals.complete(dpexp_home / "runs", run_id, steps=100)
     finish(journal)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.address)
     store = Store.of(dpexp_home)
@@ -135,7 +135,7 @@ def test_requests_whose_answers_are_lost_are_not_done_twice(
 def test_two_machines_that_bring_one_journal_make_one_run(tmp_path: Path, server: int) -> None:
     address = f"http://127.0.0.1:{server}"
     (tmp_path / "usb").mkdir()
-    finish(journals.whole(tmp_path / "usb" / "runs", "brought"))
+    finish(journals.complete(tmp_path / "usb" / "runs", "brought"))
     homes = [tmp_path / name for name in ("a", "b")]
     syncs = []
     for home in homes:

@@ -23,7 +23,7 @@ from dpexp.record import finish
 @pytest.fixture
 def served(dpexp_home: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """The UI on one delivered run: its process, its port, and its first line."""
-    finish(journals.whole(dpexp_home / "runs", "shown"))
+    finish(journals.complete(dpexp_home / "runs", "shown"))
     assert script("runs.py", "sync").returncode == 0
     port = free_port()
     command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(port)]

@@ -18,7 +18,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
 
-from dpexp.record import JOURNAL, Journal, Tail, finish, fold
+from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold
 from dpexp.tracking import content, ledger, points, sync
 from dpexp.tracking.errors import GoneError
 from dpexp.tracking.store import Store
@@ -71,7 +71,7 @@ def steps_of(uri: str, run_id: str, key: str = "loss") -> list[int]:
 
 
 def test_a_run_arrives_with_everything_that_design_names(home: Path, uri: str) -> None:
-    journal = journals.whole(home / "runs", "complete")
+    journal = journals.complete(home / "runs", "complete")
     deliver(home, journal)
     there, record = everything(uri, "complete"), fold(journal)
     assert there["experiment"] == "dpexp"
@@ -97,7 +97,7 @@ def test_a_run_arrives_with_everything_that_design_names(home: Path, uri: str) -
 
 
 def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
-    journal = journals.whole(home / "runs", "tables")
+    journal = journals.complete(home / "runs", "tables")
     deliver(home, journal)
     client, run = MlflowClient(uri), only_run(uri, "tables")
     ours = json.loads(content.table(fold(journal).device_map))
@@ -112,7 +112,7 @@ def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
 
 def test_long_values_arrive_whole_in_an_artifact_and_say_so(home: Path, uri: str) -> None:
     config = {"model": "m" * 7000, "odd key!": 1}
-    journal = journals.whole(home / "runs", "long", config=config, environment={"host": "h" * 9000})
+    journal = journals.complete(home / "runs", "long", config=config, environment={"host": "h" * 9000})
     deliver(home, journal)
     there = everything(uri, "long")
     assert there["params"]["model"].endswith("… (whole in long_values.json)")
@@ -148,7 +148,7 @@ def test_a_failed_run_says_why(home: Path, uri: str) -> None:
 def test_a_sweep_is_the_parent_of_its_runs_whoever_comes_first(home: Path, uri: str) -> None:
     sweep = journals.begin(home / "runs", "sweep", name="all layouts", experiment="layouts", strategy="sweep")
     for run_id in ("child1", "child2"):
-        deliver(home, journals.whole(home / "runs", run_id, experiment="layouts", parent="sweep"))
+        deliver(home, journals.complete(home / "runs", run_id, experiment="layouts", parent="sweep"))
     assert only_run(uri, "sweep").info.status == "RUNNING"
     deliver(home, journals.end(sweep))
     parent = only_run(uri, "sweep")
@@ -159,7 +159,7 @@ def test_a_sweep_is_the_parent_of_its_runs_whoever_comes_first(home: Path, uri: 
 
 def test_markup_in_a_name_stays_text_in_every_page(home: Path, uri: str) -> None:
     name = "<script>alert(1)</script>"
-    deliver(home, journals.whole(home / "runs", "markup", name=name))
+    deliver(home, journals.complete(home / "runs", "markup", name=name))
     there = everything(uri, "markup")
     assert there["name"] == name
     assert name.encode() not in there["artifacts"]["timeline.html"]
@@ -212,7 +212,7 @@ def test_points_go_through_mlflows_client_where_its_tables_are_others(home: Path
         connection.execute("ALTER TABLE metrics ADD COLUMN of_tomorrow TEXT")
     store = opened(home)
     assert (store._inserts, store.batch) == (False, 1000)
-    deliver(home, journals.whole(home / "runs", "tomorrow"))
+    deliver(home, journals.complete(home / "runs", "tomorrow"))
     assert steps_of(uri, "tomorrow") == list(range(100))
 
 
@@ -238,7 +238,7 @@ def test_lists_that_are_set_as_a_whole_are_series_too() -> None:
 
 
 def test_delivered_again_nothing_is_there_twice(home: Path, uri: str) -> None:
-    journal = journals.whole(home / "runs", "again")
+    journal = journals.complete(home / "runs", "again")
     deliver(home, journal)
     first = everything(uri, "again")
     deliver(home, journal)
@@ -332,7 +332,7 @@ def comparable(there: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     """A request that was given up too early may arrive after it was asked for again."""
-    journal = journals.whole(home / "runs", "late", steps=200)
+    journal = journals.complete(home / "runs", "late", steps=200)
     finish(journal)
     store = opened(home)
     Upload(store, journal).complete()
@@ -347,7 +347,7 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
 
 
 def test_a_lost_line_leaves_the_numbers_of_other_steps_alone(home: Path, uri: str) -> None:
-    journal = journals.whole(home / "runs", "lost", steps=100)
+    journal = journals.complete(home / "runs", "lost", steps=100)
     content_ = journal.read_bytes()
     journal.write_bytes(content_.replace(b'"steps.time_ms":[1.025', b'"steps.time_ms":[9.025', 1))
     deliver(home, journal)
@@ -356,7 +356,7 @@ def test_a_lost_line_leaves_the_numbers_of_other_steps_alone(home: Path, uri: st
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_delivered_anew_when_asked_for(home: Path, uri: str) -> None:
-    journal = journals.whole(home / "runs", "gone")
+    journal = journals.complete(home / "runs", "gone")
     deliver(home, journal)
     MlflowClient(uri).delete_run(only_run(uri, "gone").info.run_id)
     deliver(home, journal)
@@ -369,7 +369,7 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for name in ("a", "b"):
         (tmp_path / name / "runs").mkdir(parents=True)
-    original = journals.whole(tmp_path / "a" / "runs", "both")
+    original = journals.complete(tmp_path / "a" / "runs", "both")
     shutil.copytree(original.parent, tmp_path / "b" / "runs" / "both")
     copies = [tmp_path / name / "runs" / "both" / JOURNAL for name in ("a", "b")]
     first, second = (Upload(opened(path.parents[2]), path) for path in copies)
@@ -391,7 +391,7 @@ def sync_all(home: str) -> list[str]:
 
 def test_concurrent_syncs_deliver_each_run_once(home: Path, uri: str) -> None:
     for number in range(4):
-        finish(journals.whole(home / "runs", f"many{number}"))
+        finish(journals.complete(home / "runs", f"many{number}"))
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         states = [state for done in pool.map(sync_all, [str(home)] * 3) for state in done]
     assert set(states) <= {"delivered", "already"}
@@ -449,7 +449,7 @@ def test_a_figure_that_fails_is_reported_and_does_not_hold_up_the_run(home: Path
 
 def test_an_interrupted_tail_reads_each_line_once(home: Path) -> None:
     journal = Journal(home / "runs", "tail")
-    tail = Tail(journal.path)
+    tail = JournalReader(journal.path)
     seen = []
     for number in range(5):
         journal.extend({"steps.loss": [float(number)]})
