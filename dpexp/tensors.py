@@ -107,17 +107,9 @@ def digest(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> str:
     Records and snapshots hold these digests, so the headers below must not change.
     """
     sha = hashlib.sha256()
-    if isinstance(tensors, Mapping):
-        for name, tensor in sorted(tensors.items()):
-            sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            sha.update(_bytes(tensor))
-    else:
-        for tensor in tensors:
-            sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            sha.update(_bytes(tensor))
+    named = sorted(tensors.items()) if isinstance(tensors, Mapping) else ((None, each) for each in tensors)
+    for name, tensor in named:
+        dtype, shape = tensor.dtype, tuple(tensor.shape)
+        sha.update((f"{dtype}{shape}" if name is None else f"{name}|{dtype}|{shape}|").encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return data

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,11 +79,11 @@ def parallel_apply(
         for replica in range(count):
             forward(replica)
     else:
-        caller = CallerState.of(device_of)
+        threads = torch.get_num_threads()
         try:
-            thread_pool().run(device_of, [caller.task(forward, replica) for replica in range(count)])
+            thread_pool().run(device_of, _tasks(forward, device_of))
         finally:
-            caller.restore_default_threads()
+            _restore_default_threads(threads)
     _raise_first(errors, device_of)
     return outputs
 
@@ -106,75 +106,51 @@ def _input_device(value: Any) -> torch.device:
 # --- the state of the caller's thread ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CallerState:
-    """What PyTorch keeps by thread, in the caller's thread."""
+def _tasks(forward: Callable[[int], None], devices: Sequence[torch.device]) -> list[Callable[[], None]]:
+    """``forward(replica)`` as a task for each worker, which first takes over the state of this thread."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    kinds = filter(torch.amp.is_autocast_available, {"cpu", *(device.type for device in devices)})
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
+    cache_enabled = torch.is_autocast_cache_enabled()
+    default_device = torch.get_default_device()
+    on_cpu = sum(device.type == "cpu" for device in devices)
+    threads = max(1, torch.get_num_threads() // max(1, on_cpu))
 
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
-    autocast_cache: bool
-    default_device: torch.device
-    streams: tuple[torch.Stream | None, ...]
-    threads: int
-    threads_per_replica: int
+    def run(replica: int, stream: torch.Stream | None, context: contextvars.Context) -> None:
+        torch.set_grad_enabled(grad)
+        if torch.get_num_threads() != threads:
+            _default_changed.set()
+            torch.set_num_threads(threads)
+        if stream is not None:
+            torch.accelerator.set_stream(stream)  # and the stream's device
+        with contextlib.ExitStack() as modes:
+            if inference:
+                modes.enter_context(torch.inference_mode())
+            for kind, dtype in autocast:
+                modes.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
+            if default_device != torch.get_default_device():
+                modes.enter_context(default_device)
+            context.run(forward, replica)
 
-    @classmethod
-    def of(cls, devices: Sequence[torch.device]) -> CallerState:
-        """The state of this thread, for replicas on these devices."""
-        kinds = filter(
-            torch.amp.is_autocast_available, dict.fromkeys(["cpu", *(device.type for device in devices)])
-        )
-        on_cpu = sum(device.type == "cpu" for device in devices)
-        threads = torch.get_num_threads()
-        return cls(
-            grad=torch.is_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            autocast=tuple(
-                (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
-            ),
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            default_device=torch.get_default_device(),
-            streams=tuple(
-                None if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
-                for device in devices
-            ),
-            threads=threads,
-            threads_per_replica=max(1, threads // max(1, on_cpu)),
-        )
+    return [
+        functools.partial(run, replica, _current_stream(device), contextvars.copy_context())
+        for replica, device in enumerate(devices)
+    ]
 
-    def task(self, forward: Callable[[int], None], replica: int) -> Callable[[], None]:
-        """``forward(replica)`` as a task for a worker thread, which first takes over this state."""
-        context = contextvars.copy_context()
 
-        def run() -> None:
-            torch.set_grad_enabled(self.grad)
-            if torch.get_num_threads() != self.threads_per_replica:
-                _default_changed.set()
-                torch.set_num_threads(self.threads_per_replica)
-            stream = self.streams[replica]
-            if stream is not None:
-                torch.accelerator.set_stream(stream)  # and the stream's device
-            with contextlib.ExitStack() as modes:
-                if self.inference:
-                    modes.enter_context(torch.inference_mode())
-                for kind, dtype in self.autocast:
-                    modes.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=self.autocast_cache))
-                if self.default_device != torch.get_default_device():
-                    modes.enter_context(self.default_device)
-                context.run(forward, replica)
+def _current_stream(device: torch.device) -> torch.Stream | None:
+    return None if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
 
-        return run
 
-    def restore_default_threads(self) -> None:
-        """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
+def _restore_default_threads(threads: int) -> None:
+    """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
 
-        It sets the number of the worker and the default of threads that start later. Only the outermost call
-        restores it, and only after a change: torch forgets all compiled convolutions at each call.
-        """
-        if _default_changed.is_set() and not isinstance(threading.current_thread(), Worker):
-            _default_changed.clear()
-            torch.set_num_threads(self.threads)
+    It sets the number of the worker and the default of threads that start later. Only the outermost call
+    restores it, and only after a change: torch forgets all compiled convolutions at each call.
+    """
+    if _default_changed.is_set() and not isinstance(threading.current_thread(), Worker):
+        _default_changed.clear()
+        torch.set_num_threads(threads)
 
 
 # --- exceptions ----------------------------------------------------------------------------------

@@ -28,12 +28,8 @@ def fold(journal: Path) -> Record:
                 record.apply(entry)
             except (ValueError, TypeError, AttributeError) as error:
                 reader.damage.append(f"line {reader.lines}: {error}")
-    except FileNotFoundError:
-        raise JournalError(f"no journal at {journal}") from None
-    except IsADirectoryError:
-        raise JournalError(f"{journal} is a directory, not a journal") from None
     except OSError as error:
-        raise JournalError(f"{journal}: {error.strerror}") from error
+        raise JournalError(f"no journal at {journal}: {error.strerror}") from error
     record.damage = reader.damage + ([] if alive else reader.incomplete_line())
     if reader.lines == len(reader.damage) and (reader.damage or reader.incomplete_line()):
         raise JournalError(f"{journal}: every line is damaged: this is not a journal of dpexp")

@@ -95,21 +95,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """
         self.flush()
         shorter = {key: min(length, self._lengths.get(key, 0)) for key, length in lengths.items()}
-        try:
-            self._append(cut=shorter)
-        except OSError as error:
-            raise self._write_error(error) from error
+        self._write(cut=shorter)
         self._lengths |= shorter
 
     def flush(self) -> None:
         """Write the buffer as one line and sync it to the disk. Raises JournalError."""
         if not self._set and not self._extended:
             return
-        try:
-            self._append(self._set, _concatenate(self._extended))
-        except OSError as error:
-            (self.folder / RESERVE).unlink(missing_ok=True)
-            raise self._write_error(error) from error
+        self._write(self._set, _concatenate(self._extended))
         self._set, self._extended = {}, []
 
     def close(self) -> None:
@@ -132,19 +125,28 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _append_separately(self) -> None:
         """Two lines: first the values (how the run ended), then the samples."""
-        parts: list[tuple[Row, Lists]] = [(self._set, {}), ({}, _concatenate(self._extended))]
         errors = []
-        for values, lists in parts:
+        for values, lists in ((self._set, None), (None, _concatenate(self._extended))):
             try:
-                self._append(values, lists)
-            except OSError as error:
+                self._write(values, lists)
+            except JournalError as error:
                 errors.append(error)
-        if len(errors) == len(parts):
-            raise self._write_error(errors[0]) from errors[0]
+        if len(errors) == 2:
+            raise errors[0]
 
-    def _append(
+    def _write(
         self, values: Row | None = None, lists: Lists | None = None, cut: dict[str, int] | None = None
     ) -> None:
+        """``_append``, with JournalError for OSError; frees the reserved file for the next attempt."""
+        try:
+            self._append(values, lists, cut)
+        except OSError as error:
+            (self.folder / RESERVE).unlink(missing_ok=True)
+            raise JournalError(
+                f"{self.path}: {error.strerror or error}; {self._seq} lines are safe"
+            ) from error
+
+    def _append(self, values: Row | None, lists: Lists | None, cut: dict[str, int] | None) -> None:
         """Write one line; on any exception, OSError or interrupt, restore the file and raise it."""
         entry: Row = {"seq": self._seq, "at": time.time_ns() // 1_000_000}
         if cut:
@@ -171,9 +173,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def _count(self, lists: Lists) -> None:
         for key, items in lists.items():
             self._lengths[key] = self._lengths.get(key, 0) + len(items)
-
-    def _write_error(self, error: OSError) -> JournalError:
-        return JournalError(f"{self.path}: {error.strerror or error}; {self._seq} lines are safe")
 
 
 class NullJournal(Journal):

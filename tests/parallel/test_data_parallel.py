@@ -60,13 +60,13 @@ def test_a_linear_layer_gives_the_same_outputs_and_gradients(count: int, batch: 
     assert assert_same(nn.Linear(10, 5).double(), x, devices=virtual(count)).shape == (batch, 5)
 
 
-def test_no_rows_run_through_every_replica_and_give_no_rows() -> None:
-    seen: list[Any] = []
-    out = DataParallel(Call(lambda x: seen.append(current_device()[1]) or x * 2), virtual(3))(
+def test_an_empty_batch_runs_in_every_replica() -> None:
+    calls: list[Any] = []
+    out = DataParallel(Call(lambda x: calls.append(current_device()[1]) or x * 2), virtual(3))(
         torch.zeros(0, 4)
     )
     assert out.shape == (0, 4)
-    assert sorted(seen) == [0, 1, 2]
+    assert sorted(calls) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -127,7 +127,7 @@ def test_several_inputs_numbers_and_keyword_arguments() -> None:
 
 
 @pytest.mark.parametrize("unused", [[], {}, (), None])
-def test_keyword_arguments_alone_with_an_empty_one(unused: Any) -> None:
+def test_only_keyword_arguments_with_an_empty_one(unused: Any) -> None:
     layer, x = nn.Linear(10, 5).double(), torch.randn(20, 10, dtype=DOUBLE)
     net = Call(lambda input: layer(input["data"]))
     assert torch.equal(DataParallel(Call(layer), virtual(1))(x), layer(x))
@@ -135,7 +135,7 @@ def test_keyword_arguments_alone_with_an_empty_one(unused: Any) -> None:
     torch.testing.assert_close(out, layer(x), **EXACT)
 
 
-def test_fewer_pieces_than_devices_with_a_keyword_number() -> None:
+def test_fewer_chunks_than_devices_with_a_keyword_number() -> None:
     out = DataParallel(Call(lambda x, scale: x * scale), virtual(8))(torch.ones(10, 2), scale=3.0)
     assert torch.equal(out, torch.full((10, 2), 3.0))
 
@@ -307,10 +307,10 @@ def test_the_same_seed_gives_the_same_bits(layer: Callable[[], nn.Module]) -> No
             assert torch.equal(a, b)
 
 
-# --- where the module lies -----------------------------------------------------------------------
+# --- the device of the module -----------------------------------------------------------------------
 
 
-def test_a_module_elsewhere_is_an_error_that_names_tensor_and_both_devices() -> None:
+def test_the_error_for_a_misplaced_module_names_tensor_and_both_devices() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     message = r"on device cpu:0 \(device_ids\[0\]\) but found parameter '1.weight' on device meta"
     for run in (DataParallel(net, virtual(2)), lambda x: data_parallel(net, x, virtual(2))):
@@ -318,7 +318,7 @@ def test_a_module_elsewhere_is_an_error_that_names_tensor_and_both_devices() -> 
             run(torch.zeros(2, 2))
 
 
-def test_a_module_on_another_virtual_device_is_an_error_too() -> None:
+def test_a_module_on_another_virtual_device_is_an_error() -> None:
     cpu0, cpu1 = virtual(2)
     net = place(nn.BatchNorm1d(2, affine=False), cpu1)
     x = torch.zeros(4, 2)
@@ -332,24 +332,24 @@ def test_a_module_on_another_virtual_device_is_an_error_too() -> None:
 
 
 def test_without_devices_it_passes_through() -> None:
-    seen: list[Any] = []
-    module = Call(lambda x: seen.append((current_device(), len(x))) or x)
+    calls: list[Any] = []
+    module = Call(lambda x: calls.append((current_device(), len(x))) or x)
     x = torch.zeros(5, 2)
     assert DataParallel(module, []).device_ids == []
     assert torch.equal(DataParallel(module, [])(x), x)
     assert torch.equal(data_parallel(module, x, []), x)
-    assert seen == [((None, None), 5)] * 2
+    assert calls == [((None, None), 5)] * 2
     if not accelerators():
         assert DataParallel(module).device_ids == []
         assert torch.equal(data_parallel(module, x), x)
 
 
 def test_one_device_calls_the_module_itself() -> None:
-    seen: list[Any] = []
-    module = Call(lambda x: seen.append((current_device(), x.shape)) or x)
+    calls: list[Any] = []
+    module = Call(lambda x: calls.append((current_device(), x.shape)) or x)
     DataParallel(module, virtual(1))(torch.zeros(5, 2))
     data_parallel(module, torch.zeros(5, 2), virtual(1))
-    assert seen == [((torch.device("cpu", 0), 0), (5, 2))] * 2
+    assert calls == [((torch.device("cpu", 0), 0), (5, 2))] * 2
 
 
 def test_the_four_steps_can_be_overridden() -> None:
@@ -386,7 +386,7 @@ def test_state_dict_and_parameters_are_those_of_the_module() -> None:
     assert torch.equal(restored(x), wrapped(x))
 
 
-def test_a_replicas_error_reaches_the_caller_with_its_place() -> None:
+def test_a_replicas_error_reaches_the_caller_with_its_device() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x @ torch.zeros(3, 3) if current_device()[1] == 1 else x
 

@@ -71,11 +71,11 @@ def test_sparse_gradients_come_back_from_another_device() -> None:
     torch.testing.assert_close(found, table.weight.grad.to_dense())
 
 
-def test_scatter_and_gather_move_the_pieces() -> None:
+def test_scatter_and_gather_move_the_chunks() -> None:
     x = torch.randn(5, 3)
-    shares = scatter(x, pair())
-    assert [share.device for share in shares] == pair()
-    assert torch.equal(gather(shares, -1), x)
+    chunks = scatter(x, pair())
+    assert [chunk.device for chunk in chunks] == pair()
+    assert torch.equal(gather(chunks, -1), x)
 
 
 def test_indices_name_accelerators_and_none_means_all() -> None:
@@ -84,7 +84,7 @@ def test_indices_name_accelerators_and_none_means_all() -> None:
     assert DataParallel(module, [0, 0]).device_ids == [pair()[0]] * 2
 
 
-def test_replicas_lie_on_their_devices_and_the_first_aliases() -> None:
+def test_replicas_are_on_their_devices_and_the_first_aliases() -> None:
     module = net()
     first, second = replicate(module, pair())
     assert first[0].weight.data_ptr() == module[0].weight.data_ptr()
@@ -149,7 +149,7 @@ def test_training_follows_the_single_module() -> None:
 
 
 @pytest.mark.multigpu
-def test_the_module_must_lie_on_the_first_device() -> None:
+def test_the_module_must_be_on_the_first_device() -> None:
     one, two = accelerators()[:2]
     module = place(nn.Linear(2, 2), two)
     with pytest.raises(RuntimeError, match=f"on device {one} .* on device {two}"):

@@ -1,4 +1,4 @@
-"""parallel_apply and its workers: what travels with a piece, exceptions, and threads that are kept."""
+"""parallel_apply and its workers: thread-local state, exceptions, and threads that are reused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_input_is_a_tuple_of_arguments_or_the_only_argument(devices: Any) -> 
             assert torch.equal(found, wanted)
 
 
-def test_without_devices_a_replica_computes_where_its_input_lies() -> None:
+def test_without_devices_a_replica_computes_on_the_device_of_its_input() -> None:
     nested = {"a": [None, (3, torch.zeros(1))]}
     assert parallel_apply([Call(lambda *_: current_device())] * 2, [(nested,), (5,)]) == [
         (HOST, 0),
@@ -68,12 +68,12 @@ def test_replicas_run_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_grad_mode_travels(grad: bool) -> None:
+def test_workers_take_over_grad_mode(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         assert apply(torch.is_grad_enabled) == [grad] * 3
 
 
-def test_inference_mode_travels() -> None:
+def test_workers_take_over_inference_mode() -> None:
     with torch.inference_mode():
         assert apply(torch.is_inference_mode_enabled) == [True] * 3
         assert DataParallel(nn.Linear(2, 2), virtual(2))(torch.zeros(4, 2)).is_inference()
@@ -82,7 +82,7 @@ def test_inference_mode_travels() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [True, False])
-def test_autocast_travels_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
+def test_workers_take_over_autocast_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
     def state() -> tuple[bool, torch.dtype, bool]:
         return (
             torch.is_autocast_enabled("cpu"),
@@ -96,13 +96,13 @@ def test_autocast_travels_with_its_dtype_and_cache(dtype: torch.dtype, cache: bo
     assert not any(apply(lambda: torch.is_autocast_enabled("cpu")))
 
 
-def test_the_default_device_travels() -> None:
+def test_workers_take_over_the_default_device() -> None:
     with torch.device("meta"):
         assert apply(lambda: torch.zeros(1).device.type) == ["meta"] * 3
     assert apply(lambda: torch.zeros(1).device.type) == ["cpu"] * 3
 
 
-def test_context_variables_travel_and_do_not_come_back() -> None:
+def test_workers_copy_context_variables() -> None:
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller's")
     assert apply(variable.get) == ["caller's"] * 3
@@ -110,7 +110,7 @@ def test_context_variables_travel_and_do_not_come_back() -> None:
     assert variable.get() == "caller's"
 
 
-def test_what_a_replica_changes_in_its_thread_does_not_reach_the_next_forward() -> None:
+def test_a_replicas_changes_to_its_thread_end_with_the_forward() -> None:
     apply(lambda: torch.set_grad_enabled(False))
     assert apply(torch.is_grad_enabled) == [True] * 3
 
@@ -132,7 +132,7 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_numbers_of_threads_are_set_once_not_in_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intraop_threads_are_set_once_not_in_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call makes torch forget its compiled convolutions."""
     before, calls = torch.get_num_threads(), []
     set_num_threads = torch.set_num_threads
@@ -217,7 +217,7 @@ def test_the_first_of_several_exceptions_is_raised_and_the_others_are_named() ->
 @pytest.mark.parametrize(
     "error", [lambda: NeedsTwoError(3, "text"), lambda: SystemExit(7), KeyboardInterrupt]
 )
-def test_an_exception_that_takes_no_message_stays_itself_with_a_note(error: Any) -> None:
+def test_an_exception_without_a_message_argument_gets_a_note(error: Any) -> None:
     with pytest.raises(type(error())) as caught:
         apply(raise_in({2}, error))
     assert caught.value.args == error().args
@@ -241,7 +241,7 @@ def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
     assert sorted(map(str, done)) == ["1", "2"]
 
 
-def test_workers_go_on_after_an_exception() -> None:
+def test_workers_are_reused_after_an_exception() -> None:
     threads = set(apply(threading.get_ident))
     with pytest.raises(ValueError, match="bad"):
         apply(raise_in({0, 1, 2}, lambda: ValueError("bad")))
@@ -267,7 +267,7 @@ def test_an_exception_leaves_no_reference_cycle(error: Any) -> None:
 # --- workers -------------------------------------------------------------------------------------
 
 
-def test_workers_are_kept_across_forwards_and_modules() -> None:
+def test_workers_are_reused_across_forwards_and_modules() -> None:
     first = apply(lambda: threading.current_thread())
     second = apply(lambda: threading.current_thread())
     assert first == second
@@ -294,7 +294,7 @@ def test_a_single_module_runs_in_the_callers_thread() -> None:
     assert apply(threading.get_ident, count=1) == [threading.get_ident()]
 
 
-def test_data_parallel_inside_of_a_replica_does_not_wait_for_itself() -> None:
+def test_data_parallel_inside_a_replica_does_not_deadlock() -> None:
     inner = DataParallel(nn.Linear(4, 2).double(), virtual(2))
     outer = DataParallel(nn.Sequential(inner, nn.Tanh()), virtual(3))
     x = torch.randn(12, 4, dtype=torch.double)
@@ -304,7 +304,7 @@ def test_data_parallel_inside_of_a_replica_does_not_wait_for_itself() -> None:
     assert inner.module.weight.grad is not None
 
 
-def test_many_callers_at_once_get_their_own_results() -> None:
+def test_concurrent_callers_get_their_results() -> None:
     wrapped = DataParallel(Call(lambda x: x * 2), virtual(3))
     results: dict[int, torch.Tensor] = {}
 
@@ -320,7 +320,7 @@ def test_many_callers_at_once_get_their_own_results() -> None:
     assert all(torch.equal(results[n], torch.full((6, 2), 2.0 * n)) for n in range(6))
 
 
-def test_an_idle_worker_keeps_nothing_alive() -> None:
+def test_an_idle_worker_keeps_no_module_or_batch_alive() -> None:
     net, x = nn.Linear(2, 2), torch.zeros(4, 2)
     alive = [weakref.ref(net), weakref.ref(x)]
     parallel_apply([net, net], [x, x], None, virtual(2))
@@ -334,7 +334,7 @@ def child(queue: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_workers_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_workers() -> None:
     apply(current_device)
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

@@ -91,15 +91,15 @@ def equal(a: Any, b: Any) -> bool:
 @given(st.data(), st.integers(0, 12), st.integers(1, 9), st.integers(-3, 2))
 def test_scatter_then_gather_is_the_identity(data: st.DataObject, rows: int, count: int, dim: int) -> None:
     value = data.draw(containers(st.one_of(tensors(rows, dim), st.none())))
-    shares = scatter(value, virtual(count), dim)
-    assert len(shares) in (count, len(chunk_sizes(rows, count)))
-    assert equal(gather(shares, "cpu", dim), value)
+    chunks = scatter(value, virtual(count), dim)
+    assert len(chunks) in (count, len(chunk_sizes(rows, count)))
+    assert equal(gather(chunks, "cpu", dim), value)
 
 
 @thorough(300)
 @given(st.integers(0, 500), st.integers(1, 40))
-def test_pieces_are_those_of_chunk(rows: int, count: int) -> None:
-    assert chunk_sizes(rows, count) == [len(piece) for piece in torch.zeros(rows).chunk(count)]
+def test_chunk_sizes_are_those_of_chunk(rows: int, count: int) -> None:
+    assert chunk_sizes(rows, count) == [len(chunk) for chunk in torch.zeros(rows).chunk(count)]
 
 
 # --- modules from the grammar --------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_replica_0_aliases_the_module_and_the_others_are_copies() -> None:
         assert mine.device.type == copy.device.type == "cpu"
 
 
-def test_parameters_of_replicas_are_attributes_and_no_leaves() -> None:
+def test_parameters_of_replicas_are_attributes_not_leaves() -> None:
     for replica in replicate(norm_net(), virtual(2)):
         assert list(replica.parameters()) == []
         assert len(list(replica.buffers())) == 3
@@ -115,7 +115,7 @@ def test_in_eval_mode_without_gradients_parameters_are_not_copied() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_only_replica_0_keeps_what_its_forward_writes(training: bool, grad: bool) -> None:
+def test_only_replica_0_writes_to_the_module(training: bool, grad: bool) -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,13 +133,13 @@ def test_only_replica_0_keeps_what_its_forward_writes(training: bool, grad: bool
 
 
 def test_running_statistics_are_those_of_replica_0() -> None:
-    whole, alone = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    wrapped, single = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     x = torch.randn(9, 3)
-    DataParallel(whole, virtual(3))(x)
-    alone(x[:3])
-    torch.testing.assert_close(whole.running_mean, alone.running_mean)
-    torch.testing.assert_close(whole.running_var, alone.running_var)
-    assert whole.num_batches_tracked == 1
+    DataParallel(wrapped, virtual(3))(x)
+    single(x[:3])
+    torch.testing.assert_close(wrapped.running_mean, single.running_mean)
+    torch.testing.assert_close(wrapped.running_var, single.running_var)
+    assert wrapped.num_batches_tracked == 1
 
 
 def test_tied_parameters_and_shared_layers_stay_tied() -> None:
@@ -156,9 +156,9 @@ def test_parameter_and_module_containers_are_populated() -> None:
 def test_missing_entries_stay_missing() -> None:
     net = nn.Linear(2, 2, bias=False)
     net.register_buffer("nothing", None)
-    net.register_module("nobody", None)
+    net.register_module("absent", None)
     for replica in replicate(net, virtual(2)):
-        assert replica.bias is replica.nothing is replica.nobody is None
+        assert replica.bias is replica.nothing is replica.absent is None
 
 
 def test_hooks_and_plain_attributes_are_shared() -> None:
@@ -234,7 +234,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("grad", [True, False])
-def test_nothing_is_stale_after(change: Any, grad: bool) -> None:
+def test_replicas_reflect_a_change_of_the_module(change: Any, grad: bool) -> None:
     net = norm_net().eval()
     wrapped, x = DataParallel(net, virtual(3)), torch.randn(7, 4)
     with torch.set_grad_enabled(grad):
@@ -257,8 +257,8 @@ def test_replicas_can_be_saved_and_pickled() -> None:
 def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
     """In a process of its own: what other threads of this one drop at that moment is none of theirs."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as alone:
-        is_dead, collected = alone.submit(left_by_replicas).result()
+    with ProcessPoolExecutor(1, context) as executor:
+        is_dead, collected = executor.submit(left_by_replicas).result()
     assert is_dead
     assert collected == 0
 
@@ -280,7 +280,7 @@ def test_zero_grad_in_a_replica_warns() -> None:
         replica.zero_grad()
 
 
-def test_a_lazy_module_is_refused_until_a_batch_has_shaped_it() -> None:
+def test_a_lazy_module_is_refused_until_a_batch_initializes_it() -> None:
     lazy = nn.LazyLinear(2)
     with pytest.raises(RuntimeError, match="uninitialized parameters"):
         replicate(lazy, virtual(2))
@@ -296,7 +296,7 @@ def test_scripted_modules_are_replicated() -> None:
     same(nn.Sequential(torch.jit.script(net), nn.Linear(3, 1).double()), x)
 
 
-def test_recurrent_layers_use_the_replicas_own_weights() -> None:
+def test_recurrent_layers_use_the_weights_of_the_replica() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()

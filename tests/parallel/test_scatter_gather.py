@@ -1,4 +1,4 @@
-"""scatter and gather: pieces, containers, gradients, and the errors where rows would be lost."""
+"""scatter and gather: chunks, containers, gradients, and errors instead of lost rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Table:
     table: torch.Tensor
 
 
-def rows(shares: Any) -> list[int]:
-    return [share.shape[0] for share in shares]
+def rows(chunks: Any) -> list[int]:
+    return [chunk.shape[0] for chunk in chunks]
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def rows(shares: Any) -> list[int]:
         (1, 4, [1]),
     ],
 )
-def test_a_batch_is_cut_as_chunk_cuts_it(batch: int, count: int, expected: list[int]) -> None:
+def test_a_batch_is_split_as_chunk_splits_it(batch: int, count: int, expected: list[int]) -> None:
     assert chunk_sizes(batch, count) == chunk_sizes(batch, virtual(count)) == expected
     assert rows(scatter(torch.zeros(batch, 5), virtual(count))) == expected
 
 
 @pytest.mark.parametrize("dim", [1, -1, -2])
-def test_other_dimensions_are_cut_too(dim: int) -> None:
+def test_other_dimensions_can_be_split(dim: int) -> None:
     x = torch.randn(3, 7, 5)
-    shares = scatter(x, virtual(2), dim)
-    assert [share.shape for share in shares] == [chunk.shape for chunk in x.chunk(2, dim)]
-    assert torch.equal(gather(shares, "cpu", dim), x)
+    chunks = scatter(x, virtual(2), dim)
+    assert [chunk.shape for chunk in chunks] == [chunk.shape for chunk in x.chunk(2, dim)]
+    assert torch.equal(gather(chunks, "cpu", dim), x)
 
 
 def test_a_tensor_gives_a_tuple_and_a_container_a_list() -> None:
@@ -64,7 +64,7 @@ def test_a_tensor_gives_a_tuple_and_a_container_a_list() -> None:
     assert isinstance(scatter([x], virtual(2)), list)
 
 
-def test_scattered_gradients_come_back_twice() -> None:
+def test_scatter_is_twice_differentiable() -> None:
     x = torch.randn(4, 4, dtype=torch.double, requires_grad=True)
     first, _ = scatter(x, virtual(2))
     first.backward(torch.full_like(first, 2.0))
@@ -73,21 +73,21 @@ def test_scattered_gradients_come_back_twice() -> None:
     assert gradgradcheck(lambda y: scatter(y, virtual(3)), (x,))
 
 
-def test_a_replica_that_writes_into_its_piece_leaves_the_batch_alone() -> None:
+def test_a_write_into_a_chunk_does_not_change_the_batch() -> None:
     x = torch.ones(4, 2)
-    for share in scatter(x, virtual(2)):
-        share.zero_()
+    for chunk in scatter(x, virtual(2)):
+        chunk.zero_()
     assert torch.equal(x, torch.ones(4, 2))
     hidden = torch.ones(4, 2, requires_grad=True) * 2
-    torch.cat([share.relu_() for share in scatter(hidden, virtual(2))]).sum().backward()
+    torch.cat([chunk.relu_() for chunk in scatter(hidden, virtual(2))]).sum().backward()
 
 
-def test_channels_last_stays() -> None:
+def test_scatter_keeps_channels_last() -> None:
     x = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-    assert all(share.is_contiguous(memory_format=torch.channels_last) for share in scatter(x, virtual(2)))
+    assert all(chunk.is_contiguous(memory_format=torch.channels_last) for chunk in scatter(x, virtual(2)))
 
 
-def test_containers_are_walked_and_keep_their_type() -> None:
+def test_containers_are_scattered_and_keep_their_type() -> None:
     x = torch.arange(6.0)
     batch = (
         [x, (x + 1, {"a": x + 2})],
@@ -95,9 +95,9 @@ def test_containers_are_walked_and_keep_their_type() -> None:
         OrderedDict(z=x, a=x),
         defaultdict(list, b=x),
     )
-    shares = scatter(batch, virtual(3))
-    assert len(shares) == 3
-    first, pair, ordered, default = shares[1]
+    chunks = scatter(batch, virtual(3))
+    assert len(chunks) == 3
+    first, pair, ordered, default = chunks[1]
     assert torch.equal(first[0], x[2:4])
     assert torch.equal(first[1][1]["a"], x[2:4] + 2)
     assert isinstance(first, list)
@@ -107,20 +107,20 @@ def test_containers_are_walked_and_keep_their_type() -> None:
     assert isinstance(ordered, OrderedDict)
     assert isinstance(default, defaultdict)
     assert default.default_factory is list
-    whole = gather(shares, "cpu")
-    assert torch.equal(whole[0][1][1]["a"], x + 2)
-    assert type(whole[1]) is Pair
-    assert type(whole[2]) is OrderedDict
+    gathered = gather(chunks, "cpu")
+    assert torch.equal(gathered[0][1][1]["a"], x + 2)
+    assert type(gathered[1]) is Pair
+    assert type(gathered[2]) is OrderedDict
 
 
-def test_what_is_no_tensor_goes_to_every_device_by_reference() -> None:
-    x, empty, table, text = torch.zeros(4), [], Whole(torch.zeros(3)), "text"
-    shares = scatter((x, None, 3, text, empty, {}, (), table), virtual(2))
-    assert len(shares) == 2
-    for _, nothing, number, words, same, no_dict, no_tuple, whole in shares:
+def test_non_tensors_go_to_every_device_by_reference() -> None:
+    x, empty, table, text = torch.zeros(4), [], Table(torch.zeros(3)), "text"
+    chunks = scatter((x, None, 3, text, empty, {}, (), table), virtual(2))
+    assert len(chunks) == 2
+    for _, nothing, number, words, same, no_dict, no_tuple, gathered in chunks:
         assert (nothing, number, words, no_dict, no_tuple) == (None, 3, text, {}, ())
         assert same is empty
-        assert whole is table
+        assert gathered is table
 
 
 def test_without_tensors_every_device_gets_the_arguments() -> None:
@@ -128,7 +128,7 @@ def test_without_tensors_every_device_gets_the_arguments() -> None:
     assert scatter([], virtual(2)) == [[], []]
 
 
-def test_keyword_arguments_come_in_as_many_pieces_as_positional_ones() -> None:
+def test_keyword_and_positional_arguments_have_equally_many_chunks() -> None:
     x = torch.randn(10, 2)
     inputs, kwargs = scatter_kwargs((x,), {"scale": 2.0, "mask": x[:, 0]}, virtual(8))
     assert len(inputs) == len(kwargs) == 5
@@ -147,14 +147,14 @@ def test_only_positional_or_only_keyword_arguments() -> None:
     assert scatter_kwargs((), {}, virtual(2)) == ((), ())
 
 
-def test_tensors_of_different_batch_size_are_an_error_and_not_dropped_rows() -> None:
+def test_different_batch_sizes_are_an_error_and_no_rows_are_dropped() -> None:
     with pytest.raises(ValueError, match=r"inputs\[1\] has 2 rows and inputs\[0\] has 8"):
         scatter((torch.zeros(8), torch.zeros(2)), virtual(4))
     with pytest.raises(ValueError, match=r"mask\['m'\] has 3 rows and inputs\[0\] has 8"):
         scatter_kwargs((torch.zeros(8),), {"mask": {"m": torch.zeros(3)}}, virtual(4))
 
 
-def test_a_tensor_of_one_row_that_broadcasts_over_the_batch_goes_to_every_device_whole() -> None:
+def test_a_tensor_of_one_row_is_copied_to_every_device() -> None:
     positions = torch.arange(3.0).unsqueeze(0).requires_grad_()
     inputs, kwargs = scatter_kwargs((torch.zeros(10, 3),), {"positions": positions}, virtual(3))
     assert [len(args[0]) for args in inputs] == [4, 4, 2]
@@ -165,14 +165,14 @@ def test_a_tensor_of_one_row_that_broadcasts_over_the_batch_goes_to_every_device
     assert len(scatter((torch.zeros(1), torch.zeros(1)), virtual(3))) == 1
 
 
-def test_a_tensor_without_the_dimension_is_an_error_that_names_it() -> None:
+def test_a_tensor_without_the_dimension_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"inputs\[1\] cannot be split along dimension 0, its shape is \(\)"):
         scatter((torch.zeros(8), torch.tensor(1.0)), virtual(4))
     with pytest.raises(ValueError, match="dimension 2"):
         scatter(torch.zeros(8, 3), virtual(2), dim=2)
 
 
-def test_a_packed_sequence_is_an_error_that_says_where_to_pack() -> None:
+def test_the_error_for_a_packed_sequence_explains_where_to_pack() -> None:
     packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
     with pytest.raises(ValueError, match="pack inside"):
         scatter((packed,), virtual(2))
@@ -192,7 +192,7 @@ def test_devices_are_resolved_or_refused() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(-1, 2), (3, 0)])
-def test_pieces_of_nothing_are_an_error(size: int, count: int) -> None:
+def test_chunk_sizes_without_rows_or_devices_are_an_error(size: int, count: int) -> None:
     with pytest.raises(ValueError, match="at least"):
         chunk_sizes(size, count)
 
@@ -202,10 +202,10 @@ def test_pieces_of_nothing_are_an_error(size: int, count: int) -> None:
 
 def test_gather_concatenates_and_sends_gradients_to_each_replica() -> None:
     a, b = (torch.randn(n, 4, dtype=torch.double, requires_grad=True) for n in (3, 2))
-    whole = gather([a, b], virtual(2)[1])
-    assert torch.equal(whole, torch.cat([a, b]))
+    gathered = gather([a, b], virtual(2)[1])
+    assert torch.equal(gathered, torch.cat([a, b]))
     grad = torch.randn(5, 4, dtype=torch.double)
-    whole.backward(grad)
+    gathered.backward(grad)
     assert torch.equal(a.grad, grad[:3])
     assert torch.equal(b.grad, grad[3:])
     assert gradcheck(lambda *xs: gather(xs, "cpu"), (a, b))
@@ -227,7 +227,7 @@ def test_none_stays_none_and_dataclasses_are_gathered_field_by_field() -> None:
     assert out.logits.shape == (3, 3)
     assert out.hidden is None
     assert gather([None, None], "cpu") is None
-    frozen = gather([Whole(torch.zeros(2)), Whole(torch.zeros(1))], "cpu")
+    frozen = gather([Table(torch.zeros(2)), Table(torch.zeros(1))], "cpu")
     assert frozen.table.shape == (3,)
 
 
@@ -257,12 +257,12 @@ def test_gathered_containers_keep_their_type_and_empty_ones_too() -> None:
 @pytest.mark.parametrize(
     ("value", "kind"), [(1, "an int"), (0.5, "a float"), (True, "a bool"), ("ab", "a str")]
 )
-def test_what_cannot_be_joined_is_named_with_its_path(value: Any, kind: str) -> None:
+def test_an_output_that_cannot_be_gathered_is_named_with_its_path(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"output\['n'\]\[0\] is {kind} .* cannot be joined from 2 replicas"):
         gather([{"n": [value]}, {"n": [value]}], "cpu")
 
 
-def test_a_dataclass_field_that_cannot_be_joined_is_named() -> None:
+def test_a_dataclass_field_that_cannot_be_gathered_is_named() -> None:
     with pytest.raises(TypeError, match=r"output\.hidden is a set"):
         gather([Scores(torch.zeros(1), {1})] * 2, "cpu")  # type: ignore[arg-type]
 
@@ -285,7 +285,7 @@ def test_replicas_that_differ_in_structure_are_named() -> None:
         gather([x, x.sum()], "cpu")
 
 
-def test_outputs_of_different_shape_are_shown_by_replica() -> None:
+def test_the_error_for_different_shapes_lists_them_by_replica() -> None:
     with pytest.raises(ValueError, match=r"replica 0: \(2, 5\); replica 1: \(2, 4\)\).*total_length"):
         gather([torch.zeros(2, 5), torch.zeros(2, 4)], "cpu")
     with pytest.raises(ValueError, match="dimension 3"):
