@@ -69,10 +69,10 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool) -> None:
     from dpexp.engine.dry_run import dry_run
-    from dpexp.report.render.dry_run import text
+    from dpexp.report.render import listing
 
     planned = dry_run(config)
-    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else text(asdict(planned)))
+    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else listing.dry_run(asdict(planned)))
 
 
 def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
@@ -126,16 +126,16 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp.engine.inventory import inventory, registry
-    from dpexp.report.render import models
+    from dpexp.report.render import listing
 
     del debug  # cli.print_error uses it
     if not name:
         found = registry()
-        typer.echo(json.dumps(found, indent=1) if as_json else models.listing(found))
+        typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
     with cli.exit_on_error():
         modules = asdict(inventory(name, data))
-    typer.echo(json.dumps(modules, indent=1) if as_json else models.text(modules))
+    typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 
 
 for name in STRATEGY_OPTIONS:

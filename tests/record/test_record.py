@@ -33,7 +33,7 @@ from dpexp.record import (
     spread,
     summaries,
 )
-from dpexp.report.render.run_list import devices, table
+from dpexp.report.render.run_list import device_ranges, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -398,7 +398,7 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     ],
 )
 def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -> None:
-    assert devices(names) == shown
+    assert device_ranges(names) == shown
 
 
 # --- journals from elsewhere ---------------------------------------------------------------------

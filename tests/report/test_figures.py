@@ -1,4 +1,4 @@
-"""Pictures and pages of a run: what they hold, that they stay legible, and that they need nothing else."""
+"""Figures and pages of a run: their content, that they stay legible, and that they load nothing else."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def pictures(record: Record, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {path.name: path for path in report.write_files(record, tmp_path_factory.mktemp("run") / "new")}
 
 
-def test_every_picture_of_a_finished_run_is_written(pictures: dict[str, Path]) -> None:
+def test_every_figure_of_a_finished_run_is_written(pictures: dict[str, Path]) -> None:
     assert sorted(pictures) == NAMES
     assert all(path.stat().st_size > 0 for path in pictures.values())
 
 
-def test_a_run_that_recorded_nothing_has_no_pictures(tmp_path: Path) -> None:
+def test_a_run_that_recorded_nothing_has_no_figures(tmp_path: Path) -> None:
     assert report.write_files(Record(), tmp_path) == []
 
 
@@ -75,9 +75,9 @@ def drawn(record: Record) -> list[Figure]:
     return figures
 
 
-def test_no_words_overlap_and_none_is_cut_off(record: Record) -> None:
+def test_no_texts_overlap_and_none_is_cut_off(record: Record) -> None:
     for figure in drawn(record):
-        boxes = [(text.get_text(), text.get_window_extent()) for text in words_of(figure)]
+        boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
         for text, box in boxes:
             assert min(box.x0, box.y0) > -1, text
             assert max(box.x1 - figure.bbox.width, box.y1 - figure.bbox.height) < 1, text
@@ -86,8 +86,8 @@ def test_no_words_overlap_and_none_is_cut_off(record: Record) -> None:
             assert not inside, (first, second)
 
 
-def words_of(figure: Figure) -> list[Text]:
-    """Every text that is drawn: ticks beyond their axis are not."""
+def texts_of(figure: Figure) -> list[Text]:
+    """Every text that is drawn: ticks outside their axis are not."""
     beyond = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -103,7 +103,7 @@ def words_of(figure: Figure) -> list[Text]:
     ]
 
 
-def test_no_picture_is_larger_than_a_page(record: Record) -> None:
+def test_no_figure_is_larger_than_a_page(record: Record) -> None:
     for figure in drawn(record):
         width, height = figure.get_size_inches()
         assert width <= 16
@@ -140,10 +140,10 @@ TOGETHER = {
 }
 
 
-def lightness_and_hue(color: str, seen: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour as it is seen."""
+def cielab(color: str, vision: np.ndarray) -> np.ndarray:
+    """CIELAB of a colour under a kind of vision."""
     srgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.clip(seen @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4), 0, 1)
+    linear = np.clip(vision @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4), 0, 1)
     to_xyz = np.array(
         [
             [0.4124564, 0.3575761, 0.1804375],
@@ -158,15 +158,15 @@ def lightness_and_hue(color: str, seen: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("strategy", TOGETHER)
 @pytest.mark.parametrize("blindness", BLINDNESS)
-def test_phases_of_a_strategy_stay_apart_to_every_kind_of_colour_blindness(
+def test_phases_of_a_strategy_are_distinct_with_every_kind_of_colour_blindness(
     strategy: str, blindness: str
 ) -> None:
     for first, second in itertools.combinations(TOGETHER[strategy], 2):
-        seen = [lightness_and_hue(palette.color(phase), BLINDNESS[blindness]) for phase in (first, second)]
-        assert np.linalg.norm(seen[0] - seen[1]) > 15, (first, second)
+        colors = [cielab(palette.color(phase), BLINDNESS[blindness]) for phase in (first, second)]
+        assert np.linalg.norm(colors[0] - colors[1]) > 15, (first, second)
 
 
-def test_words_on_a_bar_have_contrast() -> None:
+def test_texts_on_a_bar_have_contrast() -> None:
     for color in [*palette.PHASES.values(), palette.STEP, palette.OTHER]:
         light, dark = sorted((palette.luminance(color), palette.luminance(palette.ink(color))), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, color
@@ -176,7 +176,7 @@ def test_words_on_a_bar_have_contrast() -> None:
 
 
 class Page(HTMLParser):
-    """The tags of a page, and the addresses that it would fetch."""
+    """The tags of a page, and the addresses that it would load."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Page(HTMLParser):
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
 
-def test_the_timeline_page_fetches_nothing(pictures: dict[str, Path]) -> None:
+def test_the_timeline_page_loads_nothing(pictures: dict[str, Path]) -> None:
     content = pictures["timeline.html"].read_text()
     page = Page(content)
     assert page.addresses == []
@@ -235,14 +235,14 @@ def test_a_notebook_gets_summary_and_timeline_without_scripts() -> None:
     assert page.tags.count("style") == 1
 
 
-def test_hovering_tells_shape_bytes_and_time() -> None:
+def test_hovering_shows_shape_bytes_and_time() -> None:
     content = report.html(whole(2))
     assert "in  (15, 5)\nout (15, 2)" in content
     assert "moves 600 B" in content
     assert "0.9 ms, 45% of the step" in content
 
 
-def test_devices_without_rows_have_a_lane_of_their_own() -> None:
+def test_a_device_without_rows_has_its_own_lane() -> None:
     steps = timeline.steps(whole(8, batches=(6,)))
     assert [lane.name for lane in steps[0].lanes if not lane.bars] == ["cpu:6 idle", "cpu:7 idle"]
 
@@ -282,7 +282,7 @@ def test_bars_of_one_lane_of_the_trace_do_not_overlap(pictures: dict[str, Path])
 # --- cheap ---------------------------------------------------------------------------------------
 
 
-def test_words_and_figures_need_neither_torch_nor_mlflow(tmp_path: Path) -> None:
+def test_texts_and_figures_need_neither_torch_nor_mlflow(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from record_factory import whole; from dpexp import report\n"
         "r = whole(2); report.summary(r); report.note(r); report.html(r)\n"
@@ -298,7 +298,7 @@ def test_words_and_figures_need_neither_torch_nor_mlflow(tmp_path: Path) -> None
     )
 
 
-def test_times_and_sizes_are_told_in_the_unit_that_suits() -> None:
+def test_times_and_sizes_are_shown_in_a_suitable_unit() -> None:
     assert [units.ms(value) for value in (0.0, 0.042, 0.31, 12.34, 2500.0)] == [
         "0 ms",
         "42 µs",

@@ -1,4 +1,4 @@
-"""Write a run's pictures and pages into a folder: what its MLflow page shows as artifacts."""
+"""Files: a run's figures and pages, written into a folder as artifacts of its MLflow page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DPI = 110
 
 
 def render(record: Record, folder: Path) -> list[Path]:
-    """Write every picture that the Record carries into the folder, made where it isn't there."""
+    """Write every figure that the Record has data for into the folder, which is created if missing."""
     from dpexp.report.figures import chrome_trace
     from dpexp.report.figures.layout import layout_figure
     from dpexp.report.figures.phases import phases_figure
@@ -27,12 +27,11 @@ def render(record: Record, folder: Path) -> list[Path]:
     written: list[Path] = []
     if record.timeline:
         steps = timeline.steps(record)
-        written += [
+        trace = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
+        written = [
             write_picture(folder / "timeline.png", timeline_figure(record, steps)),
             write_text(folder / "timeline.html", page.timeline_page(record, steps)),
-            write_text(
-                folder / "trace.json", json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
-            ),
+            write_text(folder / "trace.json", trace),
         ]
     if record.phases:
         written.append(write_picture(folder / "phases.png", phases_figure(record)))
@@ -43,9 +42,6 @@ def render(record: Record, folder: Path) -> list[Path]:
 
 def write_picture(path: Path, figure: Figure) -> Path:
     """Write a figure as PNG; returns the path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
     figure.savefig(path, dpi=DPI)
     return path
 

@@ -1,8 +1,8 @@
-"""One colour a phase, everywhere: in the terminal, in pictures and in pages.
+"""Palette: one colour for each phase, in the terminal, in figures and in pages.
 
 Most are Okabe and Ito's palette for colour-blind readers (2008); the others are chosen so that phases of one
-strategy stay apart to every kind of colour blindness (a test computes it). Colour is never the only sign:
-every bar has its name on it or beside it.
+strategy stay distinct with every kind of colour blindness (a test computes it). Colour is never the only
+sign: every bar has its name on it or beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER = "#B0B0B0"
 
 
 def color(phase: str) -> str:
-    """The colour of a phase as ``#rrggbb``; grey for one that has none."""
+    """The colour of a phase as ``#rrggbb``; grey for an unknown one."""
     return STEP if phase == "step" else PHASES.get(phase, OTHER)
 
 

@@ -1,4 +1,4 @@
-"""phases.png: where a step goes, median and spread by phase."""
+"""phases.png: where the time of a step goes, median and spread by phase."""
 
 from __future__ import annotations
 
@@ -16,30 +16,23 @@ if TYPE_CHECKING:
 
 
 def phases_figure(record: Record) -> Figure:
-    """A bar a phase: its median, a line from the first to the third quartile, its share of the step."""
+    """A bar for each phase: its median, a line from first to third quartile, its share of the step."""
     bars = phases(record)
-    figure = style.figure(10.0, 1.2 + 0.34 * len(bars))
-    axes = figure.add_subplot()
-    style.plain(axes)
+    figure, axes = style.figure_with_axes(10.0, 1.2 + 0.34 * len(bars))
     quartiles = [_quartiles(samples(record, bar.name)) for bar in bars]
     longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
     for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
-        axes.barh(
-            place, bar.median, height=0.66, color=palette.color(bar.name), edgecolor=style.SOFT, linewidth=0.5
-        )
+        axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
         axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
-        words = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
-        axes.text(
-            max(bar.median, high) + 0.012 * longest, place, words, va="center", fontsize=9, color=style.INK
-        )
-    axes.set_yticks(range(len(bars)), ["    " * bar.depth + style.escape(bar.name) for bar in bars])
+        text = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
+        end = max(bar.median, high) + 0.012 * longest
+        axes.text(end, place, text, va="center", fontsize=9, color=style.INK)
+    style.rows(axes, ["    " * bar.depth + bar.name for bar in bars])
     for label in axes.get_yticklabels():
         label.set_horizontalalignment("left")
     axes.tick_params(axis="y", pad=100)
-    axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.3)
-    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
-    axes.tick_params(axis="x", labelsize=8, labelcolor=style.SOFT)
+    style.time_axis(axes)
     count = max(bar.n for bar in bars)
     style.title(
         axes,

@@ -1,8 +1,9 @@
-"""How every picture looks: a light card that reads on a light page and on a dark one."""
+"""Style: the look of every figure, a light card that reads well on a light page and on a dark one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dpexp.report import units
 from dpexp.report.figures import palette
@@ -12,19 +13,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
+EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
+"""The outline of a bar."""
 
 
 def figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, without pyplot's global state."""
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
-    drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-    return drawn
+    empty = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    empty.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+    return empty
+
+
+def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of this size in inches with one plain axes."""
+    made = figure(width, height)
+    axes = made.add_subplot()
+    plain(axes)
+    return made, axes
 
 
 def plain(axes: Axes) -> None:
-    """Quiet axes: no frame but the lower line, soft ticks, a light grid along x."""
+    """Remove the frame except the lower line, and draw soft ticks and a light grid along x."""
     axes.set_facecolor(PAPER)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -34,24 +45,39 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def title(axes: Axes, words: str, below: str = "") -> None:
+def rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
+    """Label the rows from top to bottom, with a margin above the first."""
+    axes.set_yticks(range(len(labels)), [escape(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.4, -margin)
+
+
+def time_axis(axes: Axes) -> None:
+    """Label the x axis with times; its values are in ms."""
+    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
+    axes.tick_params(axis="x", labelsize=8, labelcolor=SOFT)
+
+
+def title(axes: Axes, text: str, below: str = "") -> None:
     """A title at the left; ``below`` in smaller letters under it."""
-    axes.set_title(
-        escape(words), loc="left", fontsize=11, fontweight="bold", color=INK, pad=22 if below else 8
-    )
+    pad = 22 if below else 8
+    axes.set_title(escape(text), loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad)
     if below:
-        axes.text(
-            0, 1, escape(below), transform=axes.transAxes, fontsize=9, color=SOFT, va="bottom", ha="left"
-        )
+        axes.text(0, 1, escape(below), transform=axes.transAxes, fontsize=9, color=SOFT, va="bottom")
 
 
-def escape(words: str) -> str:
-    """The words with dollar signs as they are: matplotlib would read them as formulas."""
-    return words.replace("$", r"\$")
+def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:
+    """A text in the middle of a bar of this colour."""
+    color = palette.ink(background)
+    axes.text(x, y, escape(text), color=color, fontsize=size, ha="center", va="center", clip_on=True)
 
 
-def legend(axes: Axes, phases: list[str]) -> None:
-    """The phases' colours, in a row under the axes."""
+def escape(text: str) -> str:
+    """The text with escaped dollar signs: matplotlib would read them as formulas."""
+    return text.replace("$", r"\$")
+
+
+def legend(axes: Axes, phases: Sequence[str]) -> None:
+    """The colours of the phases, in a row under the axes."""
     from matplotlib.patches import Patch
 
     axes.legend(
@@ -67,8 +93,3 @@ def legend(axes: Axes, phases: list[str]) -> None:
         handleheight=1,
         columnspacing=1.2,
     )
-
-
-def ms(value: float) -> str:
-    """A time for a picture."""
-    return units.ms(value)

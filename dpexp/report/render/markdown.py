@@ -1,4 +1,4 @@
-"""The story of a run in Markdown: the note on its MLflow page."""
+"""Markdown: report sections as the note on a run's MLflow page, and tables for an experiment's README."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from dpexp.report.analysis.phases import Phase
 from dpexp.report.sections import Section, Table
 
 WIDTH = 24
+"""Letters of a bar of 100%."""
 
 
 def text(sections: Sequence[Section]) -> str:
-    """The sections as Markdown; names with markup in them are shown as they are."""
+    """The sections as Markdown; names that contain markup are shown as they are."""
     return "\n\n".join(_section(section) for section in sections) + "\n"
 
 
-def escape(words: str) -> str:
-    """The words so that neither Markdown nor HTML finds anything to do in them."""
-    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", html.escape(words, quote=False))
+def escape(text: str) -> str:
+    """The text without markup of Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", html.escape(text, quote=False))
 
 
-def code(words: str) -> str:
-    """The words as a code span, whatever backticks they hold."""
-    fence = "`" * (max((len(run) for run in re.findall("`+", words)), default=0) + 1)
-    room = " " if "`" in words else ""
-    return f"{fence}{room}{words}{room}{fence}"
+def code(text: str) -> str:
+    """The text as a code span, whatever backticks it contains."""
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _section(section: Section) -> str:
@@ -48,16 +49,17 @@ def _section(section: Section) -> str:
 
 def table(content: Table) -> str:
     """A Markdown table."""
-    rows = [content.columns, tuple("---" for _ in content.columns), *content.rows]
-    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
+    head, *rows = [map(_cell, row) for row in (content.columns, *content.rows)]
+    rule = ["---"] * len(content.columns)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
-def _cell(words: str) -> str:
-    return words if words == "---" else escape(words).replace("\n", " ")
+def _cell(text: str) -> str:
+    return escape(text).replace("\n", " ")
 
 
 def _bars(bars: Sequence[Phase]) -> str:
-    """Bars in a code block: the one place where Markdown keeps columns."""
+    """Bars in a code block: only there does Markdown keep columns."""
     longest = max(len(bar.name) + 2 * bar.depth for bar in bars)
     lines = [
         f"{'  ' * bar.depth + bar.name:<{longest}}  "

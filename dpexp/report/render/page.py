@@ -1,13 +1,13 @@
-"""HTML: timeline.html for one run, and a fragment with the story for a notebook.
+"""HTML: timeline.html for one run, and a fragment with sections and timeline for a notebook.
 
 Everything is inline, so that a page works from a file, in MLflow's sandboxed preview and without a
-network. Without scripts the typical step shows and the browser's own tooltips serve. Every word that
-comes from a Record is escaped.
+network. Without scripts the typical step is shown, with the browser's own tooltips. All text from a Record
+is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -21,67 +21,61 @@ from dpexp.report.figures import palette
 from dpexp.report.sections import Section, Table
 
 MOST_STEPS = 20
-"""More steps than these stay out of the page; trace.json has them all."""
+"""Further steps are left out of the page; trace.json has them all."""
 
 
 def timeline_page(record: Record, steps: list[Step]) -> str:
-    """A page of its own: every step as lanes, a picker for steps, zoom, and facts on hover."""
+    """A complete page: every step as lanes, a menu of steps, zoom, and details on hover."""
     name = escape(record.name or record.run_id)
     chosen = timeline.typical(steps)
-    shown = _around(steps, chosen)
-    legend = "".join(_swatch(phase) for phase in _phases(shown))
+    shown = steps[:MOST_STEPS]
+    if chosen is not None and chosen not in shown:
+        shown[-1] = chosen
+    phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars)
     options = "".join(_option(step, step is chosen) for step in shown)
     body = "".join(_step(step, hidden=step is not chosen) for step in shown)
-    heading = f"{escape(record.strategy)} · {escape(record.execution)} · {name}"
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Timeline of {name}</title><style>{_asset('timeline.css')}</style></head>\n"
-        f'<body class="dpexp page"><h1>{heading}</h1>'
+        _head(f"Timeline of {name}", '<meta name="viewport" content="width=device-width">')
+        + f'<body class="dpexp page"><h1>{escape(record.strategy)} · {escape(record.execution)} · {name}</h1>'
         f'<p class="tools"><label>step <select id="step">{options}</select></label> '
         '<button id="in" type="button">zoom in</button> <button id="out" type="button">zoom out</button></p>'
-        f'<p class="legend">{legend}</p><main>{body}</main><div id="tip" role="status" hidden></div>'
-        f"<script>{_asset('timeline.js')}</script></body></html>\n"
+        f'<p class="legend">{"".join(map(_legend_entry, phases))}</p><main>{body}</main>'
+        f'<div id="tip" role="status" hidden></div><script>{_asset("timeline.js")}</script></body></html>\n'
     )
 
 
 def fragment(record: Record) -> str:
-    """The story of a run and its typical step, for a notebook: no script, its style beside it."""
+    """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
     chosen = timeline.typical(timeline.steps(record))
-    told = report_sections.sections(record)
-    parts = [_section(section) for section in told]
+    content = report_sections.sections(record)
+    parts = [_section(section) for section in content]
     if chosen is not None:
-        drawn = f"<h4>Timeline: {escape(_step_name(chosen))}</h4>{_step(chosen)}"
-        place = next((i for i, one in enumerate(told) if one.title == "Findings"), len(parts))
-        parts.insert(place, drawn)
+        titles = [section.title for section in content]
+        place = titles.index("Findings") if "Findings" in titles else len(parts)
+        parts.insert(place, f"<h4>Timeline: {escape(_step_name(chosen))}</h4>{_step(chosen)}")
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
 
 
 def document(title: str, body: str) -> str:
-    """A whole page around a body that is HTML already."""
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_asset('timeline.css')}</style></head>\n"
-        f'<body class="dpexp page"><h1>{escape(title)}</h1>{body}</body></html>\n'
-    )
+    """A complete page around a body in HTML."""
+    title = escape(title)
+    return f'{_head(title)}<body class="dpexp page"><h1>{title}</h1>{body}</body></html>\n'
 
 
-def sections(told: Sequence[Section]) -> str:
+def sections(content: Sequence[Section]) -> str:
     """Sections as HTML."""
-    return "".join(map(_section, told))
+    return "".join(map(_section, content))
+
+
+def _head(title: str, meta: str = "") -> str:
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{meta}<title>{title}</title>'
+        f"<style>{_asset('timeline.css')}</style></head>\n"
+    )
 
 
 def _asset(name: str) -> str:
     return files("dpexp.report").joinpath(name).read_text(encoding="utf-8")
-
-
-# --- the timeline --------------------------------------------------------------------------------
-
-
-def _around(steps: list[Step], chosen: Step | None) -> list[Step]:
-    """The first steps, the chosen one among them."""
-    first = steps[:MOST_STEPS]
-    return first if chosen is None or chosen in first else [*first[:-1], chosen]
 
 
 def _step_name(step: Step) -> str:
@@ -94,45 +88,40 @@ def _option(step: Step, chosen: bool) -> str:
     return f'<option value="{step.number}"{mark}>{escape(_step_name(step))}</option>'
 
 
-def _phases(steps: list[Step]) -> list[str]:
-    return list(dict.fromkeys(bar.phase for step in steps for bar in step.bars))
-
-
-def _swatch(phase: str) -> str:
+def _legend_entry(phase: str) -> str:
     return f'<span><i style="background:{palette.color(phase)}"></i>{escape(phase)}</span> '
 
 
 def _step(step: Step, hidden: bool = False) -> str:
-    lanes = "".join(_lane(lane, step.ms) for lane in step.lanes)
     ticks = "".join(
         f'<span style="left:{25 * quarter}%">{units.ms(step.ms * quarter / 4)}</span>' for quarter in range(5)
     )
-    axis = f'<div class="lane axis"><b></b><div class="track">{ticks}</div></div>'
+    lanes = "".join(_lane(lane, step.ms) for lane in step.lanes)
     return (
         f'<section data-step="{step.number}"{" hidden" if hidden else ""}><div class="lanes">'
-        f"{axis}{lanes}</div></section>"
+        f'<div class="lane axis"><b></b><div class="track">{ticks}</div></div>{lanes}</div></section>'
     )
 
 
-def _lane(lane: Lane, whole: float) -> str:
-    bars = "".join(_bar(bar, whole) for bar in lane.bars)
+def _lane(lane: Lane, step_ms: float) -> str:
+    bars = "".join(_bar(bar, step_ms) for bar in lane.bars)
     return f'<div class="lane"><b>{escape(lane.name)}</b><div class="track">{bars}</div></div>'
 
 
-def _bar(bar: Bar, whole: float) -> str:
-    left, width = (100 * bar.start / whole, 100 * bar.ms / whole) if whole else (0.0, 100.0)
-    shade = palette.color(bar.phase)
-    look = f"left:{left:.3f}%;width:{width:.3f}%;background:{shade};color:{palette.ink(shade)}"
-    told = escape(facts(bar, whole))
-    return f'<span class="bar" tabindex="0" style="{look}" title="{told}">{escape(bar.name)}</span>'
+def _bar(bar: Bar, step_ms: float) -> str:
+    left, width = (100 * bar.start / step_ms, 100 * bar.ms / step_ms) if step_ms else (0.0, 100.0)
+    color = palette.color(bar.phase)
+    look = f"left:{left:.3f}%;width:{width:.3f}%;background:{color};color:{palette.ink(color)}"
+    details = escape(_details(bar, step_ms))
+    return f'<span class="bar" tabindex="0" style="{look}" title="{details}">{escape(bar.name)}</span>'
 
 
-def facts(bar: Bar, whole: float) -> str:
-    """What hovering shows: phase, device, time, shapes, bytes; a line each."""
+def _details(bar: Bar, step_ms: float) -> str:
+    """The text shown on hover, a line each: phase, device, time, shapes, bytes."""
     lines = [
         bar.phase if bar.replica is None else f"{bar.phase}, replica {bar.replica}",
         f"on {bar.device}",
-        units.ms(bar.ms) + (f", {units.percent(bar.ms / whole)} of the step" if whole else ""),
+        units.ms(bar.ms) + (f", {units.percent(bar.ms / step_ms)} of the step" if step_ms else ""),
     ]
     if bar.inputs:
         lines.append("in  " + units.repeated(map(units.shape, bar.inputs)))
@@ -143,9 +132,6 @@ def facts(bar: Bar, whole: float) -> str:
     return "\n".join(lines)
 
 
-# --- the story -----------------------------------------------------------------------------------
-
-
 def _section(section: Section) -> str:
     parts = [f'<h4 class="{section.mood}">{escape(section.title)}</h4>']
     if section.lines:
@@ -153,22 +139,22 @@ def _section(section: Section) -> str:
     if section.bars:
         parts.append("<table>" + "".join(map(_phase, section.bars)) + "</table>")
     if section.table is not None and section.table.rows:
-        parts.append(table(section.table))
+        parts.append(_table(section.table))
     if section.commands:
-        rows = (
-            f"<tr><td>{escape(what)}</td><td><code>{escape(line)}</code></td></tr>"
-            for what, line in section.commands
-        )
+        rows = (_row([escape(what), f"<code>{escape(line)}</code>"]) for what, line in section.commands)
         parts.append(f"<table>{''.join(rows)}</table>")
     return "".join(parts)
 
 
-def table(content: Table) -> str:
-    """An HTML table."""
-    head = "".join(f"<th>{escape(word)}</th>" for word in content.columns)
-    rows = ("<tr>" + "".join(f"<td>{escape(word)}</td>" for word in row) + "</tr>" for row in content.rows)
+def _table(content: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in content.columns)
+    rows = "".join(_row(map(escape, row)) for row in content.rows)
     more = f"<p>… and {content.more} more rows</p>" if content.more else ""
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>{more}"
+    return f"<table><tr>{head}</tr>{rows}</table>{more}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _phase(bar: Phase) -> str:

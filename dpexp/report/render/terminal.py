@@ -1,7 +1,7 @@
-"""The story of a run in a terminal, by rich, which Typer brings along.
+"""Terminal: report sections as text, laid out by rich, a dependency of Typer.
 
-Colour only where it is asked for and NO_COLOR is not set; as wide as the terminal, or 100 columns
-where there is none.
+Colour is used only on request or at a terminal, and never if NO_COLOR is set. The text is as wide as the
+terminal, or 100 columns without one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dpexp.report.figures.palette import color as phase_color
 from dpexp.report.sections import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
-PLAIN = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
+ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
 NARROWEST, WIDEST, PIPED, WIDE = 40, 160, 100, 180
 
 
 def text(
     sections: Sequence[Section], *, width: int | None = None, color: bool | None = None, piped: int = PIPED
 ) -> str:
-    """The sections as text, ``width`` columns wide, with ANSI colours where asked for or at a terminal."""
-    colored = color if color is not None else _takes_color(sys.stdout)
+    """The sections as text, ``width`` columns wide; ``piped`` is the width without a terminal."""
+    colored = _takes_color(sys.stdout) if color is None else color
     colored = colored and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
-        width=max(NARROWEST, width or columns(sys.stdout, piped)),
+        width=max(NARROWEST, width or _width(sys.stdout, piped)),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
@@ -44,56 +44,59 @@ def text(
     )
     with console.capture() as captured:
         for section in sections:
-            console.print(render(section, console.width))
+            console.print(_section(section, console.width))
     lines = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-    return encodable(lines, sys.stdout.encoding or "utf-8")
+    return _encodable(lines, sys.stdout.encoding or "utf-8")
 
 
-def encodable(words: str, encoding: str) -> str:
-    """The words in characters that the encoding has: a terminal in ASCII gets ``#`` for bars."""
+def _encodable(text: str, encoding: str) -> str:
+    """The text in characters that the encoding has: a terminal in ASCII gets ``#`` for bars."""
     try:
-        words.encode(encoding)
+        text.encode(encoding)
     except UnicodeEncodeError:
-        return words.translate(PLAIN).encode(encoding, "replace").decode(encoding)
-    return words
+        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _takes_color(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def columns(stream: TextIO, piped: int = PIPED) -> int:
-    """The width to write for: the terminal's within reason, COLUMNS where it is set, ``piped`` for a pipe."""
+def _width(stream: TextIO, piped: int) -> int:
+    """The terminal's width within limits, COLUMNS if it is set, or ``piped``."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
         return piped
     return min(WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
 
 
-def render(section: Section, width: int) -> RenderableType:
-    """One section as rich shows it: the title, then everything else set in by two."""
+def _section(section: Section, width: int) -> RenderableType:
+    """The title, then everything else indented by two."""
     body: list[RenderableType] = [Text(line) for line in section.lines]
     if section.title == "Findings":
-        body = [_bullet(line) for line in section.lines]
+        body = [_bullet(line) for line in body]
     if section.bars:
         body.append(_bars(section.bars, width))
     if section.table is not None and section.table.rows:
-        body.append(_fitting(section.table, width - 2))
+        body.append(_table(section.table, width - 2))
         if section.table.more:
             body.append(Text(f"… and {section.table.more} more rows, in MLflow's tables", style="dim"))
     if section.commands:
         body.append(_commands(section.commands))
-    return Group(
-        Text(section.title, style=MOODS.get(section.mood, "bold")), Padding(Group(*body), (0, 0, 1, 2))
-    )
+    title = Text(section.title, style=MOODS.get(section.mood, "bold"))
+    return Group(title, Padding(Group(*body), (0, 0, 1, 2)))
 
 
-def _bullet(line: str) -> RenderableType:
+def _bullet(line: RenderableType) -> RenderableType:
     grid = Grid.grid(padding=(0, 1))
-    grid.add_row("-", Text(line))
+    grid.add_row("-", line)
     return grid
 
 
-def _grid(table: Table) -> RenderableType:
+def _table(table: Table, width: int) -> RenderableType:
+    """The table if each of its rows needs at most two lines, else a list of its rows."""
+    longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    if sum(longest) + 2 * len(longest) > 1.4 * width:
+        return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in table.columns:
         grid.add_column(column, overflow="fold")
@@ -102,33 +105,27 @@ def _grid(table: Table) -> RenderableType:
     return grid
 
 
-def _fitting(table: Table, width: int) -> RenderableType:
-    """The table where every row is at most two lines high, else a list of its rows."""
-    longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    return _grid(table) if sum(longest) + 2 * len(longest) <= 1.4 * width else _list(table)
-
-
 def _list(table: Table) -> RenderableType:
-    """A table for a narrow terminal: a line a row, a first word that equals the one above left out."""
+    """A table for a narrow terminal: a line for each row, under a heading for each new first cell."""
     lines: list[RenderableType] = []
-    above = ""
-    for row in table.rows:
-        if row[0] != above:
-            lines.append(Text(row[0], style="dim"))
-            above = row[0]
-        told = (f"{column} {word}" for column, word in zip(table.columns[1:], row[1:], strict=True))
-        lines.append(Padding(Text("; ".join(told)), (0, 0, 0, 2)))
+    heading = ""
+    for first, *cells in table.rows:
+        if first != heading:
+            lines.append(Text(first, style="dim"))
+            heading = first
+        facts = (f"{column} {cell}" for column, cell in zip(table.columns[1:], cells, strict=True))
+        lines.append(Padding(Text("; ".join(facts)), (0, 0, 0, 2)))
     return Group(*lines)
 
 
 def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
-    room = max(6, min(40, width - 52))
+    longest = max(6, min(40, width - 52))
     grid = Grid.grid(padding=(0, 2, 0, 0))
     for bar in bars:
-        length = min(room, max(1, round(bar.share * room)))
+        length = min(longest, max(1, round(bar.share * longest)))
         grid.add_row(
             Text("  " * bar.depth + bar.name),
-            Text("█" * length, style=phase_color(bar.name)) + Text("·" * (room - length), style="dim"),
+            Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
             Text(units.percent(bar.share), justify="right"),
             Text(f"{units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]"),
         )

@@ -1,0 +1,95 @@
+"""Listing: plain tables for the command line: the models, the modules of a model, and a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dpexp.record import Row
+from dpexp.report.units import repeated, shapes, size, span
+
+
+def columns(rows: Iterable[tuple[Any, ...]], indent: int = 2) -> list[str]:
+    """One line for each row, every column as wide as its longest cell; all rows have the same length."""
+    cells = [tuple(map(str, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        " " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def models(registry: Sequence[Row]) -> str:
+    """The registry of ``dpexp.engine.inventory``: a line for each model, followed by its options."""
+    lines = []
+    for model in registry:
+        options = [(f"{option['option']}={option['default']}", option["help"]) for option in model["options"]]
+        lines += [f"{model['model']}: {model['help']}", *columns(options), ""]
+    lines += [
+        "--model NAME:KEY=VALUE,... sets options; --model package.module:factory or file.py:factory is your "
+        "own.",
+        "`models NAME` shows what a model is made of.",
+    ]
+    return "\n".join(lines)
+
+
+def inventory(found: Row) -> str:
+    """A ``dpexp.engine.inventory.Inventory``, given as a dict."""
+    title = ("module", "type", "parameters", "bytes", "inputs", "outputs")
+    lines = [
+        f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size(found['bytes'])}",
+        "",
+        *columns([title, *map(_module, found["modules"])]),
+        "",
+        f"Shapes are those of one batch of {found['rows']} rows. Name modules with --block, --host or "
+        "--place; patterns as layers.* work.",
+    ]
+    if any(not row["calls"] for row in found["modules"]):
+        lines.append("A module that is not called only holds others: name these.")
+    return "\n".join(lines)
+
+
+def _module(row: Row) -> tuple[Any, ...]:
+    inputs, outputs = (shapes(row["inputs"]), shapes(row["outputs"])) if row["calls"] else ("not called", "")
+    repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
+    name = row["module"] or "(model)"
+    return (name, row["type"], f"{row['parameters']:,}", size(row["bytes"]), inputs, outputs + repeats)
+
+
+def dry_run(planned: Row) -> str:
+    """A ``dpexp.engine.dry_run.DryRun``, given as a dict: what would run where, and how a batch is split."""
+    used, output = ", ".join(planned["devices"]["used"]), planned["devices"]["output"]
+    header = ("module", "parameter", "shape", "bytes", "device", "replicas")
+    lines = [
+        f"Would run {planned['name']} ({planned['execution']}) on {used}; results on {output}",
+        "",
+        "Device map",
+        *columns([header, *map(_parameter, planned["device_map"])]),
+        "",
+        "Batch split",
+        *(columns(map(_split, planned["splits"])) or ["  none: no batch is split"]),
+        "",
+        f"Shapes{': ' * bool(planned['note'])}{planned['note']}",
+        *columns(map(_call, planned["shapes"])),
+        "",
+        "Dry run: nothing was run or written.",
+    ]
+    return "\n".join(lines)
+
+
+def _parameter(row: Row) -> tuple[Any, ...]:
+    replicas = span(row["replicas"]) or "-"
+    shape = shapes([row["shape"]])
+    return (row["module"], row["parameter"], shape, size(row["bytes"]), row["device"], replicas)
+
+
+def _split(row: Row) -> tuple[Any, ...]:
+    batches = f"{row['batches']} of {row['rows']} rows"
+    pieces = repeated(map(str, row["pieces"]))
+    return (row["module"] or "(model)", batches, "->", pieces, f"on {span(row['devices'])}")
+
+
+def _call(row: Row) -> tuple[Any, ...]:
+    name = row["module"] or "(model)"
+    replica = "" if row["replica"] is None else f" replica {row['replica']}"
+    return (name + replica, shapes(row["inputs"]), "->", shapes(row["outputs"]), f"on {row['device']}")
