@@ -72,10 +72,10 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
 def _write(names: list[str]) -> int:
     """Write the README and figure of these experiments, and the index."""
     from dpexp.study import experiment
-    from dpexp.study.readme import Page, with_index
+    from dpexp.study.readme import ExperimentReadme, with_index
 
     for folder in map(Path, names):
-        for path in Page(experiment.load(folder)).write():
+        for path in ExperimentReadme(experiment.load(folder)).write():
             typer.echo(f"wrote {path}", err=True)
         index = folder.resolve().parent / "README.md"
         if index.is_file():
@@ -86,14 +86,14 @@ def _write(names: list[str]) -> int:
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
     from dpexp.study import experiment
-    from dpexp.study.readme import Page, with_index
+    from dpexp.study.readme import ExperimentReadme, with_index
 
     every = [path.parent for path in sorted(EXPERIMENTS.glob("*/config.py"))]
     checked = [Path(name) for name in names] or every
     problems = []
     for folder in checked:
         loaded = experiment.load(folder)
-        found = [*Page(loaded).problems(), *_build_problems(loaded)]
+        found = [*ExperimentReadme(loaded).problems(), *_build_problems(loaded)]
         typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for index in sorted({folder.resolve().parent / "README.md" for folder in checked}):

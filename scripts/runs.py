@@ -104,11 +104,11 @@ def reproduce(
     from dpexp.record import load
     from dpexp.report.render import terminal
     from dpexp.study import reproduce
-    from dpexp.study.experiment import read
+    from dpexp.study.experiment import read_record
 
     path = Path(run).expanduser()
-    result = reproduce.reproduce(read(path) if path.is_file() else load(_find(run)), exact=exact)
-    typer.echo(terminal.text(reproduce.tell(result)))
+    result = reproduce.reproduce(read_record(path) if path.is_file() else load(_find(run)), exact=exact)
+    typer.echo(terminal.text(reproduce.sections(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
 

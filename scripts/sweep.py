@@ -15,7 +15,7 @@ from dpexp.config import ConfigError, home
 
 if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment
-    from dpexp.study.sweep import Done, Slot, Sweep
+    from dpexp.study.sweep import CompletedRun, PlannedRun, Sweep
 
 app = cli.app("Run every config of an experiment, interleaved and repeated, and evaluate its claims.")
 
@@ -51,7 +51,7 @@ def sweep(
 
     cli.check_environment()
     experiment = experiments.load(folder)
-    slots = sweeps.plan(experiment, only, order_seed)
+    slots = sweeps.plan_runs(experiment, only, order_seed)
     current = _sweep(experiment, resume)
     missing = current.missing(slots)
     if dry_run:
@@ -68,34 +68,34 @@ def sweep(
 
 def _sweep(experiment: Experiment, resume: bool) -> Sweep:
     """A new sweep, or the newest one."""
-    from dpexp.study.sweep import Sweep, new
+    from dpexp.study.sweep import Sweep
 
     if not resume:
-        return new(experiment)
+        return Sweep.new(experiment)
     newest = Sweep.latest(experiment)
     if newest is None:
         raise ConfigError(f"--resume: there is no sweep of {experiment.name} in {home() / 'runs'} yet")
     return newest
 
 
-def _show(experiment: Experiment, missing: list[Slot], total: int) -> None:
-    from dpexp.study.sweep import command
+def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
+    from dpexp.study.sweep import command_line
 
     typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
-    for slot in missing:
-        typer.echo(f"  {slot.name:24} {command(experiment.runs[slot.cell])}")
+    for planned in missing:
+        typer.echo(f"  {planned.name:24} {command_line(experiment.runs[planned.cell])}")
 
 
-def _run(current: Sweep, missing: list[Slot]) -> int:
+def _run(current: Sweep, missing: list[PlannedRun]) -> int:
     """Run the missing slots, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
     failed = 0
     with tqdm(total=len(missing), desc=current.experiment.name, file=sys.stderr, unit="run") as bar:
 
-        def report(done: Done) -> None:
+        def report(done: CompletedRun) -> None:
             nonlocal failed
-            failed += not done.is_well
+            failed += not done.finished
             bar.write(_line(done), file=sys.stderr)
             bar.update()
 
@@ -104,13 +104,13 @@ def _run(current: Sweep, missing: list[Slot]) -> int:
     return failed
 
 
-def _line(done: Done) -> str:
-    if done.record is None or not done.is_well:
+def _line(done: CompletedRun) -> str:
+    if done.record is None or not done.finished:
         status = done.record.status if done.record else "no record"
-        return f"{done.slot.name}: {status}: {done.error or 'see its record'}"
+        return f"{done.planned.name}: {status}: {done.error or 'see its record'}"
     step = done.record.summary.get("step_ms")
     step_time = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
-    return f"{done.slot.name}: {step_time}{done.wall_s:.1f} s in total"
+    return f"{done.planned.name}: {step_time}{done.wall_s:.1f} s in total"
 
 
 def _deliver(current: Sweep) -> None:
@@ -122,7 +122,7 @@ def _deliver(current: Sweep) -> None:
     except StoreError as error:
         typer.echo(f"not in MLflow: {error}; the journals stay: python scripts/runs.py sync", err=True)
         return
-    failed = [result for result in results if not result.is_well]
+    failed = [result for result in results if not result.finished]
     typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
     for result in failed:
         typer.echo(f"{result.run_id}: {result.message}", err=True)

@@ -1,17 +1,20 @@
-"""A run in a process of its own: what a sweep and a reproduction start."""
+"""Child run: a run in a process of its own, for a sweep or a reproduction."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config.child_processes import python_path
 from dpexp.config.home import ROOT
-from dpexp.record import Row
+from dpexp.record import Record, Row
 
 CODE = """
 import json, sys
@@ -24,23 +27,49 @@ except Exception as error:
 if outcome.record is not None:
     print(outcome.record.to_json())
 if outcome.error is not None:
-    sys.exit(f"error: {outcome.error}")
+    sys.exit(f"error: {type(outcome.error).__name__}: {outcome.error}")
 """
 """What the child runs. It uses names that every version of dpexp has: ``reproduce --exact`` runs old ones."""
 
 
-def run_in_child(
-    config: Row, environ: Mapping[str, str], root: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    """Run the config with the ``dpexp`` in ``root``; stdout is the Record as JSON, where there is one.
+@dataclass(frozen=True)
+class ChildRun:
+    """A child process that has ended: the Record that it printed, and its error, empty for exit code 0."""
 
-    A run that failed, or was refused, ends with a code other than 0 and its reason on stderr's last line.
-    """
-    return subprocess.run(
-        [sys.executable, "-c", CODE],
-        input=json.dumps(config),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": python_path(root)} | dict(environ),
-        check=False,
+    record: Record | None
+    error: str
+
+
+def run_in_child(config: Row, environ: Mapping[str, str], root: Path = ROOT) -> ChildRun:
+    """Run the config with the ``dpexp`` in ``root``; the working directory may hold another one."""
+    command = [sys.executable, "-P", "-c", CODE]
+    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config))
+
+
+def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> ChildRun:
+    """Run a command that prints a Record as JSON, with these environment variables added."""
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, env=os.environ | dict(environ), check=False
     )
+    record = None
+    with contextlib.suppress(ValueError):  # it printed something else, or nothing
+        record = parse_record(done.stdout)
+    return ChildRun(record, _error(done))
+
+
+def parse_record(text: str | bytes) -> Record:
+    """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or "run_id" not in data:
+        raise ValueError("it has no run_id")
+    return Record.from_dict(data)
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    """The signal that killed the process, or the last line of its stderr."""
+    if done.returncode < 0:
+        return f"killed by {signal.Signals(-done.returncode).name}"
+    if done.returncode == 0:
+        return ""
+    last = done.stderr.strip().rpartition("\n")[2]
+    return last.removeprefix("error: ") or f"ended with exit code {done.returncode}"

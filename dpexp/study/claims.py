@@ -1,45 +1,42 @@
 """Claims judged by Records: each holds, is not shown, or is contradicted.
 
-A claim about time is judged by an interval: the ratio of the two cells' medians (or the median itself)
-with its 95% bootstrap interval, runs resampled first and the steps within them next. It holds where the
-whole interval satisfies the relation, is contradicted where the whole interval breaks it, and is not
-shown where the interval lies on both sides: the difference is within the noise. A claim about a fact
-(shapes, equality, bytes) holds or is contradicted.
+A claim about time is judged by an interval: the ratio of two cells' medians (or the median itself) with its
+95% bootstrap interval, runs resampled first and the steps within them next. It holds if the whole interval
+satisfies the relation, is contradicted if the whole interval breaks it, and is not shown if the interval
+lies on both sides: the difference is within the noise. A claim about a fact (shapes, equality, bytes)
+holds or is contradicted.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpexp.config import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio_of_medians
+from dpexp.report.analysis.statistics import Interval, Samples, bootstrap_runs, ratio_of_medians
 from dpexp.report.sections import Section
 from dpexp.study.experiment import (
     CONTRADICTED,
     HOLDS,
     NOT_MEASURED,
     NOT_SHOWN,
+    RELATIONS,
     Claim,
     Experiment,
-    Measured,
-    measured,
+    RunsByCell,
+    measured_runs,
 )
 from dpexp.study.metrics import Metric, metric, samples, value
 
-WORST = (CONTRADICTED, NOT_MEASURED, NOT_SHOWN, HOLDS)
-COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-
-Cells = Mapping[str, Sequence[Measured]]
+WORST_FIRST = (CONTRADICTED, NOT_MEASURED, NOT_SHOWN, HOLDS)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What Records say of a claim: the outcome, and the figures that it comes from."""
+    """How Records judge a claim: the outcome, and the figures that it comes from."""
 
     claim: Claim
     outcome: str
@@ -48,91 +45,80 @@ class Verdict:
 
     @property
     def is_as_stated(self) -> bool:
-        """Whether the Records say what the answer says."""
+        """Whether the outcome is the one that the committed answer states."""
         return self.outcome == self.claim.stated
 
 
-def judge(experiment: Experiment, cells: Cells) -> list[Verdict]:
-    """A verdict a claim, in order."""
-    return [_judge(claim, experiment.matching(claim.of), cells) for claim in experiment.claims]
+def judge(experiment: Experiment, runs: RunsByCell) -> list[Verdict]:
+    """The verdicts on the experiment's claims, in their order."""
+    return [_judge(claim, experiment.cells_matching(claim.of), runs) for claim in experiment.claims]
 
 
-def _judge(claim: Claim, names: Sequence[str], cells: Cells) -> Verdict:
-    """A claim of several cells is as good as its worst; its figures are then those of that cell."""
+def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
+    """The verdict on a claim about several cells is that of the worst one, with its figures."""
     kind, _ = metric(claim.metric)
     results = []
-    for name in names:
-        lacking = [each for each in (name, claim.against) if each and not cells.get(each)]
-        if lacking:
-            results.append((NOT_MEASURED, f"no finished run of {', '.join(lacking)}"))
+    for cell in cells:
+        missing = [name for name in (cell, claim.against) if name and not runs.get(name)]
+        if missing:
+            results.append((NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
             continue
-        outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, name, cells)
-        results.append((outcome, f"{name}: {figures}" if len(names) > 1 else figures))
-    worst = min(results, key=lambda result: WORST.index(result[0]))
-    if worst[0] == HOLDS and not kind.is_timed and len(names) > 1:
-        worst = (HOLDS, f"in all {len(names)} cells")
+        outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, cell, runs)
+        results.append((outcome, f"{cell}: {figures}" if len(cells) > 1 else figures))
+    worst = min(results, key=lambda result: WORST_FIRST.index(result[0]))
+    if worst[0] == HOLDS and not kind.is_timed and len(cells) > 1:
+        worst = (HOLDS, f"in all {len(cells)} cells")
     return Verdict(claim, *worst, kind.is_timed)
 
 
-def _timed(claim: Claim, kind: Metric, name: str, cells: Cells) -> tuple[str, str]:
-    own = samples(claim.metric, cells[name])
-    other = samples(claim.metric, cells[claim.against]) if claim.against else own
-    if not own or not other:
+def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[str, str]:
+    times = samples(claim.metric, runs[cell])
+    baseline = samples(claim.metric, runs[claim.against]) if claim.against else None
+    if not times or baseline == []:
         return NOT_MEASURED, f"no {claim.metric} in the records"
-    found = interval(own, other if claim.against else None)
-    compare = COMPARE[claim.relation]
-    ends = {compare(end, claim.value) for end in (found.low, found.high)}
-    outcome = NOT_SHOWN if len(ends) > 1 else HOLDS if ends == {True} else CONTRADICTED
-    return outcome, shown(found, units.ratio if claim.against else kind.show)
+    found = interval(times, baseline)
+    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
+    outcome = NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
+    show = units.ratio if claim.against else kind.show
+    return outcome, f"{show(found.value)} (95% interval {show(found.low)} to {show(found.high)})"
 
 
-def _fact(claim: Claim, kind: Metric, name: str, cells: Cells) -> tuple[str, str]:
+def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[str, str]:
     try:
-        own = value(claim.metric, cells[name])
-        other = value(claim.metric, cells[claim.against]) if claim.against else None
+        fact = value(claim.metric, runs[cell])
+        baseline = value(claim.metric, runs[claim.against]) if claim.against else None
     except ConfigError as error:
         return CONTRADICTED, str(error)
-    if claim.against and claim.relation == "==":
-        return _outcome(own == other), kind.show(own) + ("" if own == other else f", not {kind.show(other)}")
-    if claim.against:
-        quotient = own / other if other else float("inf")
-        said = f"{units.ratio(quotient)} ({kind.show(own)} against {kind.show(other)})"
-        return _outcome(COMPARE[claim.relation](quotient, claim.value)), said
-    holds = own != own or COMPARE[claim.relation](own, claim.value)  # a figure that there is none of
-    return _outcome(bool(holds)), kind.show(own)
+    if not claim.against:
+        is_missing = fact != fact  # NaN
+        return _outcome(is_missing or RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
+    if claim.relation == "==":
+        other = "" if fact == baseline else f", not {kind.show(baseline)}"
+        return _outcome(fact == baseline), kind.show(fact) + other
+    quotient = fact / baseline if baseline else float("inf")
+    figures = f"{units.ratio(quotient)} ({kind.show(fact)} against {kind.show(baseline)})"
+    return _outcome(RELATIONS[claim.relation](quotient, claim.value)), figures
 
 
-def _outcome(holds: bool) -> str:
+def _outcome(holds: Any) -> str:
     return HOLDS if holds else CONTRADICTED
 
 
-def interval(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]] | None) -> Interval:
+def interval(first: Sequence[Samples], second: Sequence[Samples] | None) -> Interval:
     """The ratio of the medians of two cells' runs, or the median of one cell's, with its 95% interval."""
-    if other is None:
-        return bootstrap_runs(_first, own, own)
-    return bootstrap_runs(ratio_of_medians, own, other)
+    estimate: Callable[[Any, Any], Any] = ratio_of_medians if second is not None else lambda median, _: median
+    return bootstrap_runs(estimate, first, first if second is None else second)
 
 
-def _first(first: Any, second: Any) -> Any:
-    return first
+def sections(experiment: Experiment, folder: Path) -> list[Section]:
+    """The verdicts on the Records of a folder as report sections."""
+    runs, _ = measured_runs(folder)
+    verdicts = judge(experiment, runs)
+    mood = "good" if all(verdict.is_as_stated for verdict in verdicts) else "warn"
+    lines = (experiment.question, *map(_line, verdicts))
+    return [Section(f"Claims of {experiment.name}, judged by these runs", lines, mood)]
 
 
-def shown(found: Interval, show: Any) -> str:
-    """``1.9x (95% interval 1.7x to 2.1x)``."""
-    return f"{show(found.value)} (95% interval {show(found.low)} to {show(found.high)})"
-
-
-def tell(experiment: Experiment, folder: Path) -> list[Section]:
-    """The verdicts on the Records of a folder, and on those committed, for a terminal."""
-    cells, _ = measured(folder)
-    if not cells:
-        return [Section("No finished run", (f"nothing to judge in {folder}",), "bad")]
-    verdicts = judge(experiment, cells)
-    lines = [f"{_said(each)}: {each.claim.text} {each.figures}" for each in verdicts]
-    mood = "good" if all(each.is_as_stated for each in verdicts) else "warn"
-    return [Section(f"Claims of {experiment.name}, here", (experiment.question, *lines), mood)]
-
-
-def _said(verdict: Verdict) -> str:
+def _line(verdict: Verdict) -> str:
     stated = "" if verdict.is_as_stated else f" ({verdict.claim.stated} in the committed answer)"
-    return verdict.outcome.upper() + stated
+    return f"{verdict.outcome.upper()}{stated}: {verdict.claim.text} {verdict.figures}"

@@ -3,46 +3,46 @@
 ::
 
     experiments/NAME/config.py              QUESTION, RUNS, CLAIMS and how the answer is shown
-                     README.md              the lesson; what stands in it of results is generated
+                     README.md              the lesson; its blocks of results are generated
                      figure.png             drawn from the Records
                      records/KIND/          the Records of the committed result, by kind of machine:
                          CELL.rN.json       one run: cell CELL, round N, as the run itself wrote it
-                         sweep.json         the sweep: order, seconds of each whole process, environment
+                         sweep.json         the sweep: order, seconds of each process, environment
                          SHA256SUMS         of all of these
 
-A *cell* is one entry of ``RUNS``; a sweep runs every cell once a round. A claim is data, so that a machine
-can say of it: holds, not shown, contradicted.
+A *cell* is one entry of ``RUNS``; a sweep runs every cell once a round. A claim is data: the Records of any
+machine show whether it holds, is not shown, or is contradicted.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import json
+import operator
 import re
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import runpy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dpexp.config import REFERENCE, ConfigError, RunConfig, did_you_mean, options_with_role
 from dpexp.record import Record, Row
+from dpexp.study.child_run import parse_record
 
-CONFIG, README, RECORDS, SWEEP, SUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
-RELATIONS = ("<", "<=", ">", ">=", "==")
+CONFIG, README, RECORDS, SWEEP, CHECKSUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
+REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
+RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 HOLDS, NOT_SHOWN, CONTRADICTED, NOT_MEASURED = "holds", "not shown", "contradicted", "not measured"
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SLOT = re.compile(r"(?P<cell>.+)\.r(?P<round>\d+)")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A cell that is no run of dpexp: a program in the experiment's folder that prints a Record as JSON."""
+    """A cell that is not a run of dpexp: a program in the experiment's folder that prints a Record."""
 
     file: str
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 Run = RunConfig | Program
@@ -50,10 +50,10 @@ Run = RunConfig | Program
 
 @dataclass(frozen=True)
 class Claim:
-    """What the answer says, as data: ``metric`` of the cells ``of``, or its ratio to the cell ``against``.
+    """A part of the answer as data: ``metric`` of the cells ``of``, or its ratio to the cell ``against``.
 
-    ``Claim("…", "step_ms", of="whole-8", against="single", relation=">", value=1.5)``; ``of`` may be a
-    pattern (``whole-*``): the claim is then made of every cell that it matches. Without ``against`` the
+    ``Claim("…", "step_ms", of="whole-8", against="single", relation=">", value=1.5)``. ``of`` may be a
+    pattern (``whole-*``): then every cell that it matches must satisfy the claim. Without ``against`` the
     metric itself is compared with ``value``; with ``==`` and ``against``, the two cells' values.
     ``stated`` is the verdict that the answer gives: an honest answer may be ``not shown``.
     """
@@ -67,57 +67,52 @@ class Claim:
     stated: str = HOLDS
 
     def __post_init__(self) -> None:
-        if self.relation not in RELATIONS:
-            raise ConfigError(f"claim '{self.text}': relation '{self.relation}'; there is {RELATIONS}")
-        if self.stated not in (HOLDS, NOT_SHOWN, CONTRADICTED):
-            raise ConfigError(
-                f"claim '{self.text}': stated '{self.stated}'; there is holds, not shown, contradicted"
-            )
+        for name, known in (("relation", RELATIONS), ("stated", (HOLDS, NOT_SHOWN, CONTRADICTED))):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"claim '{self.text}': {name} is '{getattr(self, name)}'; choose from {', '.join(known)}"
+                )
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar a cell: the metric's median, a dot for each round, in the order of ``cells``."""
+    """A bar for each cell: the metric's median, and a dot for each round.
 
-    title: str
-    metric: str
-    cells: Mapping[str, str]
-    """{cell: its label}"""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """{what it means: value}, drawn as lines"""
-
-
-@dataclass(frozen=True)
-class Dots:
-    """The metric on a logarithmic axis, a row of dots for each of ``rows``: one a series.
-
-    What is zero stands at ``floor``.
+    ``cells`` is {cell: its label}, as in all figures; ``limits`` is {label: value}, drawn as lines.
     """
 
     title: str
     metric: str
+    cells: Mapping[str, str]
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dots:
+    """The metric on a logarithmic axis: ``rows`` is {row: {series: cell}}. Zero is drawn at ``floor``."""
+
+    title: str
+    metric: str
     rows: Mapping[str, Mapping[str, str]]
-    """{row: {series: cell}}"""
     limits: Mapping[str, float] = field(default_factory=dict)
     floor: float = 1e-17
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The metric over x, a line a series; with ``against`` its ratio to the cell that stands there."""
+    """The metric over x: ``series`` is {label: {x: cell}}. With ``against``, its ratio to that cell."""
 
     title: str
     metric: str
     x: str
     series: Mapping[str, Mapping[float, str]]
-    """{label: {x: cell}}"""
     against: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
     y: str = ""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """How batches fall into replicas: rows a device, for the full batch and the last one of the epoch."""
+    """How batches are split: rows per device, for the full batch and the last one of the epoch."""
 
     title: str
     cells: Mapping[str, str]
@@ -125,7 +120,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Curves:
-    """The loss over the samples seen, a line a cell, averaged over ``window`` samples."""
+    """The loss over the number of trained samples, a line for each cell, averaged over ``window`` samples."""
 
     title: str
     cells: Mapping[str, str]
@@ -137,14 +132,14 @@ Figure = Bars | Dots | Lines | Splits | Curves
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment, as its ``config.py`` defines it. ``columns`` are the result table's metrics."""
+    """An experiment as its ``config.py`` defines it. ``columns`` are the result table's metrics."""
 
     folder: Path
     question: str
     runs: Mapping[str, Run]
-    claims: tuple[Claim, ...]
+    claims: Sequence[Claim]
     answer: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     figure: Figure
     repeats: int = 3
 
@@ -152,152 +147,129 @@ class Experiment:
     def name(self) -> str:
         return self.folder.name
 
-    def kinds(self) -> list[str]:
-        """The kinds of machine that there are committed Records of."""
-        there = self.folder / RECORDS
-        return sorted(path.name for path in there.iterdir() if path.is_dir()) if there.is_dir() else []
+    def machine_kinds(self) -> list[str]:
+        """The kinds of machine that have committed Records."""
+        return sorted(path.name for path in (self.folder / RECORDS).glob("*/"))
 
-    def matching(self, pattern: str) -> list[str]:
-        """The cells that a pattern of a claim or of ``--only`` names. Raises ConfigError for none."""
+    def cells_matching(self, pattern: str) -> list[str]:
+        """The cells that match a pattern of a claim or of ``--only``. Raises ConfigError if none does."""
         found = [cell for cell in self.runs if fnmatchcase(cell, pattern)]
         if not found:
             raise ConfigError(
-                f"{self.folder / CONFIG}: no cell '{pattern}'; there is {', '.join(self.runs)}"
+                f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {', '.join(self.runs)}"
                 f"{did_you_mean(pattern, self.runs)}"
             )
         return found
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run of a sweep: its cell, its round, its Record, and seconds of its whole process if known."""
+class PlannedRun:
+    """One run of a sweep: a cell in a round."""
 
     cell: str
     round: int
+
+    @property
+    def name(self) -> str:
+        """``whole-8.r2``: the run's name, and its file's without ``.json``."""
+        return f"{self.cell}.r{self.round}"
+
+
+@dataclass(frozen=True)
+class MeasuredRun(PlannedRun):
+    """A finished run of a sweep with its Record, and seconds of its process where they are known."""
+
     record: Record
     wall_s: float | None = None
 
 
-def slot(cell: str, round: int) -> str:
-    """The name of one run of a sweep: ``whole-8.r2``."""
-    return f"{cell}.r{round}"
+RunsByCell = Mapping[str, Sequence[MeasuredRun]]
 
 
 def load(folder: Path) -> Experiment:
-    """The experiment of a folder. Raises ConfigError that says what its config.py lacks, or has wrong."""
+    """The experiment of a folder. Raises ConfigError for what is missing or wrong in its config.py."""
     folder = folder.resolve()
     path = folder / CONFIG
     if not path.is_file():
-        near = [each.parent.name for each in folder.parent.glob(f"*/{CONFIG}")]
-        raise ConfigError(f"no experiment {folder}: there is no {CONFIG}{did_you_mean(folder.name, near)}")
-    names = vars(_module(path))
-    missing = [
-        key for key in ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE") if key not in names
-    ]
-    if missing:
-        raise ConfigError(f"{path}: it must define {', '.join(missing)}")
-    made = Experiment(
-        folder,
-        names["QUESTION"],
-        names["RUNS"],
-        tuple(names["CLAIMS"]),
-        names["ANSWER"],
-        tuple(names["COLUMNS"]),
-        names["FIGURE"],
-        names.get("REPEATS", 3),
-    )
-    _check(made, path)
-    return made
-
-
-def _module(path: Path) -> Any:
-    found = importlib.util.spec_from_file_location(f"dpexp_experiment_{path.parent.name}", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
+        near = [config.parent.name for config in folder.parent.glob(f"*/{CONFIG}")]
+        raise ConfigError(f"no experiment {folder}: it has no {CONFIG}{did_you_mean(folder.name, near)}")
     try:
-        found.loader.exec_module(module)
+        names = runpy.run_path(str(path))
     except Exception as error:
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-    return module
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise ConfigError(f"{path}: it must define {', '.join(missing)}")
+    settings = {name.lower(): names[name] for name in (*REQUIRED, "REPEATS") if name in names}
+    experiment = Experiment(folder, **settings)
+    _check(experiment, path)
+    return experiment
 
 
 def _check(experiment: Experiment, path: Path) -> None:
     for cell, run in experiment.runs.items():
         if not _CELL.fullmatch(cell):
-            raise ConfigError(f"{path}: cell '{cell}': letters, digits, - and _ only")
+            raise ConfigError(f"{path}: cell '{cell}': use only letters, digits, - and _")
         if isinstance(run, Program) and not (path.parent / run.file).is_file():
             raise ConfigError(f"{path}: cell '{cell}': there is no file {run.file}")
     for claim in experiment.claims:
         for pattern in filter(None, (claim.of, claim.against)):
-            experiment.matching(pattern)
+            experiment.cells_matching(pattern)
     if not any(is_reference(run) for run in experiment.runs.values()):
-        raise ConfigError(f"{path}: no cell of strategy single, the reference that every sweep measures anew")
+        raise ConfigError(
+            f"{path}: no cell has strategy {REFERENCE}, the reference that every sweep measures"
+        )
 
 
 def is_reference(run: Run) -> bool:
-    """Whether a cell is the single device, which every sweep measures anew."""
+    """Whether a cell runs on a single device, the reference that every sweep measures."""
     return isinstance(run, RunConfig) and run.strategy == REFERENCE
 
 
-# --- records -------------------------------------------------------------------------------------
+def measured_runs(folder: Path) -> tuple[dict[str, list[MeasuredRun]], Record | None]:
+    """({cell: its finished runs by round}, the sweep's Record) of a folder of Records.
 
-
-def measured(folder: Path) -> tuple[dict[str, list[Measured]], Record | None]:
-    """({cell: its runs by round}, the sweep's Record) of a folder of Records; empty where none are.
-
-    Runs that did not finish are left out. Raises JournalError for a Record of a newer dpexp.
+    Raises JournalError for a Record of a newer dpexp.
     """
-    sweep = read(folder / SWEEP) if (folder / SWEEP).is_file() else None
-    found: dict[str, list[Measured]] = {}
-    for path in sorted(folder.glob("*.json")):
-        named = _SLOT.fullmatch(path.stem)
-        record = read(path) if named else None
-        if named is None or record is None or record.status != "finished":
-            continue
-        wall = sweep.summary.get(f"wall_s.{path.stem}") if sweep is not None else None
-        found.setdefault(named["cell"], []).append(Measured(named["cell"], int(named["round"]), record, wall))
+    sweep = read_record(folder / SWEEP) if (folder / SWEEP).is_file() else None
+    seconds = sweep.summary if sweep is not None else {}
+    found: dict[str, list[MeasuredRun]] = {}
+    for path in sorted(folder.glob("*.r[0-9]*.json")):
+        cell, _, number = path.stem.rpartition(".r")
+        record = read_record(path)
+        if record.status == "finished":
+            run = MeasuredRun(cell, int(number), record, seconds.get(f"wall_s.{path.stem}"))
+            found.setdefault(cell, []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run.round)
     return found, sweep
 
 
-def read(path: Path) -> Record:
-    """The Record of a JSON file. Raises ConfigError for a file that is none, JournalError for a newer one."""
+def read_record(path: Path) -> Record:
+    """The Record of a JSON file. Raises ConfigError for any other file, JournalError for a newer Record."""
     try:
-        data = json.loads(path.read_bytes())
+        return parse_record(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a Record: {error}") from None
-    if not isinstance(data, dict) or "run_id" not in data:
-        raise ConfigError(f"{path}: not a Record: it has no run_id")
-    return Record.from_dict(data)
 
 
-def filed(config: RunConfig, experiment: str, run_name: str) -> RunConfig:
-    """The config with where its run is filed."""
-    return replace(config, experiment=experiment, run_name=run_name)
+def changed_fields(config: RunConfig, recorded: Row) -> list[str]:
+    """The fields in which a recorded config differs; where the run is filed does not count.
 
-
-def differences(config: RunConfig, recorded: Row) -> list[str]:
-    """The fields in which a recorded config is another one; where the run is filed does not count."""
-    wanted, labels = config.to_dict(), options_with_role("label")
+    A Record that is older than an option was made with the option's default.
+    """
+    wanted, defaults = config.to_dict(), RunConfig(config.strategy).to_dict()
+    labels = options_with_role("label")
     return sorted(
         key
         for key in wanted.keys() | recorded.keys()
-        if key not in labels and wanted.get(key) != recorded.get(key, _default(config, key))
+        if key not in labels and wanted.get(key) != recorded.get(key, defaults.get(key))
     )
 
 
-def _default(config: RunConfig, key: str) -> Any:
-    """What an option means in a Record that is older than the option: its default."""
-    return RunConfig(config.strategy).to_dict().get(key)
-
-
-def sums(folder: Path) -> str:
+def checksums(folder: Path) -> str:
     """The SHA256SUMS of a folder's Records, as ``sha256sum`` writes it."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
+    return "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(folder.glob("*.json"))
-    ]
-    return "\n".join(lines) + "\n"
+    )

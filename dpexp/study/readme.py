@@ -1,13 +1,15 @@
-"""An experiment's README: the lesson is written by hand, what it says of results is made from Records.
+"""An experiment's README: the lesson is written by hand, the results in it are made from Records.
 
-Between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` stand the blocks ``answer``, ``results`` and
-``setup``; ``figure.png`` lies beside. ``problems`` says what of it no longer is what the Records give.
+The blocks ``answer``, ``results`` and ``setup`` stand between ``<!-- begin: NAME -->`` and
+``<!-- end: NAME -->``; ``figure.png`` lies in the same folder. ``problems`` lists what does not match the
+Records.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,294 +19,267 @@ from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.render.markdown import escape, table
 from dpexp.report.sections import Table
-from dpexp.study import claims, metrics
+from dpexp.study import claims, figure, metrics
 from dpexp.study.claims import Verdict
 from dpexp.study.experiment import (
+    CHECKSUMS,
     CONFIG,
     HOLDS,
     README,
     RECORDS,
-    SUMS,
     Experiment,
-    Measured,
-    differences,
+    MeasuredRun,
+    RunsByCell,
+    changed_fields,
+    checksums,
     load,
-    measured,
-    slot,
-    sums,
+    measured_runs,
 )
 
 FIGURE = "figure.png"
-BLOCKS = ("answer", "results", "setup")
-_FIGURE_OF = re.compile(r"\{(value|ratio) ([\w:]+) ([\w-]+)(?: ([\w-]+))?\}")
+INDEX_BLOCK = "index"
+INTERVALS = (
+    "Times are medians, with the interquartile range in brackets and the number of samples after it; "
+    "intervals hold 95% of a bootstrap over runs and the steps within them. A claim about time is "
+    "one about this machine."
+)
+_PLACEHOLDER = re.compile(r"\{(value|ratio) ([\w:]+) ([\w-]+)(?: ([\w-]+))?\}")
 
 
 @dataclass
-class Page:
-    """What the committed Records of an experiment say; ``kind`` is the kind of machine told first."""
+class ExperimentReadme:
+    """The generated parts of an experiment's README, and the checks of its committed result."""
 
     experiment: Experiment
 
     @cached_property
-    def kinds(self) -> list[str]:
-        return self.experiment.kinds()
-
-    def cells(self, kind: str) -> dict[str, list[Measured]]:
-        return measured(self.experiment.folder / RECORDS / kind)[0]
-
-    @cached_property
-    def first(self) -> dict[str, list[Measured]]:
-        """The runs on the first kind of machine: those that the answer is about."""
-        return self.cells(self.kinds[0]) if self.kinds else {}
+    def runs(self) -> dict[str, RunsByCell]:
+        """{kind of machine: its runs by cell}"""
+        records = self.experiment.folder / RECORDS
+        return {kind: measured_runs(records / kind)[0] for kind in self.experiment.machine_kinds()}
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
-        return claims.judge(self.experiment, self.first)
+    def verdicts(self) -> dict[str, list[Verdict]]:
+        """{kind of machine: the verdicts on the claims}"""
+        return {kind: claims.judge(self.experiment, runs) for kind, runs in self.runs.items()}
 
-    # --- blocks ---
+    @property
+    def main_runs(self) -> RunsByCell:
+        """The runs on the first kind of machine: the answer is about them."""
+        return next(iter(self.runs.values()), {})
 
-    def block(self, name: str) -> str:
-        """The Markdown of a block."""
-        makers: dict[str, Callable[[], str]] = {
-            "answer": self.answer,
-            "results": self.results,
-            "setup": self.setup,
-        }
-        return makers[name]()
+    @property
+    def main_verdicts(self) -> list[Verdict]:
+        return next(iter(self.verdicts.values()), [])
 
     def answer(self) -> str:
-        """The answer in one sentence, with what of the claims does not hold; ``not answered`` and why.
+        """The answer in one sentence with the claims that do not hold, or ``Not answered`` and why.
 
-        Not answered is a question of times of which nothing can be shown, and one whose Records no longer
-        say what the claims state.
+        A question is not answered if a verdict is not the stated one, or if all its claims are about time
+        and none of them holds.
         """
-        if not self.first:
+        if not self.main_runs:
             return "**Not answered:** nothing was measured yet."
-        told = fill(self.experiment.answer, self.first)
-        weak = [each for each in self.verdicts if each.outcome != HOLDS]
-        timed = [each for each in self.verdicts if each.is_timed]
-        why = "; ".join(f"“{each.claim.text}” is {each.outcome}: {each.figures}" for each in weak)
-        if not all(each.is_as_stated for each in self.verdicts) or (
-            timed and all(each in weak for each in timed)
-        ):
-            return f"**Not answered:** {escape(why)}. Measured: {told}"
-        return f"**{told}**" + (f" But {escape(why)}." if weak else "")
+        answer = fill(self.experiment.answer, self.main_runs)
+        weak = [verdict for verdict in self.main_verdicts if verdict.outcome != HOLDS]
+        timed = [verdict for verdict in self.main_verdicts if verdict.is_timed]
+        reasons = (f"“{verdict.claim.text}” is {verdict.outcome}: {verdict.figures}" for verdict in weak)
+        why = escape("; ".join(reasons))
+        is_as_stated = all(verdict.is_as_stated for verdict in self.main_verdicts)
+        if not is_as_stated or (timed and all(verdict in weak for verdict in timed)):
+            return f"**Not answered:** {why}. Measured: {answer}"
+        return f"**{answer}**" + (f" But {why}." if weak else "")
 
     def results(self) -> str:
         """The figure, a table of the cells for each kind of machine, and the claims with their verdicts."""
-        parts = [f"![{escape(self.experiment.figure.title)}]({FIGURE})"] if self.first else []
-        for kind in self.kinds:
-            cells = self.cells(kind)
-            if len(self.kinds) > 1:
+        parts = [f"![{escape(self.experiment.figure.title)}]({FIGURE})"] if self.main_runs else []
+        for kind, runs in self.runs.items():
+            if len(self.runs) > 1:
                 parts.append(f"### On {kind}")
-            parts += [table(self._table(cells)), table(_verdict_table(claims.judge(self.experiment, cells)))]
-        parts.append(
-            "Times are medians, with the interquartile range in brackets and the number of samples after it; "
-            "intervals hold 95% of a bootstrap over runs and the steps within them. A claim about time is "
-            "one about this machine."
-        )
-        return "\n\n".join(parts)
+            cells = [self._cell_row(cell, runs[cell]) for cell in self.experiment.runs if runs.get(cell)]
+            titles = ("cell", "runs", *map(metrics.title, self.experiment.columns))
+            parts += [table(Table(titles, tuple(cells))), table(_verdict_table(self.verdicts[kind]))]
+        return "\n\n".join([*parts, INTERVALS])
 
-    def _table(self, cells: dict[str, list[Measured]]) -> Table:
-        columns = self.experiment.columns
-        rows = [
-            (name, str(len(cells.get(name, ()))), *(metrics.cell(each, cells[name]) for each in columns))
-            for name in self.experiment.runs
-            if cells.get(name)
-        ]
-        return Table(("cell", "runs", *map(metrics.title, columns)), tuple(rows))
+    def _cell_row(self, cell: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
+        figures = (metrics.table_cell(name, runs) for name in self.experiment.columns)
+        return (cell, str(len(runs)), *figures)
 
     def setup(self) -> str:
         """The machine, versions, lock, commit and date of each kind's Records."""
-        return "\n".join(line for kind in self.kinds for line in _setup(kind, self.cells(kind)))
+        return "\n".join(line for kind, runs in self.runs.items() for line in _setup(kind, records_of(runs)))
 
-    # --- writing and checking ---
-
-    def readme(self, text: str) -> str:
-        """The README with its blocks made anew. Raises ConfigError where it has no place for one."""
-        for name in BLOCKS:
-            text = replaced(text, name, self.block(name), self.experiment.folder / README)
+    def render(self, text: str) -> str:
+        """The README's text with new blocks. Raises ConfigError if a block's place is missing."""
+        blocks = {"answer": self.answer(), "results": self.results(), "setup": self.setup()}
+        for name, block in blocks.items():
+            text = replace_block(text, name, block, self.experiment.folder / README)
         return text
 
     def write(self) -> list[Path]:
-        """Make the README's blocks and the figure anew; returns the files."""
-        from dpexp.study.figure import save
-
+        """Update the README's blocks and the figure; returns the files."""
         path = self.experiment.folder / README
-        path.write_text(self.readme(path.read_text(encoding="utf-8")), encoding="utf-8")
-        if not self.first:
+        path.write_text(self.render(path.read_text(encoding="utf-8")), encoding="utf-8")
+        if not self.main_runs:
             return [path]
-        figure = self.experiment.folder / FIGURE
-        save(self.experiment.figure, self.first, figure)
-        return [path, figure]
+        picture = self.experiment.folder / FIGURE
+        figure.save(self.experiment.figure, self.main_runs, picture)
+        return [path, picture]
 
     def problems(self) -> list[str]:
-        """Everything about the committed result that is not as its Records and config say."""
-        from dpexp.study.figure import is_of
-
+        """Every contradiction between the committed result, its Records and the config."""
         folder = self.experiment.folder
-        if not self.kinds:
+        if not self.runs:
             return [f"{folder / RECORDS}: no Records"]
-        found = [said for kind in self.kinds for said in self._records(kind)]
-        text = (folder / README).read_text(encoding="utf-8") if (folder / README).is_file() else ""
-        if self.readme(text) != text:
-            found.append(
-                f"{folder / README} is not what its Records give: python scripts/report.py {self._name()}"
-            )
-        if not is_of(folder / FIGURE, self.experiment.figure, self.first):
-            found.append(
-                f"{folder / FIGURE} is not drawn from the Records: python scripts/report.py {self._name()}"
-            )
-        for kind in self.kinds:
-            for each in claims.judge(self.experiment, self.cells(kind)):
-                if not each.is_as_stated:
-                    said = f"{each.outcome} on {kind}, not {each.claim.stated}: {each.figures}"
-                    found.append(f"{folder / CONFIG}: claim “{each.claim.text}”: {said}")
+        update = f"python scripts/report.py experiments/{self.experiment.name}"
+        found = [problem for kind in self.runs for problem in self._record_problems(kind)]
+        text = _text(folder / README)
+        if self.render(text) != text:
+            found.append(f"{folder / README} is not what its Records give: {update}")
+        if not figure.shows(folder / FIGURE, self.experiment.figure, self.main_runs):
+            found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
+        for kind, verdicts in self.verdicts.items():
+            found += [
+                f"{folder / CONFIG}: claim “{verdict.claim.text}”: {verdict.outcome} on {kind}, "
+                f"not {verdict.claim.stated}: {verdict.figures}"
+                for verdict in verdicts
+                if not verdict.is_as_stated
+            ]
         return found
 
-    def _name(self) -> str:
-        return f"experiments/{self.experiment.name}"
-
-    def _records(self, kind: str) -> list[str]:
+    def _record_problems(self, kind: str) -> list[str]:
         folder, found = self.experiment.folder / RECORDS / kind, []
-        listed = folder / SUMS
-        if not listed.is_file() or listed.read_text() != sums(folder):
-            found.append(f"{listed}: the Records are not those that were measured: they are never edited")
-        there = self.cells(kind)
-        for cell, run in self.experiment.runs.items():
-            rounds = [each.round for each in there.get(cell, ())]
+        if _text(folder / CHECKSUMS) != checksums(folder):
+            found.append(f"{folder / CHECKSUMS}: the Records have changed since the sweep; never edit them")
+        for cell, planned in self.experiment.runs.items():
+            measured = self.runs[kind].get(cell, ())
+            rounds = [run.round for run in measured]
             if rounds != list(range(1, self.experiment.repeats + 1)):
                 found.append(
                     f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {self.experiment.repeats}"
                 )
-            for each in there.get(cell, ()):
-                changed = differences(run, each.record.config) if isinstance(run, RunConfig) else []
+            for run in measured:
+                path = folder / f"{run.name}.json"
+                changed = isinstance(planned, RunConfig) and changed_fields(planned, run.record.config)
                 if changed:
-                    name = f"{slot(cell, each.round)}.json"
-                    found.append(f"{folder / name} is of another config: {', '.join(changed)}")
-                if not (each.record.environment.get("lock") or {}).get("sha256"):
-                    found.append(f"{folder / slot(cell, each.round)}.json names no lock")
+                    found.append(f"{path} was made with another config: {', '.join(changed)}")
+                if not (run.record.environment.get("lock") or {}).get("sha256"):
+                    found.append(f"{path} names no lock")
         return found
 
 
-def replaced(text: str, name: str, block: str, path: Path) -> str:
-    """The text with what stands between the marks of a block made anew. Raises ConfigError without them."""
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def replace_block(text: str, name: str, block: str, path: Path) -> str:
+    """The text with a new block between its marks. Raises ConfigError unless the marks stand there once."""
     begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed or begin in after:
-        raise ConfigError(f"{path}: one place for '{name}' is needed: {begin} … {end}")
+        raise ConfigError(f"{path}: write the marks of block '{name}' once: {begin} … {end}")
     return f"{before}{begin}\n{block}\n{end}{after}"
 
 
-def fill(text: str, cells: claims.Cells) -> str:
-    """The text with ``{value METRIC CELL}`` and ``{ratio METRIC CELL CELL}`` as figures with their spread."""
+def fill(text: str, runs: RunsByCell) -> str:
+    """The text with figures in place of ``{value METRIC CELL}`` and ``{ratio METRIC CELL CELL}``."""
 
-    def figure(match: re.Match[str]) -> str:
-        what, name, cell, other = match.groups()
+    def figures(match: re.Match[str]) -> str:
+        what, name, cell, against = match.groups()
+        missing = [cell for cell in (cell, against) if cell and not runs.get(cell)]
+        if missing:
+            return f"(not measured: {', '.join(missing)})"
         kind, _ = metrics.metric(name)
-        lacking = [each for each in (cell, other) if each and not cells.get(each)]
-        if lacking:
-            return f"(not measured: {', '.join(lacking)})"
-        if not kind.is_timed:
-            own = metrics.value(name, cells[cell])
-            return units.ratio(own / metrics.value(name, cells[other])) if what == "ratio" else kind.show(own)
-        own = metrics.samples(name, cells[cell])
-        found = claims.interval(own, metrics.samples(name, cells[other]) if what == "ratio" else None)
         show = units.ratio if what == "ratio" else kind.show
+        if not kind.is_timed:
+            fact = metrics.value(name, runs[cell])
+            return show(fact / metrics.value(name, runs[against]) if what == "ratio" else fact)
+        baseline = metrics.samples(name, runs[against]) if what == "ratio" else None
+        found = claims.interval(metrics.samples(name, runs[cell]), baseline)
         return f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
 
-    return _FIGURE_OF.sub(figure, text)
+    return _PLACEHOLDER.sub(figures, text)
 
 
 def _verdict_table(verdicts: list[Verdict]) -> Table:
     rows = [
-        (each.claim.text, each.outcome, each.figures, "time" if each.is_timed else "fact")
-        for each in verdicts
+        (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
+        for verdict in verdicts
     ]
     return Table(("claim", "here", "figures", "kind"), tuple(rows))
 
 
-def _setup(kind: str, cells: dict[str, list[Measured]]) -> list[str]:
-    records = metrics.records(cells)
-    first = records[0]
-    env = first.environment
-    locks = [each.environment.get("lock") or {} for each in records]
-    differs = {name for lock in locks for name in lock.get("differs") or ()}
-    dirty = " with uncommitted changes" if any(_is_dirty(each) for each in records) else ""
+def records_of(runs: RunsByCell) -> list[Record]:
+    """The Records of all runs."""
+    return [run.record for of_cell in runs.values() for run in of_cell]
+
+
+def _setup(kind: str, records: list[Record]) -> list[str]:
+    environment = records[0].environment
+    locks = [record.environment.get("lock") or {} for record in records]
+    code = [record.environment.get("git") or {} for record in records]
+    differs = _distinct(name for lock in locks for name in lock.get("differs") or ())
+    dirty = " with uncommitted changes" if any(git.get("dirty") for git in code) else ""
+    threads, torch = (
+        _distinct(str(record.environment.get(key)) for record in records) for key in ("threads", "torch")
+    )
     return [
-        f"- machine: {machine(first)} ({kind}); threads of torch: {_all(records, 'threads')}",
-        f"- software: Python {env.get('python')}, torch {_all(records, 'torch')}, {env.get('os')}",
+        f"- machine: {machine(records[0])} ({kind}); threads of torch: {threads}",
+        f"- software: Python {environment.get('python')}, torch {torch}, {environment.get('os')}",
         "- lock: `requirements.lock` of SHA-256 "
-        + ", ".join(sorted({f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks}))
-        + (f", but for {', '.join(sorted(differs))}" if differs else ", nothing differs from it"),
-        "- code: commit " + ", ".join(sorted({_commit(each) for each in records})) + dirty,
-        f"- date: {min(each.started for each in records)[:10]}; {len(records)} runs",
+        + _distinct(f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks)
+        + (f", but for {differs}" if differs else ", nothing differs from it"),
+        "- code: commit " + _distinct(f"`{str(git.get('commit'))[:12]}`" for git in code) + dirty,
+        f"- date: {_date(records)}; {len(records)} runs",
     ]
+
+
+def _distinct(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
+
+
+def _date(records: list[Record]) -> str:
+    return min(record.started for record in records)[:10]
 
 
 def machine(record: Record) -> str:
     """The processor with its count, and the accelerators of a run's machine."""
-    env = record.environment
-    chips = [str(one["name"]) for one in env.get("accelerators") or []]
-    return ", ".join(
-        [f"{env.get('cpu')}, {env.get('cpu_count')} cores", *([units.repeated(chips, ", ")] if chips else [])]
-    )
-
-
-def _all(records: list[Record], key: str) -> str:
-    return ", ".join(sorted({str(each.environment.get(key)) for each in records}))
-
-
-def _commit(record: Record) -> str:
-    return f"`{str((record.environment.get('git') or {}).get('commit'))[:12]}`"
-
-
-def _is_dirty(record: Record) -> bool:
-    return bool((record.environment.get("git") or {}).get("dirty"))
-
-
-# --- the index -----------------------------------------------------------------------------------
-
-INDEX_BLOCK = "index"
+    environment = record.environment
+    accelerators = [str(device["name"]) for device in environment.get("accelerators") or []]
+    cpu = f"{environment.get('cpu')}, {environment.get('cpu_count')} cores"
+    return f"{cpu}, {units.repeated(accelerators, ', ')}" if accelerators else cpu
 
 
 def index(folder: Path) -> str:
     """The table of ``experiments/README.md``: question, answer, machine, date, status of the claims."""
-    rows = []
-    for experiment in all_of(folder):
-        page = Page(experiment)
-        link = f"[{experiment.name}]({experiment.name}/)"
-        if not page.first:
-            rows.append(f"| {link} | {escape(experiment.question)} | not measured | - | - | - |")
-            continue
-        records = metrics.records(page.first)
-        counted = [
-            f"{n} {word}"
-            for word in reversed(claims.WORST)
-            if (n := sum(v.outcome == word for v in page.verdicts))
-        ]
-        answer = page.answer().replace("|", "\\|")
-        rows.append(
-            f"| {link} | {escape(experiment.question)} | {answer} | "
-            f"{escape(machine(records[0]))} | {min(r.started for r in records)[:10]} | {', '.join(counted)} |"
-        )
-    head = (
-        "| experiment | question | answer | machine | date | claims |\n| --- | --- | --- | --- | --- | --- |"
-    )
-    return "\n".join([head, *rows])
+    rows = [_index_row(ExperimentReadme(experiment)) for experiment in experiments_in(folder)]
+    head = ("experiment", "question", "answer", "machine", "date", "claims")
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _index_row(readme: ExperimentReadme) -> tuple[str, ...]:
+    experiment = readme.experiment
+    link, question = f"[{experiment.name}]({experiment.name}/)", escape(experiment.question)
+    if not readme.main_runs:
+        return (link, question, "not measured", "-", "-", "-")
+    records = records_of(readme.main_runs)
+    counts = Counter(verdict.outcome for verdict in readme.main_verdicts)
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(claims.WORST_FIRST) if counts[name])
+    answer = readme.answer().replace("|", "\\|")
+    return (link, question, answer, escape(machine(records[0])), _date(records), outcomes)
 
 
 def with_index(folder: Path) -> str:
-    """``experiments/README.md`` with its table made anew."""
-    text = (folder / README).read_text(encoding="utf-8")
-    return replaced(text, INDEX_BLOCK, index(folder), folder / README)
+    """The text of ``experiments/README.md`` with a new table."""
+    path = folder / README
+    return replace_block(path.read_text(encoding="utf-8"), INDEX_BLOCK, index(folder), path)
 
 
-def all_of(folder: Path) -> list[Experiment]:
-    """Every experiment of the folder, in the order in which the index's text names them, then by name."""
-    text = (folder / README).read_text(encoding="utf-8") if (folder / README).is_file() else ""
-    lesson = text.partition(f"<!-- begin: {INDEX_BLOCK} -->")[0]
-    found = [load(path.parent) for path in folder.glob(f"*/{CONFIG}")]
-    places = {each.name: lesson.find(f"]({each.name}/)") for each in found}
-    return sorted(found, key=lambda each: (places[each.name] < 0, places[each.name], each.name))
+def experiments_in(folder: Path) -> list[Experiment]:
+    """Every experiment of the folder, in the order of the links in the index's text, then by name."""
+    lesson = _text(folder / README).partition(f"<!-- begin: {INDEX_BLOCK} -->")[0]
+    experiments = [load(path.parent) for path in folder.glob(f"*/{CONFIG}")]
+    places = {experiment.name: lesson.find(f"]({experiment.name}/)") for experiment in experiments}
+    return sorted(experiments, key=lambda one: (places[one.name] < 0, places[one.name], one.name))

@@ -1,25 +1,24 @@
-"""Reproduce: run a recorded run again, and say what of it came out the same.
+"""Reproduce: run a recorded run again, and check which of its results are the same.
 
 ::
 
-    record --> config, threads as recorded --> run in a process of its own --> record of now
-       |                                                                            |
-       +--> compared: environment, data, shapes, device map, bits of weights and outputs, losses, time
+    record --> config, threads as recorded --> run in a child process --> new record
+       |                                                                      |
+       +--> compare: environment, data, shapes, device map, bits of weights and outputs, losses, time
 
-Shapes and device map must be equal anywhere. Bits must be equal where nothing that decides bits differs:
-torch, the kind of devices, the CPU's vector instructions, the number of threads. Times never have to be.
+Shapes and device map must be equal on every machine. Bits must be equal unless something that decides them
+differs: torch, the kind of devices, the CPU's vector instructions, the number of threads. Times may differ.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.home import ROOT
@@ -42,50 +41,51 @@ MATTERS: dict[str, str] = {
     "host": "time",
 }
 """What a difference of the environment may change; ``bits`` includes time."""
+BY_IMPORTANCE = ("bits", "anything", "time", "nothing expected")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact of the environment that is another one now, and what that may change."""
+    """A fact of the environment that differs, and what that may change."""
 
     what: str
     then: str
     now: str
-    matters: str
+    affects: str
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One comparison; ``is_equal`` is None where there is nothing to compare; ``must``: it has to be."""
+class Check:
+    """One comparison of the two runs; ``is_equal`` is None if there is nothing to compare."""
 
     what: str
     is_equal: bool | None
-    must: bool
-    told: str
+    is_required: bool
+    details: str
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of it. ``is_reproduced``: all that must be equal is."""
+    """Two Records of one config, compared. ``is_reproduced``: every required check is equal."""
 
     then: Record
     now: Record
     differences: list[Difference]
-    findings: list[Finding]
+    checks: list[Check]
     warnings: list[str]
 
     @property
     def is_reproduced(self) -> bool:
-        return all(each.is_equal is not False for each in self.findings if each.must)
+        return all(check.is_equal is not False for check in self.checks if check.is_required)
 
 
 def config_of(record: Record) -> Row:
     """The config that a Record was made with, its number of threads spelled out, filed under ``reproduce``.
 
-    Raises ConfigError for a Record that is not one of a run of dpexp.
+    Raises ConfigError for a Record of something else than a run of dpexp.
     """
     if not record.config.get("strategy"):
-        raise ConfigError(f"{record.name or record.run_id} is no run that can be repeated: it has no config")
+        raise ConfigError(f"{record.name or record.run_id} cannot be repeated: its Record has no config")
     config = {key: value for key, value in record.config.items() if value is not None}
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]
@@ -95,90 +95,88 @@ def config_of(record: Record) -> Row:
 def reproduce(record: Record, *, exact: bool = False) -> Reproduction:
     """Run it again and compare; ``exact`` from a checkout of the recorded commit.
 
-    Raises ConfigError where the Record's config, data or commit is not to be had here.
+    Raises ConfigError if the Record's config, data or commit is not available here.
     """
     config = config_of(record)
     if exact:
-        with worktree(record) as code:
-            again = _run(config, code)
+        with worktree(record) as root:
+            repeated = _run(config, root)
     else:
         RunConfig.from_dict(config, where=f"record {record.run_id}")
-        again = _run(config, ROOT)
-    return compare(record, again, exact=exact)
+        repeated = _run(config, ROOT)
+    return compare(record, repeated, exact=exact)
 
 
-def _run(config: Row, code: Path) -> Record:
-    """The Record of one run by the dpexp that lies in ``code``. Raises ConfigError where it refuses."""
-    done = run_in_child(config, {"DPEXP_HOME": str(home())}, code)
-    try:
-        return Record.from_dict(json.loads(done.stdout))
-    except (ValueError, TypeError):
-        said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        raise ConfigError(f"the run could not be repeated: {said.removeprefix('error: ')}") from None
+def _run(config: Row, root: Path) -> Record:
+    """The Record of one run by the dpexp in ``root``. Raises ConfigError if it refuses the config."""
+    child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
+    if child.record is None:
+        raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
+    return child.record
 
 
 @contextmanager
 def worktree(record: Record) -> Iterator[Path]:
-    """The recorded commit, checked out beside this one. Raises ConfigError where git does not have it."""
+    """The recorded commit in a temporary worktree. Raises ConfigError if git does not have it."""
     commit = (record.environment.get("git") or {}).get("commit")
     if not commit:
         raise ConfigError("--exact: the record names no commit: it was not made from a git checkout")
-    with tempfile.TemporaryDirectory(prefix="dpexp-exact-") as scratch:
-        path = Path(scratch) / "code"
-        done = _git("worktree", "add", "--detach", str(path), commit)
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["git is not here"])[-1]
-            raise ConfigError(f"--exact: commit {commit} cannot be checked out: {said}")
+    with tempfile.TemporaryDirectory(prefix="dpexp-exact-") as folder:
+        path = Path(folder) / "code"
+        added = _git("worktree", "add", "--detach", str(path), commit)
+        if added.returncode:
+            reason = added.stderr.strip().rpartition("\n")[2] or "git is not installed"
+            raise ConfigError(f"--exact: commit {commit} cannot be checked out: {reason}")
         try:
             yield path
         finally:
             _git("worktree", "remove", "--force", str(path))
 
 
-def _git(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
-
-
-# --- comparing -----------------------------------------------------------------------------------
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
 
 
 def compare(then: Record, now: Record, *, exact: bool = False) -> Reproduction:
-    """What of two Records of one config is equal, and what must be."""
-    differing = differences(then, now)
-    same_bits = not any(each.matters == "bits" for each in differing)
-    findings = [
-        Finding("status", then.status == now.status, True, _status(then, now)),
-        Finding("data", _data(then, now), True, "the samples' SHA-256"),
-        Finding("shapes", then.shapes == now.shapes, True, _rows(then.shapes, now.shapes)),
-        Finding(
-            "device map", then.device_map == now.device_map, True, _rows(then.device_map, now.device_map)
-        ),
-        *(_bits(part, then, now, same_bits) for part in ("weights", "outputs")),
-        _losses(then, now, same_bits),
-        Finding("time of a step", None, False, _time(then, now)),
+    """Which parts of two Records of one config are equal, and which must be."""
+    differences = _differences(then, now)
+    same_bits = not any(difference.affects == "bits" for difference in differences)
+    same_data = _equal(then.data.get("sha256"), now.data.get("sha256"))
+    checks = [
+        Check("status", then.status == now.status, True, _status(then, now)),
+        Check("data", same_data, True, "the samples' SHA-256"),
+        Check("shapes", then.shapes == now.shapes, True, _rows(then.shapes, now.shapes)),
+        Check("device map", then.device_map == now.device_map, True, _rows(then.device_map, now.device_map)),
+        _bits("weights", then, now, same_bits),
+        _bits("outputs", then, now, same_bits),
+        _losses(then.steps["loss"], now.steps["loss"], same_bits),
+        Check("time of a step", None, False, _time(then, now)),
     ]
-    return Reproduction(then, now, differing, findings, _warnings(then, now, exact))
+    return Reproduction(then, now, differences, checks, _warnings(then, now, exact))
 
 
-def differences(then: Record, now: Record) -> list[Difference]:
-    """What of the environment is another, what matters most first; what was not recorded is left out."""
-    found = []
-    for key, matters in MATTERS.items():
-        before, after = then.environment.get(key), now.environment.get(key)
-        if before != after and before is not None:
-            found.append(Difference(key, str(before), str(after), matters))
-    packages, here = then.environment.get("packages") or {}, now.environment.get("packages") or {}
-    for name in sorted(packages):
-        if name != "torch" and packages[name] != here.get(name):
-            found.append(Difference(name, packages[name], str(here.get(name)), "nothing expected"))
-    code, current = (each.environment.get("git") or {} for each in (then, now))
-    if code.get("commit") != current.get("commit"):
-        found.append(
-            Difference("commit", str(code.get("commit"))[:12], str(current.get("commit"))[:12], "anything")
-        )
-    return sorted(
-        found, key=lambda each: ("bits", "anything", "time", "nothing expected").index(each.matters)
-    )
+def _differences(then: Record, now: Record) -> list[Difference]:
+    """What differs in the environment, the most important first; what was not recorded is left out."""
+    before, after = then.environment, now.environment
+    found = [
+        Difference(key, str(before[key]), str(after.get(key)), affects)
+        for key, affects in MATTERS.items()
+        if before.get(key) not in (None, after.get(key))
+    ]
+    versions = after.get("packages") or {}
+    found += [
+        Difference(name, version, str(versions.get(name)), "nothing expected")
+        for name, version in sorted((before.get("packages") or {}).items())
+        if name != "torch" and version != versions.get(name)
+    ]
+    old, new = (str((facts.get("git") or {}).get("commit"))[:12] for facts in (before, after))
+    if old != new:
+        found.append(Difference("commit", old, new, "anything"))
+    return sorted(found, key=lambda difference: BY_IMPORTANCE.index(difference.affects))
+
+
+def _equal(before: str | None, after: str | None) -> bool | None:
+    return None if before is None or after is None else before == after
 
 
 def _status(then: Record, now: Record) -> str:
@@ -186,43 +184,35 @@ def _status(then: Record, now: Record) -> str:
     return f"{then.status} then, {now.status} now{error}" if then.status != now.status else now.status
 
 
-def _data(then: Record, now: Record) -> bool | None:
-    before, after = then.data.get("sha256"), now.data.get("sha256")
-    return None if before is None or after is None else before == after
-
-
 def _rows(then: list[Row], now: list[Row]) -> str:
     """How many rows are equal, or the first that is not."""
     for number, (before, after) in enumerate(zip(then, now, strict=False)):
         if before != after:
             keys = [key for key in before if before[key] != after.get(key)]
-            told = ", ".join(f"{key} {before[key]} -> {after.get(key)}" for key in keys)
-            return f"row {number} (module '{before.get('module')}') differs: {told}"
+            changes = ", ".join(f"{key} {before[key]} -> {after.get(key)}" for key in keys)
+            return f"row {number} (module '{before.get('module')}') differs: {changes}"
     if len(then) != len(now):
         return f"{len(then)} rows then, {len(now)} now"
     return f"all {len(then)} rows equal"
 
 
-def _bits(part: str, then: Record, now: Record, same_bits: bool) -> Finding:
-    before, after = then.digest.get(part), now.digest.get(part)
-    equal = None if before is None or after is None else before == after
-    told = "not recorded" if equal is None else "bitwise equal" if equal else "other bits"
-    return Finding(f"{part} at the end", equal, same_bits, told)
+def _bits(part: str, then: Record, now: Record, same_bits: bool) -> Check:
+    equal = _equal(then.digest.get(part), now.digest.get(part))
+    details = {None: "not recorded", True: "bitwise equal", False: "other bits"}[equal]
+    return Check(f"{part} at the end", equal, same_bits, details)
 
 
-def _losses(then: Record, now: Record, same_bits: bool) -> Finding:
-    """Losses step by step: the first place where two runs part."""
-    before, after = then.steps["loss"], now.steps["loss"]
+def _losses(before: list[float], after: list[float], same_bits: bool) -> Check:
+    """Compare step by step, up to the first step that differs; NaN equals NaN."""
     if not before:
-        return Finding("losses", None, False, "not recorded")
+        return Check("losses", None, False, "not recorded")
     for step, (old, new) in enumerate(zip(before, after, strict=False)):
         if old != new and (old == old or new == new):
             apart = abs(new - old) / abs(old) if old else abs(new)
-            last = abs(after[len(after) - 1] - before[len(after) - 1]) if len(after) == len(before) else None
-            end = f"; by {last:.1e} at the end" if last is not None else ""
-            return Finding("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
-    equal = len(before) == len(after)
-    return Finding("losses", equal, same_bits, f"equal in all {min(len(before), len(after))} steps")
+            end = f"; by {abs(after[-1] - before[-1]):.1e} at the end" if len(after) == len(before) else ""
+            return Check("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
+    count = min(len(before), len(after))
+    return Check("losses", len(before) == len(after), same_bits, f"equal in all {count} steps")
 
 
 def _time(then: Record, now: Record) -> str:
@@ -232,51 +222,43 @@ def _time(then: Record, now: Record) -> str:
     if not before or not after:
         return "no steps to compare"
     found = bootstrap_runs(ratio_of_medians, [after], [before])
-    return (
-        f"{units.ratio(found.value)} of then ({units.ratio(found.low)} to {units.ratio(found.high)}: 95% "
-        "interval over steps)"
-    )
+    low, high = units.ratio(found.low), units.ratio(found.high)
+    return f"{units.ratio(found.value)} of then ({low} to {high}: 95% interval over steps)"
 
 
 def _warnings(then: Record, now: Record, exact: bool) -> list[str]:
-    found = []
-    for record, when in ((then, "the record was made"), (now, "this reproduction was made")):
-        if (record.environment.get("git") or {}).get("dirty"):
-            found.append(f"{when} with uncommitted changes: no commit holds that code")
-    if exact and (then.environment.get("git") or {}).get("dirty"):
+    found = [
+        f"{when} with uncommitted changes: no commit holds that code"
+        for record, when in ((then, "the record was made"), (now, "this reproduction was made"))
+        if _is_dirty(record)
+    ]
+    if exact and _is_dirty(then):
         found.append("--exact checked out the commit without those changes")
     if then.damage:
         found.append(f"the record was damaged: {then.damage[0]}")
     return found
 
 
-# --- telling -------------------------------------------------------------------------------------
+def _is_dirty(record: Record) -> bool:
+    return bool((record.environment.get("git") or {}).get("dirty"))
 
 
-def tell(result: Reproduction) -> list[Section]:
-    """The reproduction in words."""
-    equal: dict[Any, str] = {True: "equal", False: "DIFFERS", None: "-"}
+def sections(result: Reproduction) -> list[Section]:
+    """The reproduction as report sections."""
+    equal = {True: "equal", False: "DIFFERS", None: "-"}
     title = "Reproduced" if result.is_reproduced else "NOT REPRODUCED"
     rows = tuple(
-        (each.what, equal[each.is_equal], "yes" if each.must else "no", each.told) for each in result.findings
+        (check.what, equal[check.is_equal], "yes" if check.is_required else "no", check.details)
+        for check in result.checks
     )
-    sections = [
-        Section(
-            f"{title}: {result.then.name} ({result.then.run_id} of {result.then.started[:10]})",
-            tuple(f"warning: {each}" for each in result.warnings),
-            "good" if result.is_reproduced else "bad",
-            Table(("what", "now", "must be", "figures"), rows),
-        )
-    ]
-    if result.differences:
-        facts = tuple((each.what, each.then, each.now, each.matters) for each in result.differences[:20])
-        more = len(result.differences) - len(facts)
-        sections.append(
-            Section(
-                "The environment differs",
-                table=Table(("what", "then", "now", "may change"), facts, max(0, more)),
-            )
-        )
-    else:
-        sections.append(Section("The environment is the same", ("versions, machine, code and lock",)))
-    return sections
+    compared = Section(
+        f"{title}: {result.then.name} ({result.then.run_id} of {result.then.started[:10]})",
+        tuple(f"warning: {warning}" for warning in result.warnings),
+        "good" if result.is_reproduced else "bad",
+        Table(("what", "now", "must be equal", "details"), rows),
+    )
+    if not result.differences:
+        return [compared, Section("The environment is the same", ("versions, machine, code and lock",))]
+    facts = tuple(dataclasses.astuple(difference) for difference in result.differences)
+    table = Table(("what", "then", "now", "may change"), facts)
+    return [compared, Section("The environment differs", table=table)]

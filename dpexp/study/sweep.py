@@ -2,27 +2,25 @@
 
 ::
 
-    round 1    whole-8   single   whole-2          each round holds every cell once, in an order of its own,
-    round 2    single    whole-2  whole-8          so that what drifts on the machine meets all cells alike
+    round 1    whole-8   single   whole-2          each round runs every cell once, in its own order,
+    round 2    single    whole-2  whole-8          so that a drift of the machine affects all cells alike
     round 3    whole-2   whole-8  single
 
-The sweep is a run too: its journal is the parent of its runs' journals, in MLflow as on the disk, and
-``runs/<sweep>/records/`` holds the Record of every slot. Nothing else of dpexp works while a run is
-measured; MLflow gets everything when the last run is over.
+The sweep is a run too: its journal is the parent of its runs' journals, in MLflow as on disk, and
+``runs/<sweep>/records/`` holds the Record of every run. Nothing else of dpexp works during a run; MLflow
+gets everything after the last one.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
+import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
@@ -39,71 +37,60 @@ from dpexp.record import (
     summaries,
     write_atomically,
 )
+from dpexp.report.command import command
 from dpexp.run import PARENT
-from dpexp.study.child_run import run_in_child
+from dpexp.study.child_run import ChildRun, run_command, run_in_child
 from dpexp.study.experiment import (
+    CHECKSUMS,
     RECORDS,
-    SUMS,
     SWEEP,
     Experiment,
+    PlannedRun,
     Program,
-    differences,
-    filed,
+    Run,
+    changed_fields,
+    checksums,
     is_reference,
-    read,
-    slot,
-    sums,
+    read_record,
 )
 
 STRATEGY = "sweep"
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One run that a sweep is to make."""
+class CompletedRun:
+    """A run of a sweep that has ended: its Record, None if the process left none, and its error message."""
 
-    cell: str
-    round: int
-
-    @property
-    def name(self) -> str:
-        return slot(self.cell, self.round)
-
-
-@dataclass(frozen=True)
-class Done:
-    """A slot that was run: its Record, None where the process left none, and what it said of an error."""
-
-    slot: Slot
+    planned: PlannedRun
     record: Record | None
     wall_s: float
-    error: str = ""
+    error: str
 
     @property
-    def is_well(self) -> bool:
+    def finished(self) -> bool:
         return self.record is not None and self.record.status == "finished"
 
 
-def plan(experiment: Experiment, only: str = "", seed: int = 0) -> list[Slot]:
-    """Every slot in the order in which it is to run: rounds, each in an order of its own, from the seed.
+def plan_runs(experiment: Experiment, only: str = "", seed: int = 0) -> list[PlannedRun]:
+    """Every run in the order of execution: rounds, each shuffled by the seed.
 
-    ``only`` leaves out the cells that the pattern does not match; the single device stays.
-    Raises ConfigError for a pattern that matches none.
+    ``only`` drops the cells that do not match the pattern, except the single device.
+    Raises ConfigError for a pattern that matches no cell.
     """
     cells = list(experiment.runs)
     if only:
-        chosen = set(experiment.matching(only))
+        chosen = set(experiment.cells_matching(only))
         cells = [cell for cell in cells if cell in chosen or is_reference(experiment.runs[cell])]
-    slots = []
+    planned = []
     for number in range(1, experiment.repeats + 1):
         order = list(cells)
         random.Random(f"{experiment.name} {seed} {number}").shuffle(order)
-        slots += [Slot(cell, number) for cell in order]
-    return slots
+        planned += [PlannedRun(cell, number) for cell in order]
+    return planned
 
 
 class Sweep:
-    """A sweep of one experiment; ``folder`` is that of its own run, ``records`` where its Records lie."""
+    """A sweep of one experiment; ``folder`` is that of its run, ``records`` holds its runs' Records."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self.experiment = experiment
@@ -111,52 +98,51 @@ class Sweep:
         self.records = folder / RECORDS
 
     @classmethod
+    def new(cls, experiment: Experiment) -> Sweep:
+        """A sweep that has not begun; nothing is written yet."""
+        return cls(experiment, home() / "runs" / new_run_id())
+
+    @classmethod
     def latest(cls, experiment: Experiment) -> Sweep | None:
-        """The newest sweep of this experiment on this disk, over or not."""
-        for head in summaries(home() / "runs"):
-            if head.strategy == STRATEGY and head.experiment == experiment.name:
-                return cls(experiment, home() / "runs" / head.run_id)
+        """The newest sweep of this experiment on this disk, finished or not."""
+        for summary in summaries(home() / "runs"):
+            if summary.strategy == STRATEGY and summary.experiment == experiment.name:
+                return cls(experiment, home() / "runs" / summary.run_id)
         return None
 
-    def missing(self, slots: list[Slot]) -> list[Slot]:
-        """The slots without a Record that finished. Raises ConfigError where RUNS has changed since."""
-        return [each for each in slots if not self._has(each)]
+    def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
+        """The runs without a finished Record. Raises ConfigError if RUNS has changed since the sweep."""
+        return [run for run in planned if not self._has_finished(run)]
 
-    def _has(self, wanted: Slot) -> bool:
-        path = self.records / f"{wanted.name}.json"
+    def _has_finished(self, planned: PlannedRun) -> bool:
+        path = self.records / f"{planned.name}.json"
         if not path.is_file():
             return False
-        record, run = read(path), self.experiment.runs[wanted.cell]
-        if isinstance(run, RunConfig) and (changed := differences(run, record.config)):
-            raise ConfigError(
-                f"cell '{wanted.cell}' has changed since that sweep ({', '.join(changed)}): sweep without "
-                "--resume"
-            )
+        record, run = read_record(path), self.experiment.runs[planned.cell]
+        if isinstance(run, RunConfig) and (changed := changed_fields(run, record.config)):
+            since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
+            raise ConfigError(f"{since}: sweep without --resume")
         return record.status == "finished"
 
-    def run(self, slots: list[Slot], tell: Callable[[Done], None]) -> list[Done]:
-        """Run the slots in order, tell of each, and close the sweep's own journal however it ends."""
-        done: list[Done] = []
+    def run(self, planned: list[PlannedRun], report: Callable[[CompletedRun], None]) -> list[CompletedRun]:
+        """Run one after the other, report each, and close the sweep's journal however the sweep ends."""
+        completed: list[CompletedRun] = []
         with self._journal() as journal:
             self.records.mkdir(exist_ok=True)
-            for each in slots:
-                result = self._run(each)
-                done.append(result)
-                journal.set(
-                    {
-                        f"summary.wall_s.{each.name}": round(result.wall_s, 3),
-                        "summary.done": sum(one.is_well for one in done),
-                        "summary.failed": sum(not one.is_well for one in done),
-                    }
-                )
+            for run in planned:
+                result = self._run(run)
+                completed.append(result)
+                done = sum(run.finished for run in completed)
+                journal.set({"summary.done": done, "summary.failed": len(completed) - done})
+                journal.set({f"summary.wall_s.{run.name}": round(result.wall_s, 3)})
                 journal.flush()
-                tell(result)
-        return done
+                report(result)
+        return completed
 
     @contextmanager
     def _journal(self) -> Iterator[Journal]:
-        """The sweep's own journal, new or gone on with; the Record of the sweep is written at the end."""
-        with Journal.reopen(self.folder) if self.folder.exists() else self._new() as journal:
+        """The sweep's journal, new or reopened; the Record of the sweep is written at the end."""
+        with Journal.reopen(self.folder) if self.folder.exists() else self._new_journal() as journal:
             journal.set(status="running", ended=None)
             journal.flush()
             status = "killed"
@@ -167,111 +153,80 @@ class Sweep:
                 journal.set(status=status, ended=now())
         write_atomically(self.records / SWEEP, finish(self.folder / "journal.jsonl").to_json().encode())
 
-    def _new(self) -> Journal:
+    def _new_journal(self) -> Journal:
         journal = Journal(self.folder.parent, self.folder.name)
-        journal.set(
-            name=f"sweep of {self.experiment.name}",
-            experiment=self.experiment.name,
-            strategy=STRATEGY,
-            config={
-                "question": self.experiment.question,
-                "cells": list(self.experiment.runs),
-                "repeats": self.experiment.repeats,
-            },
-            environment=environment(),
-        )
+        swept = self.experiment
+        config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
+        journal.set(name=f"sweep of {swept.name}", experiment=swept.name, strategy=STRATEGY)
+        journal.set(config=config, environment=environment())
         return journal
 
-    # --- one slot ---
-
-    def _run(self, each: Slot) -> Done:
-        """Run one slot in a process of its own; its Record is kept, whatever became of it."""
+    def _run(self, planned: PlannedRun) -> CompletedRun:
+        """Run a cell in a child process and keep its Record, whether it finished or not."""
         started = time.time()
         clock = time.perf_counter()
-        process = self._start(each)
+        child = self._start(planned)
         wall_s = time.perf_counter() - clock
-        record = _printed(process.stdout) or self._left_behind(each, started)
+        record = child.record or self._recorded_since(started, planned)
         if record is not None:
-            write_atomically(self.records / f"{each.name}.json", record.to_json().encode())
-        error = process.stderr.strip().splitlines()[-1:] if process.returncode else []
-        return Done(each, record, wall_s, error[0] if error else "")
+            write_atomically(self.records / f"{planned.name}.json", record.to_json().encode())
+        return CompletedRun(planned, record, wall_s, child.error)
 
-    def _start(self, each: Slot) -> subprocess.CompletedProcess[str]:
-        run, parent = self.experiment.runs[each.cell], self.folder.name
+    def _start(self, planned: PlannedRun) -> ChildRun:
+        run, environ = self.experiment.runs[planned.cell], {PARENT: self.folder.name}
         if isinstance(run, RunConfig):
-            return run_in_child(filed(run, self.experiment.name, each.name).to_dict(), {PARENT: parent})
-        program = [sys.executable, str(self.experiment.folder / run.file), *run.words]
-        environ = os.environ | {PARENT: parent}
-        return subprocess.run(program, capture_output=True, text=True, env=environ, check=False)
+            config = replace(run, experiment=self.experiment.name, run_name=planned.name)
+            return run_in_child(config.to_dict(), environ)
+        return run_command([sys.executable, str(self.experiment.folder / run.file), *run.arguments], environ)
 
-    def _left_behind(self, each: Slot, started: float) -> Record | None:
-        """The Record of a run that died before it could print it: its journal knows."""
+    def _recorded_since(self, started: float, planned: PlannedRun) -> Record | None:
+        """The Record of a run that died before it could print it, read from its folder."""
         for folder in folders(self.folder.parent):
             if folder.stat().st_mtime >= started - 1 and folder != self.folder:
                 record = load(folder)
-                if (record.parent, record.name) == (self.folder.name, each.name):
+                if (record.parent, record.name) == (self.folder.name, planned.name):
                     return record
         return None
 
-    # --- afterwards ---
+    def run_folders(self) -> list[Path]:
+        """The folder of the sweep, then those of its runs that are on this disk."""
+        children = [self.folder.parent / record.run_id for record in self._run_records()]
+        return [self.folder, *(folder for folder in children if (folder / RECORD).exists())]
 
-    def runs(self) -> list[Path]:
-        """The folders of the sweep's runs that are on this disk, its own first."""
-        there = [self.folder]
-        for path in sorted(self.records.glob("*.r*.json")):
-            folder = self.folder.parent / read(path).run_id
-            there += [folder] if (folder / RECORD).exists() else []
-        return there
+    def _run_records(self) -> Iterator[Record]:
+        return map(read_record, sorted(self.records.glob("*.r*.json")))
 
     def publish(self) -> Path:
         """Make this sweep's Records the committed result for its kind of machine; returns their folder.
 
-        Raises ConfigError where a cell lacks a round, or a run did not finish.
+        Raises ConfigError if a run is missing or did not finish.
         """
-        lacking = self.missing(plan(self.experiment))
-        if lacking:
-            names = ", ".join(each.name for each in lacking[:5])
+        planned = plan_runs(self.experiment)
+        if missing := self.missing(planned):
+            names = ", ".join(run.name for run in missing[:5])
             raise ConfigError(
-                f"{len(lacking)} runs are missing or did not finish ({names} …): --resume runs them"
+                f"{len(missing)} runs are missing or did not finish ({names} …): --resume runs them"
             )
-        target = self.experiment.folder / RECORDS / self.kind()
+        target = self.experiment.folder / RECORDS / self.machine_kind()
         if target.exists():
             shutil.rmtree(target)
         target.mkdir(parents=True)
-        for each in plan(self.experiment):
-            shutil.copyfile(self.records / f"{each.name}.json", target / f"{each.name}.json")
-        shutil.copyfile(self.records / SWEEP, target / SWEEP)
-        write_atomically(target / SUMS, sums(target).encode())
+        for name in (*(f"{run.name}.json" for run in planned), SWEEP):
+            shutil.copyfile(self.records / name, target / name)
+        write_atomically(target / CHECKSUMS, checksums(target).encode())
         return target
 
-    def kind(self) -> str:
-        """``cpu``, or the accelerator's name as a folder's: the kind of machine that the runs used."""
-        for path in sorted(self.records.glob("*.r*.json")):
-            record = read(path)
+    def machine_kind(self) -> str:
+        """``cpu``, or the name of the accelerator that the runs used, as a folder name."""
+        for record in self._run_records():
             chips = record.environment.get("accelerators") or []
             if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
                 return str(chips[0]["name"]).lower().replace(" ", "-")
         return "cpu"
 
 
-def new(experiment: Experiment) -> Sweep:
-    """A sweep that has not begun; nothing is written yet."""
-    return Sweep(experiment, home() / "runs" / new_run_id())
-
-
-def _printed(text: str) -> Record | None:
-    """The Record that a process printed with --json; None where it printed none."""
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return None
-    return Record.from_dict(data) if isinstance(data, dict) and "run_id" in data else None
-
-
-def command(run: RunConfig | Program) -> str:
-    """What a cell runs, in one line, for ``--dry-run``."""
+def command_line(run: Run) -> str:
+    """The command that runs a cell by itself, for ``--dry-run``."""
     if isinstance(run, Program):
-        return " ".join(["python", run.file, *run.words])
-    usual = RunConfig(run.strategy).to_dict()
-    words = [f"{key}={value}" for key, value in run.to_dict().items() if value != usual[key]]
-    return " ".join([run.strategy, *words])
+        return shlex.join(["python", run.file, *run.arguments])
+    return command(Record(config=run.to_dict()))

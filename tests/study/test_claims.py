@@ -1,4 +1,4 @@
-"""Claims: what Records say of them, and what they leave open."""
+"""Claims: how Records judge them, and what remains open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from record_factory import whole
 
 from dpexp.config import ConfigError, RunConfig
 from dpexp.study.claims import judge
-from dpexp.study.experiment import Bars, Claim, Experiment, Measured
+from dpexp.study.experiment import Bars, Claim, Experiment, MeasuredRun
 from dpexp.study.readme import fill
 
 
@@ -18,10 +18,10 @@ def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wi
     return Experiment(Path("nowhere"), "Why?", runs, claims, "", (), Bars("", "step_ms", {}))
 
 
-def rounds(cell: str, devices: int, *step_ms: float) -> list[Measured]:
-    """One run a round with about this step time."""
+def rounds(cell: str, devices: int, *step_ms: float) -> list[MeasuredRun]:
+    """A run for each round, with about this step time."""
     return [
-        Measured(cell, number, whole(devices, step_ms=ms, steps=40), wall_s=2 * ms)
+        MeasuredRun(cell, number, whole(devices, step_ms=ms, steps=40), wall_s=2 * ms)
         for number, ms in enumerate(step_ms, start=1)
     ]
 
@@ -42,7 +42,7 @@ def slower(cell: str, relation: str = ">", value: float = 1.0) -> Claim:
     return Claim("it takes longer", "step_ms", cell, relation, value, against="single")
 
 
-def test_a_ratio_whose_whole_interval_is_beyond_the_margin_holds() -> None:
+def test_a_ratio_whose_whole_interval_exceeds_the_value_holds() -> None:
     assert outcome(slower("wide-2", ">", 1.8)) == "holds"
 
 
@@ -62,7 +62,7 @@ def test_runs_that_differ_widen_the_interval_although_each_has_many_steps() -> N
     assert outcome(slower("wide-3", ">", 0.999)) == "not shown"
 
 
-def test_a_claim_of_several_cells_is_as_good_as_its_worst_and_names_it() -> None:
+def test_the_verdict_on_several_cells_is_that_of_the_worst_and_names_it() -> None:
     (verdict,) = judge(experiment(slower("wide-*", ">", 1.5)), CELLS)
     assert verdict.outcome == "contradicted"
     assert verdict.figures.startswith("wide-3: ")
@@ -77,7 +77,7 @@ def test_facts_are_compared_as_they_are() -> None:
 
 
 def test_runs_of_a_cell_that_disagree_in_a_fact_contradict_the_claim() -> None:
-    mixed = {**CELLS, "wide-2": [*CELLS["wide-2"], Measured("wide-2", 4, whole(3))]}
+    mixed = {**CELLS, "wide-2": [*CELLS["wide-2"], MeasuredRun("wide-2", 4, whole(3))]}
     (verdict,) = judge(experiment(Claim("halves", "split", "wide-2", "==", "15 + 15; 5 + 5")), mixed)
     assert verdict.outcome == "contradicted"
     assert "disagree" in verdict.figures
@@ -92,19 +92,19 @@ def test_whole_processes_are_compared_by_their_seconds() -> None:
     assert outcome(Claim("twice", "wall_s", "wide-2", "<=", 2.1, against="single")) == "holds"
 
 
-def test_an_answer_may_state_that_nothing_is_shown() -> None:
-    said = Claim("no difference", "step_ms", "wide-3", ">", 1.0, "single", stated="not shown")
-    (verdict,) = judge(experiment(said), CELLS)
+def test_an_answer_may_state_that_a_claim_is_not_shown() -> None:
+    claim = Claim("no difference", "step_ms", "wide-3", ">", 1.0, "single", stated="not shown")
+    (verdict,) = judge(experiment(claim), CELLS)
     assert verdict.is_as_stated
 
 
 @pytest.mark.parametrize("wrong", [{"relation": "~"}, {"relation": ">", "stated": "perhaps"}])
-def test_a_claim_that_says_nothing_is_an_error(wrong: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="there is"):
+def test_a_claim_with_an_unknown_relation_or_verdict_is_an_error(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="choose from"):
         Claim("?", "step_ms", "single", **wrong)
 
 
-def test_an_answer_is_filled_with_figures_and_their_spread() -> None:
-    told = fill("It takes {ratio step_ms wide-2 single}; rows {value split wide-2}.", CELLS)
-    assert told.startswith("It takes 2.00x (1.9")
-    assert told.endswith("; rows 15 + 15; 5 + 5.")
+def test_placeholders_in_an_answer_become_figures_with_their_spread() -> None:
+    answer = fill("It takes {ratio step_ms wide-2 single}; rows {value split wide-2}.", CELLS)
+    assert answer.startswith("It takes 2.00x (1.9")
+    assert answer.endswith("; rows 15 + 15; 5 + 5.")

@@ -1,4 +1,4 @@
-"""A sweep: every cell each round, a failure does not stop it, and it goes on where it was interrupted."""
+"""A sweep: every cell each round, a failure does not stop it, and it resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dpexp.config import ConfigError
 from dpexp.engine.environment import lock
 from dpexp.record import Journal, JournalError, JournalReader, Record, finish
 from dpexp.record import load as load_run
-from dpexp.study.experiment import Experiment, load, measured
-from dpexp.study.sweep import Done, Sweep, new, plan
+from dpexp.study.experiment import Experiment, load, measured_runs
+from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,8 +45,8 @@ print(record.to_json())
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Experiment:
-    """An experiment of three cells and two rounds, one cell of which is killed until it is mended."""
+def experiment(tmp_path: Path) -> Experiment:
+    """An experiment of three cells and two rounds; one cell is killed until the file «mended» exists."""
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "config.py").write_text(CONFIG)
@@ -54,88 +54,88 @@ def asked(tmp_path: Path) -> Experiment:
     return load(folder)
 
 
-def test_every_round_holds_every_cell_once_in_an_order_of_its_own() -> None:
-    slots = plan(load(ROOT / "experiments" / "seed_tables"))
-    cells = {each.cell for each in slots}
-    rounds = [[each.cell for each in slots if each.round == number] for number in (1, 2, 3)]
+def test_every_round_runs_every_cell_once_in_its_own_order() -> None:
+    planned = plan_runs(load(ROOT / "experiments" / "seed_tables"))
+    cells = {run.cell for run in planned}
+    rounds = [[run.cell for run in planned if run.round == number] for number in (1, 2, 3)]
     assert all(set(order) == cells and len(order) == len(cells) for order in rounds)
     assert len({tuple(order) for order in rounds}) > 1
-    assert [each.round for each in slots] == sorted(each.round for each in slots)
-    assert slots == plan(load(ROOT / "experiments" / "seed_tables"))
+    assert [run.round for run in planned] == sorted(run.round for run in planned)
+    assert planned == plan_runs(load(ROOT / "experiments" / "seed_tables"))
 
 
-def test_only_keeps_the_single_device(asked: Experiment) -> None:
-    assert {each.cell for each in plan(asked, only="qui*")} == {"single", "quick"}
-    with pytest.raises(ConfigError, match=r"no cell 'quik'.*did you mean 'quick'"):
-        plan(asked, only="quik")
+def test_only_keeps_the_single_device(experiment: Experiment) -> None:
+    assert {run.cell for run in plan_runs(experiment, only="qui*")} == {"single", "quick"}
+    with pytest.raises(ConfigError, match=r"no cell matches 'quik'.*did you mean 'quick'"):
+        plan_runs(experiment, only="quik")
 
 
 def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(
-    asked: Experiment, dpexp_home: Path
+    experiment: Experiment, dpexp_home: Path
 ) -> None:
-    sweep, told = new(asked), []
-    done = sweep.run(sweep.missing(plan(asked)), told.append)
-    assert done == told
-    assert Counter((each.slot.cell, each.is_well) for each in done) == {
-        ("single", True): 2,
-        ("quick", True): 2,
-        ("fragile", False): 2,
+    sweep, reported = Sweep.new(experiment), []
+    completed = sweep.run(sweep.missing(plan_runs(experiment)), reported.append)
+    assert completed == reported
+    assert Counter((run.planned.cell, run.finished, run.error) for run in completed) == {
+        ("single", True, ""): 2,
+        ("quick", True, ""): 2,
+        ("fragile", False, "killed by SIGKILL"): 2,
     }
-    own = load_run(sweep.folder)
-    assert (own.status, own.summary["done"], own.summary["failed"]) == ("finished", 4, 2)
+    parent = load_run(sweep.folder)
+    assert (parent.status, parent.summary["done"], parent.summary["failed"]) == ("finished", 4, 2)
     children = [load_run(folder) for folder in (dpexp_home / "runs").iterdir() if folder != sweep.folder]
-    assert {(each.parent, each.experiment) for each in children} == {(sweep.folder.name, "small")}
+    assert {(child.parent, child.experiment) for child in children} == {(sweep.folder.name, "small")}
     with pytest.raises(ConfigError, match="2 runs are missing"):
         sweep.publish()
 
-    (asked.folder / "mended").touch()
-    again = Sweep.latest(asked)
+    (experiment.folder / "mended").touch()
+    again = Sweep.latest(experiment)
     assert again is not None
-    missing = again.missing(plan(asked))
-    assert {each.cell for each in missing} == {"fragile"}
-    again.run(missing, told.append)
-    cells, record = measured(again.publish())
-    assert {cell: len(runs) for cell, runs in cells.items()} == {"single": 2, "quick": 2, "fragile": 2}
-    assert all(run.wall_s and run.wall_s > 0 for runs in cells.values() for run in runs)
+    missing = again.missing(plan_runs(experiment))
+    assert {run.cell for run in missing} == {"fragile"}
+    again.run(missing, reported.append)
+    runs, record = measured_runs(again.publish())
+    assert {cell: len(of_cell) for cell, of_cell in runs.items()} == {"single": 2, "quick": 2, "fragile": 2}
+    assert all(run.wall_s and run.wall_s > 0 for of_cell in runs.values() for run in of_cell)
     assert record is not None
     assert record.run_id == sweep.folder.name
 
 
-def test_an_interrupted_sweep_goes_on_under_the_same_parent(asked: Experiment) -> None:
-    (asked.folder / "mended").touch()
-    sweep, slots = new(asked), plan(asked)
+def test_an_interrupted_sweep_resumes_under_the_same_parent(experiment: Experiment) -> None:
+    (experiment.folder / "mended").touch()
+    sweep, planned = Sweep.new(experiment), plan_runs(experiment)
 
-    def interrupt(done: Done) -> None:
+    def interrupt(completed: CompletedRun) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(slots, interrupt)
+        sweep.run(planned, interrupt)
     assert load_run(sweep.folder).status == "killed"
-    again = Sweep.latest(asked)
+    again = Sweep.latest(experiment)
     assert again is not None
     assert again.folder == sweep.folder
-    assert again.missing(slots) == slots[1:]
+    assert again.missing(planned) == planned[1:]
 
 
-def test_a_cell_that_changed_since_cannot_be_resumed(asked: Experiment) -> None:
-    sweep = new(asked)
-    slots = [each for each in plan(asked) if each.cell == "single"][:1]
-    sweep.run(slots, lambda done: None)
-    path = asked.folder / "config.py"
+def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> None:
+    sweep = Sweep.new(experiment)
+    planned = [run for run in plan_runs(experiment) if run.cell == "single"][:1]
+    sweep.run(planned, lambda completed: None)
+    path = experiment.folder / "config.py"
     path.write_text(path.read_text().replace("steps=3", "steps=4"))
-    again = Sweep.latest(load(asked.folder))
+    again = Sweep.latest(load(experiment.folder))
     assert again is not None
     with pytest.raises(ConfigError, match=r"'single' has changed since that sweep \(steps\)"):
-        again.missing(slots)
+        again.missing(planned)
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
-def test_in_mlflow_the_runs_are_nested_under_their_sweep(asked: Experiment, dpexp_home: Path) -> None:
+def test_in_mlflow_the_runs_are_nested_under_their_sweep(experiment: Experiment, dpexp_home: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(asked.folder), "--only", "quick"],
+        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(experiment.folder), "--only", "quick"],
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -144,8 +144,8 @@ def test_in_mlflow_the_runs_are_nested_under_their_sweep(asked: Experiment, dpex
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{dpexp_home}/mlflow.db")
-    (experiment,) = client.search_experiments(filter_string="name = 'small'")
-    runs = client.search_runs([experiment.experiment_id])
+    (stored,) = client.search_experiments(filter_string="name = 'small'")
+    runs = client.search_runs([stored.experiment_id])
     (parent,) = [run for run in runs if run.data.tags["dpexp.strategy"] == "sweep"]
     nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(run.info.run_name for run in nested) == ["single.r1", "single.r2"]
@@ -153,29 +153,30 @@ def test_in_mlflow_the_runs_are_nested_under_their_sweep(asked: Experiment, dpex
     assert all("summary/step_ms/median" in run.data.metrics for run in nested)
 
 
-def test_a_dry_run_shows_the_order_and_writes_nothing(asked: Experiment, dpexp_home: Path) -> None:
+def test_a_dry_run_shows_the_order_and_writes_nothing(experiment: Experiment, dpexp_home: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(asked.folder), "--dry-run"],
+        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(experiment.folder), "--dry-run"],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0
     assert "6 of 6 runs" in done.stdout
+    assert "python scripts/run.py single --steps 3" in done.stdout
+    assert "python program.py quick" in done.stdout
     assert not list(dpexp_home.iterdir())
 
 
-def test_a_record_is_what_the_run_wrote(asked: Experiment) -> None:
-    sweep = new(asked)
-    (slot,) = [each for each in plan(asked) if each.name == "single.r1"]
-    (done,) = sweep.run([slot], lambda done: None)
-    assert isinstance(done.record, Record)
-    own = sweep.folder.parent / done.record.run_id / "record.json"
-    assert (sweep.records / "single.r1.json").read_bytes() == own.read_bytes()
+def test_a_sweeps_record_is_the_file_that_the_run_wrote(experiment: Experiment) -> None:
+    sweep = Sweep.new(experiment)
+    (planned,) = [run for run in plan_runs(experiment) if run.name == "single.r1"]
+    (completed,) = sweep.run([planned], lambda completed: None)
+    assert isinstance(completed.record, Record)
+    written = sweep.folder.parent / completed.record.run_id / "record.json"
+    assert (sweep.records / "single.r1.json").read_bytes() == written.read_bytes()
 
 
-def test_a_journal_is_gone_on_with_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
+def test_a_reopened_journal_continues_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:
     with Journal(dpexp_home / "runs", "abc") as journal:
         journal.extend({"steps.loss": [1.0, 2.0]})
         with pytest.raises(JournalError, match="another process is writing it"):
