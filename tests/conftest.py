@@ -1,7 +1,7 @@
-"""What every test gets: a home of its own, no setting of the developer's, and honest skips.
+"""What every test gets: its own ``DPEXP_HOME``, no setting of the developer, and skips that count in CI.
 
 A test marked ``gpu`` or ``multigpu`` is skipped where the accelerators are missing. In CI (``CI`` is
-set) any other skip is a failure: what CI is meant to cover must have run.
+set) any other skip is a failure: CI must run all tests that it is meant to cover.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 LONG = (
-    "checkpoint",
-    "ddp",
-    "hosts",
-    "servers",
-    "worker",
-    "upload",
-    "fsdp",
-    "browser",
+    "test_checkpoint",
+    "test_ddp",
+    "test_hosts",
+    "test_servers",
+    "test_worker",
+    "test_upload",
+    "test_fsdp",
+    "test_browser",
 )
-"""The test files that take longest: they come first, so that no worker is left alone with one at the end."""
+"""The test files that take longest: they run first, so that no worker has one left at the end."""
 
 
 def in_ci() -> bool:
@@ -40,28 +40,27 @@ def in_ci() -> bool:
 
 
 def pytest_configure() -> None:
-    """MLflow reads this while it is imported: no test reports to its makers."""
+    """Disable MLflow's telemetry, which reads this when it is imported."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    # Models of a few numbers gain nothing from a second thread, and with every core busy they lose much.
+    # A second thread does not speed up models of a few numbers; with every core busy it slows them down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    obey_ctrl_c()
+    enable_ctrl_c()
 
 
-def obey_ctrl_c() -> None:
-    """A shell starts what runs in the background with Ctrl-C ignored, and so would be every process that a
-    test starts: those are to be ended by it."""
+def enable_ctrl_c() -> None:
+    """Enable Ctrl-C, which a shell disables for background processes, and so for their child processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
-    """pytest's closing line is the last: MLflow's queue of traces says nothing while it empties at exit."""
+    """Silence MLflow's queue of traces, which would log at exit, after pytest's closing line."""
     logging.getLogger("mlflow.tracing").setLevel(logging.WARNING)
 
 
 @pytest.fixture(autouse=True)
 def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``DPEXP_HOME`` of this test, an empty folder; no other variable of ours is set."""
+    """``DPEXP_HOME`` of this test, an empty folder; no other variable of dpexp or MLflow is set."""
     for name in list(os.environ):
         if name.startswith(OURS) and name != "MLFLOW_DISABLE_TELEMETRY":
             monkeypatch.delenv(name)
@@ -73,14 +72,14 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def command_lines() -> CommandLines:
-    """Runs command lines of scripts/run.py cheaply, each in a process of its own."""
+    """Runs command lines of scripts/run.py cheaply, each in its own process."""
     from command_lines import shared
 
     return shared()
 
 
 def accelerators_needed(item: pytest.Item) -> int:
-    """How many accelerators a test's marks ask for; 0 for a test that runs anywhere."""
+    """How many accelerators a test's marks require; 0 for a test that runs anywhere."""
     return max(
         (count for mark, count in ACCELERATORS_NEEDED.items() if item.get_closest_marker(mark)), default=0
     )
@@ -93,22 +92,22 @@ def lacks_extra(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs an extra that is not installed; skip what needs more accelerators than there are.
+    """Deselect tests of an extra that is not installed; skip those that need more accelerators than present.
 
-    Torch is asked only where a test needs accelerators. The longest files come first.
+    Torch is imported only if a test needs accelerators. The longest files come first.
     """
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+    items.sort(key=lambda item: item.path.stem not in LONG)
     without = [item for item in items if lacks_extra(item)]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
-    needy = [item for item in items if accelerators_needed(item)]
-    if not needy:
+    on_accelerators = [item for item in items if accelerators_needed(item)]
+    if not on_accelerators:
         return
     from dpexp.devices import accelerators
 
     present = len(accelerators())
-    for item in needy:
+    for item in on_accelerators:
         if accelerators_needed(item) > present:
             reason = f"needs {accelerators_needed(item)} accelerator(s), this machine has {present}"
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -116,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI, a test that skips itself has failed."""
+    """In CI, a skipped test is a failed one."""
     report = yield
     if not accelerators_needed(item) and not hasattr(report, "wasxfail"):
         fail_skipped(report)
@@ -125,7 +124,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In CI, a module that skips itself has failed."""
+    """In CI, a skipped module is a failed one."""
     report = yield
     fail_skipped(report)
     return report
@@ -136,4 +135,4 @@ def fail_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and in_ci():
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"skipped in CI, where nothing but gpu and multigpu tests may be: {reason}"
+        report.longrepr = f"skipped in CI, where only gpu and multigpu tests may be skipped: {reason}"

@@ -1,4 +1,4 @@
-"""The tests' own house: a skip in CI is a failure, and no test sees the developer's settings."""
+"""The conftest: a skip in CI is a failure, and no test sees the developer's settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +23,7 @@ SKIPS = {
 def pytest_on(
     source: str, folder: Path, ci: str, before: tuple[str, ...] = (), workers: str = "0"
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module of tests under this conftest in a process and a folder of its own."""
+    """Run a module of tests with this conftest in a process of its own, in ``folder``."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    gpu: one\n    multigpu: two\n"
@@ -36,6 +37,11 @@ def pytest_on(
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_file_exists(name: str) -> None:
+    assert list((ROOT / "tests").rglob(f"{name}.py"))
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -53,7 +59,7 @@ def test_skip_elsewhere_is_a_skip(tmp_path: Path) -> None:
     assert "1 skipped" in run.stdout
 
 
-def test_multigpu_test_may_be_skipped_in_ci_and_expected_failure_is_none(tmp_path: Path) -> None:
+def test_in_ci_a_multigpu_test_may_be_skipped_and_an_xfail_is_not_a_skip(tmp_path: Path) -> None:
     source = (
         "import pytest, torch\n"
         "@pytest.mark.multigpu\n"
@@ -66,22 +72,22 @@ def test_multigpu_test_may_be_skipped_in_ci_and_expected_failure_is_none(tmp_pat
     assert "1 xfailed" in run.stdout
 
 
-def test_home_is_this_tests_own_and_nothing_else_is_set(tmp_path: Path, dpexp_home: Path) -> None:
+def test_every_test_has_its_own_home_and_no_other_setting(tmp_path: Path, dpexp_home: Path) -> None:
     assert Path(os.environ["DPEXP_HOME"]) == dpexp_home == tmp_path / "home"
     assert not list(dpexp_home.iterdir())
-    ours = {name for name in os.environ if name.startswith(("DPEXP_", "MLFLOW_"))}
-    assert ours == {"DPEXP_HOME", "MLFLOW_DISABLE_TELEMETRY"}
+    settings = {name for name in os.environ if name.startswith(("DPEXP_", "MLFLOW_"))}
+    assert settings == {"DPEXP_HOME", "MLFLOW_DISABLE_TELEMETRY"}
 
 
-def test_what_a_test_starts_obeys_ctrl_c_though_the_tests_run_in_the_background(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_child_process_although_the_tests_run_in_the_background(tmp_path: Path) -> None:
     source = (
         "import signal, subprocess, sys\n"
         "def test_a():\n"
-        "    code = 'import signal, time; print(signal.getsignal(signal.SIGINT)); time.sleep(60)'\n"
+        "    code = 'import signal, time; print(signal.getsignal(signal.SIGINT)); time.sleep(600)'\n"
         "    process = subprocess.Popen([sys.executable, '-u', '-c', code], stdout=subprocess.PIPE)\n"
         "    assert b'default_int_handler' in process.stdout.readline()\n"
         "    process.send_signal(signal.SIGINT)\n"
-        "    assert process.wait(30) != 0\n"
+        "    assert process.wait(300) != 0\n"
     )
     run = pytest_on(source, tmp_path, ci="", before=("sh", "-c", "trap '' INT; exec \"$@\"", "sh"))
     assert run.returncode == 0, run.stdout

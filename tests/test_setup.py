@@ -1,4 +1,4 @@
-"""Set-up has one source: lock, environment.yml, pyproject and README's commands agree, and they work."""
+"""Set-up: lock, environment.yml, pyproject and README's commands agree, and they work."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.11", "3.12")
 INSTALLERS = {"pip", "wheel"}
-"""What a fresh environment may hold beside the lock."""
+"""What a new environment may contain in addition to the lock."""
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def lock() -> dict[str, str]:
-    """{name: version} of requirements.lock; every line that is no comment must be ``name==version``."""
+    """{name: version} of requirements.lock; every line except comments must be ``name==version``."""
     pins = {}
     for line in (ROOT / "requirements.lock").read_text().splitlines():
         if not line.startswith("#"):
             match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line)
-            assert match, f"requirements.lock: '{line}' is no plain pin"
+            assert match, f"requirements.lock: '{line}' is not a plain pin"
             pins[canonicalize_name(match[1])] = match[2]
     return pins
 
@@ -52,12 +52,12 @@ def pip_section() -> list[str]:
 
 
 def readme_commands() -> list[str]:
-    """The lines of README that make the environment."""
+    """The lines of README that create the environment."""
     return re.findall(r"^python3\.11 -m venv .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 def direct_requirements() -> list[Requirement]:
-    """What pyproject names for running and for developing."""
+    """What pyproject requires for running and for developing."""
     return [
         Requirement(text) for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     ]
@@ -71,14 +71,14 @@ def test_lock_pins_every_direct_dependency_within_its_range(requirement: Require
     assert requirement.specifier.contains(lock()[canonicalize_name(requirement.name)])
 
 
-def test_lock_is_sorted_and_names_nothing_twice() -> None:
+def test_lock_is_sorted_without_duplicates() -> None:
     names = [line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
     pinned = [name for name in names if not name.startswith("#")]
     assert len(pinned) == len(lock())
     assert pinned == sorted(pinned, key=str.lower)
 
 
-def test_conda_gives_python_and_pip_and_the_lock_gives_the_rest() -> None:
+def test_conda_installs_python_and_pip_and_the_lock_the_rest() -> None:
     names = [part for part in conda()["dependencies"] if isinstance(part, str)]
     assert names == ["python=3.11", "pip"]
     assert pip_section() == ["-r", "requirements.lock"]
@@ -140,33 +140,33 @@ def test_tests_import_only_declared_dependencies() -> None:
 
 def installed(python: Path) -> dict[str, str]:
     """{name: version} of an environment, without the local part of a version (torch's ``+cpu``)."""
-    speaking = os.environ | {"PIP_QUIET": "0"}  # whatever quiet the caller asked of pip
+    verbose = os.environ | {"PIP_QUIET": "0"}  # the caller may have set PIP_QUIET
     command = [python, "-m", "pip", "list", "--format", "json"]
-    freeze = subprocess.run(command, capture_output=True, text=True, check=True, env=speaking)
+    freeze = subprocess.run(command, capture_output=True, text=True, check=True, env=verbose)
     return {
         canonicalize_name(row["name"]): row["version"].partition("+")[0] for row in json.loads(freeze.stdout)
     }
 
 
 def closure(name: str) -> set[str]:
-    """A distribution and what it requires here, and what that requires: torch and its CUDA libraries."""
-    seen: set[str] = set()
+    """A distribution and everything that it requires on this machine: torch and its CUDA libraries."""
+    known: set[str] = set()
     new = {canonicalize_name(name)}
     while new:
         current = new.pop()
-        seen.add(current)
+        known.add(current)
         try:
             wanted = [Requirement(text) for text in metadata.requires(current) or []]
         except metadata.PackageNotFoundError:
             continue
         new |= {
             canonicalize_name(r.name) for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})
-        } - seen
-    return seen
+        } - known
+    return known
 
 
-def is_what_the_pip_section_gives(python: Path) -> bool:
-    """Whether an environment holds exactly the lock, with what torch brings by itself on this machine."""
+def matches_the_lock(python: Path) -> bool:
+    """Whether an environment contains exactly the lock and what torch requires on this machine."""
     found, wanted = installed(python), lock()
     extra = found.keys() - wanted.keys() - INSTALLERS - closure("torch")
     return not extra and all(found.get(name) == version for name, version in wanted.items())
@@ -176,11 +176,11 @@ def is_what_the_pip_section_gives(python: Path) -> bool:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The python of an environment made from the ``pip:`` section and nothing else.
 
-    This very one where it is that (README's and CI's is: it holds no package more or less); else a
-    new one, which takes pip a minute or two.
+    The current environment if it contains exactly these packages (README's and CI's does), else a new one,
+    which takes pip a minute or two.
     """
     here = Path(sys.executable)
-    if sys.prefix != sys.base_prefix and is_what_the_pip_section_gives(here):
+    if sys.prefix != sys.base_prefix and matches_the_lock(here):
         yield here
         return
     folder = tmp_path_factory.mktemp("environment")
@@ -193,7 +193,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.timeout(1200)
 def test_environment_of_the_pip_section_is_the_lock(environment: Path) -> None:
-    assert is_what_the_pip_section_gives(environment)
+    assert matches_the_lock(environment)
     subprocess.run([environment, "-m", "pip", "check"], check=True)
 
 
@@ -220,7 +220,7 @@ ELSEWHERE = re.compile(
     r"py[p]i\.org|[p]ythonhosted|[n]pmjs|conda\.[a-z]*anaconda|[d]eb\.debian|download\.[p]ytorch|/opt/[p]ypi"
     r"|(?<![\w.])/(?:home|[U]sers)/(?!user\b|you\b|me\b)\w+|(?<![\w.])/[r]oot/|(?<![\w.])/work/(?:[m]ain|[s]hared|[v]env)"
 )
-"""Hosts of package registries, and paths of one developer's machine."""
+"""Hosts of package registries, and paths of a developer's machine."""
 
 
 def committed_files() -> list[Path]:
@@ -228,7 +228,7 @@ def committed_files() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
-def test_no_committed_file_names_a_registry_host_or_a_path_of_ones_machine() -> None:
+def test_no_committed_file_names_a_registry_host_or_a_path_of_a_developers_machine() -> None:
     found = []
     for path in committed_files():
         if path.is_file():
