@@ -98,7 +98,7 @@ def test_an_edited_answer_is_found(copied: Path) -> None:
 
 def test_an_edited_record_is_found(copied: Path) -> None:
     changed(copied / "records" / "cpu" / "whole-8.r2.json", '"finished"', '"finished" ')
-    assert "never edited" in problems(copied)
+    assert "have changed since the sweep" in problems(copied)
 
 
 def test_a_missing_run_is_found(copied: Path) -> None:
