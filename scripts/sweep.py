@@ -51,11 +51,11 @@ def sweep(
 
     cli.check_environment()
     experiment = experiments.load(folder)
-    slots = sweeps.plan_runs(experiment, only, order_seed)
+    planned = sweeps.plan_runs(experiment, only, order_seed)
     current = _sweep(experiment, resume)
-    missing = current.missing(slots)
+    missing = current.missing(planned)
     if dry_run:
-        _show(experiment, missing, len(slots))
+        _show(experiment, missing, len(planned))
         return
     failed = _run(current, missing)
     if track and missing:
@@ -87,7 +87,7 @@ def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None
 
 
 def _run(current: Sweep, missing: list[PlannedRun]) -> int:
-    """Run the missing slots, with a progress bar on stderr; return the number of failed runs."""
+    """Run the missing runs, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
     failed = 0
