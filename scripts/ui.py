@@ -32,7 +32,7 @@ def ui(
 
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
-    store = Store.of(home())
+    store = Store.from_environment(home())
     try:
         remote = remote_links(store)
         if remote is not None:

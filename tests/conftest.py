@@ -26,7 +26,7 @@ LONG = (
     "test_ddp",
     "test_hosts",
     "test_servers",
-    "test_worker",
+    "test_uploader_process",
     "test_upload",
     "test_fsdp",
     "test_browser",

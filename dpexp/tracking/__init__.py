@@ -1,16 +1,17 @@
-"""Tracking: Records into MLflow. The only part of dpexp that imports mlflow, and never in the main process.
+"""Tracking: delivers Records to MLflow. The only room that imports mlflow, and never in the main process.
 
-::
+``run``, ``study`` and the scripts may import it; it may import ``report``, ``record`` and ``config``. Start
+reading with ``uploader``::
 
-    main process                          uploader process (python -m dpexp.tracking.worker)
-    ------------                          --------------------------------------------------
-    Journal --- append, sync ---> runs/<run_id>/journal.jsonl --- read on ---> Upload ---> MLflow
-    Uploader --- pipe: open, read on, finish ------------------> Worker
-             <-- pipe: one Delivery -----------------------------
+    main process                          uploader process (python -m dpexp.tracking.uploader_process)
+    ------------                          ------------------------------------------------------------
+    Journal --- append, sync ---> runs/<run_id>/journal.jsonl --- read ---> Upload ---> MLflow
+    Uploader --- pipe: open, read, finish --------------------> UploaderProcess
+             <-- pipe: one Delivery ---------------------------
 
-``uploader`` is the handle in the main process; ``worker`` the process behind it; ``store`` finds, makes
-and checks the MLflow store; ``content`` says what of a Record goes where; ``upload`` carries one journal
-into one store, once; ``ledger`` remembers what was delivered; ``sync`` delivers later.
+``upload`` delivers one journal to one store, ``mlflow_run`` writes a Record into an MLflow run, ``content``
+maps a Record to MLflow's entities, ``store`` finds and checks the MLflow store, ``ledger`` records what was
+delivered, ``sync`` delivers later, ``ui`` serves MLflow's pages.
 """
 
 from dpexp.tracking.uploader import Delivery, Uploader, how_to_deliver

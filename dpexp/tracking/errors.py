@@ -1,9 +1,41 @@
-"""What can be wrong with a store, as one line that says what to do."""
+"""Errors of a store, each as one line that says what to do and contains no credentials."""
+
+from __future__ import annotations
+
+from dpexp.record import redact
+
+_MESSAGES = {
+    "Connection refused": "connection refused",
+    "Name or service not known": "unknown host",
+    "Temporary failure in name resolution": "unknown host",
+    "Read timed out": "it accepts connections, but does not answer in time",
+    "timed out": "no answer in time",
+    "Connection aborted": "the connection was cut",
+    "Connection reset": "the connection was cut",
+    "database or disk is full": "the disk is full",
+    "No space left on device": "the disk is full",
+    "readonly database": "the store is read-only",
+    "database is locked": "another process keeps the store locked",
+}
+"""Messages for texts that libraries bury in long errors; the first match counts."""
 
 
 class StoreError(RuntimeError):
-    """The store cannot be used: what is wrong, where, and what to do. Free of credentials."""
+    """The store cannot be used: what is wrong, where, and what to do. Contains no credentials."""
 
 
-class GoneError(RuntimeError):
-    """The MLflow run that points were meant for was deleted, or is not there."""
+def short_message(error: BaseException) -> str:
+    """One line on an error that a store or its driver raised, free of credentials."""
+    if isinstance(error, StoreError):
+        return redact(str(error))
+    text = first_line(error)
+    for fragment, message in _MESSAGES.items():
+        if fragment in text:
+            return message
+    return redact(text if len(text) <= 300 else text[:297] + "...")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: MLflow and SQLAlchemy append complete SQL statements."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""Ledger: which stores hold which part of a run, and the lock under which one process at a time delivers it.
+"""Ledger: which stores have received which part of a run, and the lock that allows one delivery at a time.
 
-``delivery.json`` beside the journal names, for each store, the MLflow run and whether everything is there.
-The store itself has the last word on how far a delivery came, so that the ledger may be old or lost.
+``delivery.json`` beside the journal names the MLflow run of each store and whether it is complete. The store
+itself decides how far a delivery has come, so the ledger may be outdated or lost.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record import write_atomically
+from dpexp.record import JOURNAL, write_atomically
+from dpexp.tracking.store import Store
 
 LEDGER = "delivery.json"
 LOCK = ".delivery.lock"
 
 
 @dataclass(frozen=True)
-class Account:
-    """What one store holds of a run. ``journal_bytes`` is the journal's length when it was complete there."""
+class LedgerEntry:
+    """What one store has of a run. ``journal_bytes`` is the journal's length at a complete delivery."""
 
     experiment_id: str
     mlflow_run_id: str
@@ -29,62 +30,54 @@ class Account:
     journal_bytes: int = 0
 
 
-class Busy(RuntimeError):  # noqa: N818 - it is no error: the run is in good hands
-    """Another process delivers this run at this moment."""
+class DeliveryLockedError(RuntimeError):
+    """Another process is delivering this run."""
 
 
-def read(folder: Path) -> dict[str, Account]:
-    """The accounts of a run, by the store's name; empty where nothing was delivered."""
+def read(folder: Path) -> dict[str, LedgerEntry]:
+    """The ledger of a run by store; empty where nothing was delivered."""
     try:
         data = json.loads((folder / LEDGER).read_bytes())
-        return {store: Account(**account) for store, account in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # none, or damaged: the store itself knows
+        return {store: LedgerEntry(**entry) for store, entry in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # absent or damaged: the store itself knows
         return {}
 
 
-def write(folder: Path, store: str, account: Account) -> None:
-    """Note what a store holds; the other stores' accounts stay."""
-    accounts = read(folder) | {store: account}
-    text = json.dumps({name: dataclasses.asdict(a) for name, a in accounts.items()}, indent=1)
+def write(folder: Path, store: str, entry: LedgerEntry) -> None:
+    """Record what a store has; the entries of other stores stay."""
+    entries = read(folder) | {store: entry}
+    text = json.dumps({name: dataclasses.asdict(entry) for name, entry in entries.items()}, indent=1)
     write_atomically(folder / LEDGER, text.encode())
 
 
 def is_complete(folder: Path, store: str) -> bool:
     """Whether the store has everything that the journal holds now."""
-    account = read(folder).get(store)
-    if account is None or not account.complete:
+    entry, journal = read(folder).get(store), folder / JOURNAL
+    if entry is None or not entry.complete or not journal.exists():
         return False
-    with contextlib.suppress(OSError):
-        return account.journal_bytes == (folder / "journal.jsonl").stat().st_size
-    return False
+    return entry.journal_bytes == journal.stat().st_size
 
 
 @contextlib.contextmanager
-def delivering(folder: Path, wait_s: float) -> Iterator[None]:
-    """Hold the run's delivery lock. Raises Busy when another process holds it longer than ``wait_s``."""
+def delivery_lock(folder: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the run's delivery lock. Raises DeliveryLockedError where another process holds it too long."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK, timeout=wait_s)
     try:
-        lock.acquire()
+        with FileLock(folder / LOCK, timeout=timeout_s):
+            yield
     except Timeout:
-        raise Busy(f"run {folder.name} is being delivered by another process") from None
-    try:
-        yield
-    finally:
-        lock.release()
+        raise DeliveryLockedError(f"another process is delivering run {folder.name}") from None
 
 
 def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
-    """``yes``, ``in part``, ``elsewhere`` (in another store) or ``no``, for this environment's store."""
-    from dpexp.tracking.store import Store
-
-    store, runs = Store.of(home).name, home / "runs"
-    return {run_id: _state(runs / run_id, store) for run_id in run_ids}
+    """``yes``, ``in part``, ``elsewhere`` (another store) or ``no`` by run, for this environment's store."""
+    store = Store.from_environment(home).name
+    return {run_id: _state(home / "runs" / run_id, store) for run_id in run_ids}
 
 
 def _state(folder: Path, store: str) -> str:
-    accounts = read(folder)
-    if store in accounts:
+    entries = read(folder)
+    if store in entries:
         return "yes" if is_complete(folder, store) else "in part"
-    return "elsewhere" if any(account.complete for account in accounts.values()) else "no"
+    return "elsewhere" if any(entry.complete for entry in entries.values()) else "no"

@@ -1,8 +1,8 @@
-"""System metrics of a run: sampled in the uploader process, so that the measured one is left alone.
+"""System metrics of a run, sampled in the uploader process so that they cost the measured process nothing.
 
-They lie in ``system.jsonl`` beside the journal, in the journal's own format, and are delivered as the journal
-is; MLflow shows them under the names of its own monitor. ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL``
-(seconds, default 1) and ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=false`` are honoured.
+They are written to ``system.jsonl`` beside the journal, in the journal's format, and delivered like the
+journal, under the names of MLflow's own monitor. ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` (seconds,
+default 1) and ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=false`` have their usual meaning.
 """
 
 from __future__ import annotations
@@ -14,58 +14,52 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dpexp.record.journal import encode_line
+
+SYSTEM = "system.jsonl"
 
 
 class Sampler:
-    """Samples the machine and one process at an interval, in a thread, into a file."""
+    """A thread that samples the machine and one process at an interval into a file."""
 
     def __init__(self, path: Path, pid: int) -> None:
-        import psutil
-
         self._path = path
         self._process = psutil.Process(pid)
         self._interval_s = float(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL") or 1.0)
-        self._over = threading.Event()
-        self._seq = 0
+        self._stopped = threading.Event()
         self._network = psutil.net_io_counters()
-        self._gpus = _Gpus()
-        self._thread = threading.Thread(target=self._sample_until_over, daemon=True, name="system metrics")
+        self._gpus = _gpu_handles()
+        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="system metrics")
         self._thread.start()
 
     def stop(self) -> None:
-        """Take the last sample and end."""
-        self._over.set()
+        """Take the last sample and end the thread."""
+        self._stopped.set()
         self._thread.join()
 
-    def _sample_until_over(self) -> None:
-        import psutil
-
+    def _sample_until_stopped(self) -> None:
         psutil.cpu_percent()  # the first call only starts the clock
         with contextlib.suppress(OSError, psutil.Error), open(self._path, "ab", buffering=0) as file:
-            self._write(file)
-            while not self._over.wait(self._interval_s):
-                self._write(file)
-            self._write(file)
+            number, stopped = 0, False
+            while not stopped:
+                file.write(encode_line(self._entry(number)))
+                number += 1
+                stopped = self._stopped.wait(self._interval_s)
+            file.write(encode_line(self._entry(number)))
 
-    def _write(self, file: Any) -> None:
-        values = self.sample()
-        file.write(
-            encode_line(
-                {
-                    "seq": self._seq,
-                    "at": time.time_ns() // 1_000_000,
-                    "extend": {f"system.{name}": [value] for name, value in values.items()},
-                    "from": {f"system.{name}": self._seq for name in values},
-                }
-            )
-        )
-        self._seq += 1
+    def _entry(self, number: int) -> dict[str, Any]:
+        values = {f"system.{name}": value for name, value in self.sample().items()}
+        return {
+            "seq": number,
+            "at": time.time_ns() // 1_000_000,
+            "extend": {name: [value] for name, value in values.items()},
+            "from": dict.fromkeys(values, number),
+        }
 
     def sample(self) -> dict[str, float]:
-        """The figures of this moment, by MLflow's names; ``process_…`` are the run's own process."""
-        import psutil
-
+        """The current values under MLflow's names; ``process_…`` are those of the run's own process."""
         memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("/"), psutil.net_io_counters()
         values = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
@@ -77,48 +71,40 @@ class Sampler:
             "network_receive_megabytes": (network.bytes_recv - self._network.bytes_recv) / 1e6,
             "network_transmit_megabytes": (network.bytes_sent - self._network.bytes_sent) / 1e6,
         }
-        with contextlib.suppress(psutil.Error):  # it has ended: the machine's figures remain
+        with contextlib.suppress(psutil.Error):  # it has ended: the machine's values remain
             values["process_cpu_percentage"] = self._process.cpu_percent()
             values["process_memory_megabytes"] = self._process.memory_info().rss / 1e6
-        return values | self._gpus.sample()
-
-
-class _Gpus:
-    """NVIDIA devices by NVML, where its package and its driver are; else none."""
-
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        try:
-            import pynvml
-        except ImportError:
-            return
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-
-    def sample(self) -> dict[str, float]:
-        values: dict[str, float] = {}
-        for i, handle in enumerate(self._handles):
-            import pynvml
-
-            with contextlib.suppress(pynvml.NVMLError):
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                values[f"gpu_{i}_memory_usage_megabytes"] = memory.used / 1e6
-                values[f"gpu_{i}_memory_usage_percentage"] = 100 * memory.used / memory.total
-                values[f"gpu_{i}_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        for index, handle in enumerate(self._gpus):
+            values |= _sample_gpu(index, handle)
         return values
 
 
-def start(path: Path, pid: int) -> Sampler | None:
-    """Begin to sample; None where the user switched it off, and where it can't be done.
+def _gpu_handles() -> list[Any]:
+    """The NVIDIA devices, where NVML's package and driver are installed."""
+    with contextlib.suppress(ImportError):
+        import pynvml
 
-    That is without psutil, with an interval that is no number, and for a process that is gone.
-    """
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    return []
+
+
+def _sample_gpu(index: int, handle: Any) -> dict[str, float]:
+    import pynvml
+
+    values: dict[str, float] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        values[f"gpu_{index}_memory_usage_megabytes"] = memory.used / 1e6
+        values[f"gpu_{index}_memory_usage_percentage"] = 100 * memory.used / memory.total
+        values[f"gpu_{index}_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+    return values
+
+
+def start(path: Path, pid: int) -> Sampler | None:
+    """Start sampling; None if the user disabled it, the interval is not a number or the process has ended."""
     if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
-        return None
-    try:
-        import psutil
-    except ImportError:
         return None
     with contextlib.suppress(ValueError, psutil.NoSuchProcess):
         return Sampler(path, pid)

@@ -1,4 +1,4 @@
-"""A run's phase-timed steps as MLflow traces: its page shows the phases, and replicas side by side.
+"""A run's phase-timed steps as MLflow traces, whose timeline shows the phases and replicas side by side.
 
 ::
 
@@ -8,12 +8,11 @@
         replica 0 on cpu:0
         replica 1 on cpu:1
 
-One to three steps: the typical one, and the last batch of an epoch where it was split differently.
+One or two steps: the typical one, and the smallest batch (the last of an epoch) where its size differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,44 +23,37 @@ from dpexp.report.analysis.timeline import Bar, Step, steps, typical
 if TYPE_CHECKING:
     from mlflow.entities import LiveSpan
 
-MS = 1_000_000
-"""Nanoseconds in a millisecond."""
+MS = 1_000_000  # nanoseconds
 
 
-def log_trace(experiment_id: str, mlflow_run_id: str, record: Record, *, uri: str | None = None) -> int:
-    """Log the Record's chosen steps as traces of the MLflow run; returns how many.
-
-    ``uri`` is the store, by default MLflow's current one. Raises what MLflow raises.
-    """
+def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
+    """Log selected steps of the Record as traces of the MLflow run."""
     import mlflow
 
-    if uri is not None:
-        mlflow.set_tracking_uri(uri)
-    picked = chosen(steps(record))
-    for step in picked:
+    mlflow.set_tracking_uri(uri)
+    for step in select(steps(record)):
         _log(step, experiment_id, mlflow_run_id, record)
-    if picked:
-        mlflow.flush_trace_async_logging()
-    return len(picked)
+    mlflow.flush_trace_async_logging()
 
 
-def chosen(several: list[Step]) -> list[Step]:
-    """The typical step, and the first step of the smallest batch where that is another size."""
-    usual = typical(several)
+def select(candidates: list[Step]) -> list[Step]:
+    """The typical step, and the first step with the smallest batch where its size differs."""
+    usual = typical(candidates)
     if usual is None:
         return []
-    least = min(several, key=lambda step: (step.rows or 0, step.number))
-    return [usual] if least.rows == usual.rows else [usual, least]
+    smallest = min(candidates, key=lambda step: (step.rows or 0, step.number))
+    return [usual] if smallest.rows == usual.rows else [usual, smallest]
 
 
 def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
     import mlflow
 
-    begin = _wall_ns(record) + round(step.start * MS)
+    rows = {} if step.rows is None else {"rows": step.rows}
+    begin = _begin_ns(record) + round(step.start * MS)
     root = mlflow.start_span_no_context(
         f"step {step.number}" + (f", {step.rows} rows" if step.rows else ""),
         span_type="CHAIN",
-        inputs={"strategy": record.strategy, "execution": record.execution, **_rows(step)},
+        inputs={"strategy": record.strategy, "execution": record.execution, **rows},
         attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},
         metadata={"mlflow.sourceRun": mlflow_run_id},
         experiment_id=experiment_id,
@@ -72,7 +64,7 @@ def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> 
         span = mlflow.start_span_no_context(
             bar.phase if bar.replica is None else f"replica {bar.replica} on {bar.device}",
             span_type="TASK" if bar.replica is None else "TOOL",
-            parent_span=_around(bar, spans) or root,
+            parent_span=_enclosing(bar, spans) or root,
             inputs=_inputs(bar),
             start_time_ns=begin + round(bar.start * MS),
         )
@@ -82,12 +74,8 @@ def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> 
     root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
 
 
-def _rows(step: Step) -> dict[str, int]:
-    return {} if step.rows is None else {"rows": step.rows}
-
-
-def _around(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
-    """The span of the shortest phase that this bar lies inside of; of a replica, of its own phase."""
+def _enclosing(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
+    """The span of the shortest phase that contains this bar; for a replica, the span of its phase."""
     outer = [
         (other, span)
         for other, span in spans
@@ -100,25 +88,20 @@ def _around(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
 
 
 def _inputs(bar: Bar) -> dict[str, Any]:
-    """``replica`` is left out for a phase."""
-    told: dict[str, Any] = {"device": bar.device, "shapes": _shapes(bar.inputs)}
-    return told if bar.replica is None else {"replica": bar.replica} | told
+    replica = {} if bar.replica is None else {"replica": bar.replica}
+    return {**replica, "device": bar.device, "shapes": units.repeated(map(units.shape, bar.inputs))}
 
 
 def _outputs(bar: Bar) -> dict[str, Any]:
-    told: dict[str, Any] = {"device": bar.device, "shapes": _shapes(bar.outputs), "ms": round(bar.ms, 6)}
-    return told if bar.bytes is None else told | {"bytes": bar.bytes}
+    size = {} if bar.bytes is None else {"bytes": bar.bytes}
+    shapes = units.repeated(map(units.shape, bar.outputs))
+    return {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
 
 
-def _shapes(several: Iterable[Sequence[int]]) -> str:
-    """``(30, 5)``, ``7 × (4, 5) + (2, 5)``: one line, where MLflow would spread a list."""
-    return units.repeated(map(units.shape, several))
-
-
-def _wall_ns(record: Record) -> int:
-    """Where the phase-timed steps are laid on the calendar: their last one ends when the run ended."""
-    moment = record.ended or record.started
-    if not moment:
+def _begin_ns(record: Record) -> int:
+    """When the phase-timed steps began, in ns since 1970, if the last one ended when the run ended."""
+    ended = record.ended or record.started
+    if not ended:
         return 0
     last = max((row["end_us"] for row in record.timeline), default=0.0)
-    return round(datetime.fromisoformat(moment).timestamp() * 1e9 - last * 1e3)
+    return round(datetime.fromisoformat(ended).timestamp() * 1e9 - last * 1e3)

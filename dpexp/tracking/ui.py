@@ -1,4 +1,4 @@
-"""The MLflow UI, light: one server process on this machine's loopback, and none left behind.
+"""The MLflow UI: one server process on this machine's loopback, which ends with the process that starts it.
 
 A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; this is 2 processes and 0.4 GB.
 """
@@ -17,16 +17,21 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from dpexp.config.child_processes import end_with_parent, python_path
 from dpexp.record import redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 
-START_S = 60.0
-STOP_S = 5.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""This machine is reached without a proxy."""
+OPEN_STORE = (
+    "import sys; from pathlib import Path; from dpexp.tracking.store import Store, short_message\n"
+    "try: Store.from_environment(Path(sys.argv[1])).open()\n"
+    "except Exception as error: sys.exit(short_message(error))"
+)
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+_NEWEST: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerError(RuntimeError):
@@ -34,97 +39,50 @@ class ServerError(RuntimeError):
 
 
 def links(base: str) -> list[tuple[str, str]]:
-    """(experiment, link to its runs), the last used first; MLflow's empty Default only if it is alone."""
-    body = json.dumps({"max_results": 20, "order_by": ["last_update_time DESC"]}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{base}/api/2.0/mlflow/experiments/search", body, headers)
-    with _DIRECT.open(request, timeout=10) as answer:
-        found = json.load(answer).get("experiments", [])
-    used = [e for e in found if e["experiment_id"] != "0"] or found
-    page = "runs?workflowType=machine_learning"
-    return [(e["name"], f"{base}/#/experiments/{e['experiment_id']}/{page}") for e in used]
+    """(experiment, link to its runs), the last used first; MLflow's Default only if there is no other."""
+    url, headers = f"{base}/api/2.0/mlflow/experiments/search", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(_NEWEST).encode(), headers)
+    with _WITHOUT_PROXY.open(request, timeout=10) as response:
+        experiments = json.load(response).get("experiments", [])
+    used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"] or experiments
+    return [_link(base, experiment["name"], experiment["experiment_id"]) for experiment in used]
 
 
 def remote_links(store: Store) -> list[tuple[str, str]] | None:
-    """The same of a server that is running elsewhere, asked with the user's login; None for other stores."""
-    if not store.uri.startswith(("http://", "https://")):
+    """The links of a server that runs elsewhere, queried with the user's login; None for other stores."""
+    if not store.is_http:
         return None
-    store.open()
-    base = without_login(store.uri).rstrip("/")
-    found = store.client.search_experiments(order_by=["last_update_time DESC"], max_results=20)
-    page = "runs?workflowType=machine_learning"
-    return [(e.name, f"{base}/#/experiments/{e.experiment_id}/{page}") for e in found]
+    base, experiments = without_login(store.uri), store.client.search_experiments(**_NEWEST)
+    return [_link(base, experiment.name, experiment.experiment_id) for experiment in experiments]
 
 
-def ready(store: Store) -> None:
-    """Check or make the store, in a process of its own: mlflow would stay in memory. Raises ServerError."""
-    code = (
-        "import sys; from pathlib import Path; from dpexp.tracking.store import Store, describe\n"
-        "try: Store.of(Path(sys.argv[1])).open()\n"
-        "except Exception as error: sys.exit(describe(error))"
-    )
-    made = subprocess.run(
-        [sys.executable, "-c", code, str(store.home)],
-        env=os.environ | {"PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise ServerError(made.stderr.strip().splitlines()[-1])
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises ServerError unless the port can be listened on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise ServerError(
-                f"port {port} of {host} cannot be used ({error.strerror}): give another --port, "
-                f"such as {_free(host)}"
-            ) from None
-
-
-def _free(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host if host in ("127.0.0.1", "localhost") else "127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _link(base: str, name: str, experiment_id: str) -> tuple[str, str]:
+    return name, f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 
 @contextlib.contextmanager
 def server(store: Store, host: str, port: int) -> Iterator[str]:
-    """A server that answers, for as long as the context lasts; gives its address. Raises ServerError.
+    """A server that answers while the context lasts; yields its address. Raises ServerError.
 
-    The store's address travels in the environment, where no process list shows it.
+    The store's address is passed in the environment, where no process list shows it.
     """
-    check_port(host, port)
-    ready(store)
-    environment = CLIENT_DEFAULTS | dict(os.environ)
-    environment |= {
-        "MLFLOW_BACKEND_STORE_URI": store.uri,
-        "MLFLOW_DEFAULT_ARTIFACT_ROOT": store.artifacts.as_uri(),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
+    _check_port(host, port)
+    _open_in_child(store)
+    environment = (
+        CLIENT_DEFAULTS
+        | dict(os.environ)
+        | {
+            "MLFLOW_BACKEND_STORE_URI": store.uri,
+            "MLFLOW_DEFAULT_ARTIFACT_ROOT": store.artifacts.as_uri(),
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+    )
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--workers",
-        "1",
-        "--host",
-        host,
-        "--port",
-        str(port),
-    ]
+    arguments = ["--workers", "1", "--host", host, "--port", str(port)]
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "mlflow", "server", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -135,39 +93,55 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
         try:
             _wait_until_up(process, base, log)
             yield base
-            _watch(process, log)
+            process.wait()  # the server ends only if something is wrong
+            raise ServerError(f"the MLflow server ended with code {process.returncode}: {_last_line(log)}")
         finally:
             _stop(process)
 
 
+def _check_port(host: str, port: int) -> None:
+    """Raises ServerError unless the port is free: MLflow itself would exit with code 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            message = f"port {port} of {host} cannot be used ({error.strerror}): choose another --port"
+            raise ServerError(message) from None
+
+
+def _open_in_child(store: Store) -> None:
+    """Open the store in a child process, because mlflow would stay in memory here. Raises ServerError."""
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    command = [sys.executable, "-c", OPEN_STORE, str(store.home)]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise ServerError(child.stderr.strip().splitlines()[-1])
+
+
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServerError(f"the MLflow server ended while it started: {_last_line(log)}")
-        with contextlib.suppress(OSError), _DIRECT.open(f"{base}/health", timeout=2):
+        with contextlib.suppress(OSError), _WITHOUT_PROXY.open(f"{base}/health", timeout=2):
             return
         time.sleep(0.1)
-    raise ServerError(f"the MLflow server does not answer after {START_S:g} s: {_last_line(log)}")
-
-
-def _watch(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Wait for the server, which ends only if something is wrong with it."""
-    process.wait()
-    raise ServerError(f"the MLflow server ended with code {process.returncode}: {_last_line(log)}")
+    raise ServerError(f"the MLflow server does not answer after {START_TIMEOUT_S:g} s: {_last_line(log)}")
 
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
-    return redact(lines[-1]) if lines else "it said nothing"
+    return redact(lines[-1]) if lines else "it printed nothing"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its workers: its whole process group, by force if need be."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    """End the server and its workers: its whole process group, by force if necessary."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, signal_number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
+            process.wait(STOP_TIMEOUT_S)
     process.wait()

@@ -1,55 +1,56 @@
-"""Upload: one journal on its way into one store, every point once.
+"""Upload: delivers one journal to one store, every point once.
 
-The store itself says how far it is. Points are delivered in the order of their steps, so the latest step
-that the store has of a metric is the cursor from which to go on; it is asked for whenever that is in
-doubt (a new process, a call that failed and may have arrived all the same). What arrives twice
-nevertheless, from a request that was given up too early or from two machines at once, is the same row of
-the store: see ``content``.
+Points are delivered in the order of their steps, so the last step that the store has of a metric says where
+to continue. The store is queried whenever that is in doubt: in a new process, and after a call that failed
+and may have arrived nevertheless. A point that arrives twice all the same, from a request that was given up
+too early or from two machines, is one row of the store: see ``content``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from dpexp.record import RECORD, JournalReader, Record, finish, is_open, load
+from dpexp.record import JOURNAL, RECORD, JournalReader, Record, finish, is_open, load
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
-from dpexp.tracking.errors import GoneError, StoreError
-from dpexp.tracking.extras import PICTURES, WORDS, Extra
-from dpexp.tracking.store import Store, describe
+from dpexp.tracking.errors import StoreError
+from dpexp.tracking.ledger import LedgerEntry
+from dpexp.tracking.mlflow_run import MlflowRun
+from dpexp.tracking.store import BATCH, Store
+from dpexp.tracking.system import SYSTEM
 from dpexp.tracking.uploader import Delivery
 
-SYSTEM = "system.jsonl"
-TRIES = 3
-"""How often the facts are begun anew where another machine delivers the same run at the same moment."""
+ATTEMPTS = 3  # to write the facts while another machine delivers the same run
+PARENT_LOCK_TIMEOUT_S = 30.0
 
 
 class Upload:
-    """One run into one store. ``fresh`` promises that nobody can have delivered it before.
+    """One run into one store. ``fresh`` promises that the store cannot have the run yet.
 
-    Every method may raise what the store raises; the next call then goes on where the store says it is.
+    Every method may raise what the store raises; the next call then continues where the store says.
     """
 
     def __init__(self, store: Store, journal: Path, *, fresh: bool = False) -> None:
         self.store = store
         self.journal = journal
         self.folder = journal.parent
-        self._alone = fresh and not store.is_remote
-        self._begin()
+        self._may_exist = not fresh or store.is_remote
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
+        """Read the journal again from its first line, for an MLflow run that is yet to be found."""
         self._record = Record()
         self._tails = [JournalReader(self.journal), JournalReader(self.folder / SYSTEM)]
         self._unread = self._read()
         self._pending: list[Point] = []
-        self._cursor: dict[str, int] = {}
-        self._run: tuple[str, str] | None = None
+        self._last_steps: dict[str, int] = {}
+        self._run: MlflowRun | None = None
         self._in_doubt = True
-
-    # --- while the run goes on -------------------------------------------------------------------
 
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
@@ -59,18 +60,18 @@ class Upload:
             self.attach()
 
     def _fill(self) -> list[Point]:
-        """The next batch; empty when everything written so far was read."""
-        self._pending += islice(self._unread, self.store.batch - len(self._pending))
-        if len(self._pending) < self.store.batch:
+        """The next batch; empty when everything that is written so far was read."""
+        self._pending += islice(self._unread, BATCH - len(self._pending))
+        if len(self._pending) < BATCH:
             self._unread = self._read()
-            self._pending += islice(self._unread, self.store.batch - len(self._pending))
+            self._pending += islice(self._unread, BATCH - len(self._pending))
         return self._pending
 
     def _read(self) -> Iterator[Point]:
-        """The points that were not read yet; other facts are folded into ``_record`` on the way."""
+        """The points that were not read yet; other facts are applied to ``_record`` on the way."""
         journal, system = self._tails
         for entry in journal:
-            with contextlib.suppress(ValueError):  # what fits no Record is reported by `fold`
+            with contextlib.suppress(ValueError):  # `fold` reports what does not fit a Record
                 self._record.apply({"set": entry.get("set", {})})
             yield from content.points(entry)
         with contextlib.suppress(FileNotFoundError):
@@ -78,204 +79,145 @@ class Upload:
                 yield from content.points(entry)
 
     def _send(self) -> None:
-        """Deliver the pending points: of a run that is gone and begun anew, its first ones."""
-        _, run_id = self.attach()
-        new = [point for point in self._pending if point.step > self._cursor.get(point.key, -1)]
+        """Deliver the pending points that the store does not have."""
+        run = self.attach()  # of a deleted run the first points become pending
+        new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
         if new:
             self._in_doubt = True
-            self.store.log(run_id, new)
+            self.store.log_points(run.run_id, new)
             self._in_doubt = False
-        for point in new:
-            self._cursor[point.key] = point.step
+        self._last_steps |= {point.key: point.step for point in new}
         self._pending = []
 
-    # --- the MLflow run --------------------------------------------------------------------------
-
-    def attach(self) -> tuple[str, str]:
-        """(experiment id, MLflow run id) of this run, made where there is none; the cursor is then true."""
+    def attach(self) -> MlflowRun:
+        """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
         if not self._record.run_id:
             self._fill()
         if self._run is None:
-            self._run = self._known() or self._found() or self._made()
+            self._run = self._from_ledger() or self._search() or self._create()
         if self._in_doubt:
-            run = self.store.client.get_run(self._run[1])
-            if run.info.lifecycle_stage != "active":  # another machine was first, or a user deleted it
-                self._begin()
-                self._alone = False
+            run = self._active(self._run.run_id)
+            if run is None:  # a user deleted it, or another machine's run replaces it
+                self._restart()
+                self._may_exist = True
                 return self.attach()
-            self._cursor = {m.key: int(m.step) for m in run.data.to_proto().metrics}
+            self._last_steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
             self._in_doubt = False
         return self._run
 
-    def _known(self) -> tuple[str, str] | None:
-        """The run that the ledger names, if it is still there."""
+    def _from_ledger(self) -> MlflowRun | None:
+        """The run that the ledger names, if it still exists."""
+        entry = ledger.read(self.folder).get(self.store.name)
+        if entry is None or self._active(entry.mlflow_run_id) is None:
+            return None
+        return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
+
+    def _active(self, run_id: str) -> Any:
+        """A run as MLflow returns it; None if it was deleted."""
         from mlflow.exceptions import MlflowException
 
-        account = ledger.read(self.folder).get(self.store.name)
-        if account is None:
-            return None
         try:
-            run = self.store.client.get_run(account.mlflow_run_id)
+            run = self.store.client.get_run(run_id)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return (
-            (account.experiment_id, account.mlflow_run_id) if run.info.lifecycle_stage == "active" else None
-        )
+        return run if run.info.lifecycle_stage == "active" else None
 
-    def _found(self) -> tuple[str, str] | None:
-        """The run that carries this run's id: of several (two machines at once) the first, by its id."""
-        if self._alone:
+    def _search(self) -> MlflowRun | None:
+        """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
+        if not self._may_exist:
             return None
-        experiment = self._experiment()
-        found = sorted(
-            run.info.run_id
-            for run in self.store.client.search_runs(
-                [experiment], f"tags.`dpexp.run_id` = '{self._record.run_id}'", max_results=50
-            )
-        )
-        for surplus in found[1:]:
+        experiment, query = self._experiment(), f"tags.`dpexp.run_id` = '{self._record.run_id}'"
+        runs = self.store.client.search_runs([experiment], query, max_results=50)
+        run_ids = sorted(run.info.run_id for run in runs)
+        for surplus in run_ids[1:]:
             self.store.client.delete_run(surplus)
-        return (experiment, found[0]) if found else None
+        return MlflowRun(self.store, experiment, run_ids[0]) if run_ids else None
 
-    def _made(self) -> tuple[str, str]:
-        record = self._record
-        tags = {
-            "dpexp.run_id": record.run_id,
-            "mlflow.user": str(record.environment.get("user") or "unknown"),
-        }
+    def _create(self) -> MlflowRun:
+        record, experiment = self._record, self._experiment()
+        user = str(record.environment.get("user") or "unknown")
+        tags = {"dpexp.run_id": record.run_id, "mlflow.user": user}
         parent = self._parent()
-        if parent:
-            tags["mlflow.parentRunId"] = parent
-        experiment = self._experiment()
-        run = self.store.client.create_run(
-            experiment,
-            start_time=content.millis(record.started),
-            tags=tags,
-            run_name=record.name or record.run_id,
-        )
-        made = (experiment, str(run.info.run_id))
-        made = self._found() or made  # another machine at the same moment, or a call that seemed to fail
-        ledger.write(self.folder, self.store.name, ledger.Account(*made))
-        self._describe(made[1], self._record)
-        return made
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent.run_id
+        started, name = content.to_epoch_ms(record.started), record.name or record.run_id
+        created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
+        run = MlflowRun(self.store, experiment, str(created.info.run_id))
+        run = self._search() or run  # another machine's, or that of a call that seemed to fail
+        ledger.write(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
+        run.write_config(record)
+        return run
 
     def _experiment(self) -> str:
         return self.store.experiment_id(self._record.experiment or "dpexp")
 
-    def _parent(self) -> str | None:
-        """The MLflow run of the sweep that this run belongs to, made if its own delivery is still to come."""
+    def _parent(self) -> MlflowRun | None:
+        """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet."""
         if not self._record.parent:
             return None
-        journal = self.folder.with_name(self._record.parent) / "journal.jsonl"
+        journal = self.folder.with_name(self._record.parent) / JOURNAL
         if not journal.exists():
             return None
-        with ledger.delivering(journal.parent, wait_s=30):
-            return Upload(self.store, journal).attach()[1]
+        with ledger.delivery_lock(journal.parent, PARENT_LOCK_TIMEOUT_S):
+            return Upload(self.store, journal).attach()
 
-    def go_on(self) -> None:
-        """A run that had ended goes on: it is running again."""
-        self.store.client.update_run(self.attach()[1], status="RUNNING")
-
-    # --- when the run is over --------------------------------------------------------------------
+    def mark_running(self) -> None:
+        """Set a resumed run's status back to running."""
+        self.store.client.update_run(self.attach().run_id, status="RUNNING")
 
     def complete(self) -> Delivery:
-        """Deliver all of it: the facts, which end the MLflow run, and then the pictures."""
-        self.facts()
-        return self.pictures()
+        """Deliver everything: the facts, which end the MLflow run, and then the figures."""
+        delivery = self.facts()
+        return dataclasses.replace(delivery, message="; ".join([delivery.message, *self.figures()]))
 
     def facts(self) -> Delivery:
-        """Deliver everything that the Record says, and end the MLflow run."""
+        """Deliver everything that is not drawn, and end the MLflow run."""
         from mlflow.exceptions import MlflowException
 
-        for _ in range(TRIES - 1):
+        for _ in range(ATTEMPTS - 1):
             try:
                 return self._facts()
-            except (MlflowException, GoneError) as error:
-                if not _collided(error) and not self._is_gone():
+            except MlflowException as error:
+                if not _is_conflict(error) and not self._was_replaced():
                     raise
                 self._in_doubt = True
         return self._facts()
 
-    def pictures(self) -> Delivery:
-        """Deliver what is drawn from the Record: slow, and of no account to whoever waits for the facts."""
-        experiment, run_id = self.attach()
-        problems = self._extras(PICTURES, experiment, run_id, load(self.folder))
-        size = self.journal.stat().st_size
-        ledger.write(self.folder, self.store.name, ledger.Account(experiment, run_id, True, size))
-        where = self.store.where(experiment, run_id)
-        return Delivery(True, "; ".join([where, *problems]), experiment, run_id)
+    def figures(self) -> list[str]:
+        """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
+        run = self.attach()
+        problems = run.write_figures(load(self.folder))
+        entry = LedgerEntry(run.experiment_id, run.run_id, True, self.journal.stat().st_size)
+        ledger.write(self.folder, self.store.name, entry)
+        return problems
 
-    def _is_gone(self) -> bool:
-        """Whether another machine that delivers this run as well was first, and deleted this MLflow run."""
+    def _was_replaced(self) -> bool:
+        """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
         self._in_doubt, before = True, self._run
         return before is not None and self.attach() != before
 
     def _facts(self) -> Delivery:
         if is_open(self.journal):
-            raise StoreError(f"run {self.folder.name} is not over: its writer is at work")
+            raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
         closed = (self.folder / RECORD).exists()
         record = load(self.folder) if closed else finish(self.journal)
         self.advance()
-        experiment, run_id = self.attach()
-        self._describe(run_id, record)
-        self._single_figures(run_id, record)
-        self._files(run_id, record)
-        problems = self._extras(WORDS, experiment, run_id, record)
-        self.store.client.set_terminated(run_id, content.status(record), content.millis(record.ended))
-        if self._found() not in (None, (experiment, run_id)):
-            self._begin()  # another machine delivers it too, and was first
+        run = self.attach()
+        run.write_config(record)
+        run.write_summary(record)
+        run.write_files(record, self.folder / RECORD)
+        problems = run.write_note(record)
+        ended = content.to_epoch_ms(record.ended)
+        self.store.client.set_terminated(run.run_id, record.status.upper(), ended)
+        if self._search() not in (None, run):  # another machine delivers it too, and its run stays
+            self._restart()
             return self.facts()
-        where = self.store.where(experiment, run_id)
-        return Delivery(True, "; ".join([where, *problems]), experiment, run_id)
-
-    def _describe(self, run_id: str, record: Record) -> None:
-        """Params and tags that are not there yet, the long ones whole in an artifact."""
-        from mlflow.entities import Param, RunTag
-
-        there = self.store.client.get_run(run_id).data
-        params, long_params = content.fitted(content.params(record), content.MAX_PARAM)
-        tags, long_tags = content.fitted(content.tags(record), content.MAX_TAG)
-        new_params = [Param(key, value) for key, value in params.items() if key not in there.params]
-        new_tags = [RunTag(key, value) for key, value in tags.items() if there.tags.get(key) != value]
-        for start in range(0, max(len(new_params), len(new_tags)), 100):
-            self.store.client.log_batch(
-                run_id, params=new_params[start : start + 100], tags=new_tags[start : start + 100]
-            )
-        if long_params or long_tags:
-            self.store.client.log_dict(
-                run_id, {"params": long_params, "tags": long_tags}, content.LONG_VALUES
-            )
-
-    def _single_figures(self, run_id: str, record: Record) -> None:
-        at = content.millis(record.ended) or content.millis(record.started) or 0
-        there = self.store.client.get_run(run_id).data.metrics
-        figures = content.figures(record).items()
-        new = [Point(key, value, at, 0) for key, value in figures if content.differs(there.get(key), value)]
-        for start in range(0, len(new), self.store.batch):
-            self.store.log(run_id, new[start : start + self.store.batch])
-
-    def _files(self, run_id: str, record: Record) -> None:
-        for name, text in content.tables(record).items():
-            self.store.client.log_text(run_id, text, name)
-        self.store.client.log_artifact(run_id, str(self.folder / RECORD))
-
-    def _extras(self, extras: Mapping[str, Extra], experiment: str, run_id: str, record: Record) -> list[str]:
-        """Add what makes a run pleasant to read. Returns what could not be drawn."""
-        from mlflow.exceptions import MlflowException
-
-        problems = []
-        for name, add in extras.items():
-            try:
-                add(self.store, experiment, run_id, record)
-            except (MlflowException, OSError):  # the store's: it is tried again
-                raise
-            except Exception as error:  # whatever a figure trips over, the run itself is delivered
-                problems.append(f"without its {name} ({type(error).__name__}: {describe(error)})")
-        return problems
+        where = self.store.where(run.experiment_id, run.run_id)
+        return Delivery(True, "; ".join([where, *problems]), run.experiment_id, run.run_id)
 
 
-def _collided(error: Exception) -> bool:
-    """Whether another process wrote the same tag or param between this one's question and its write."""
+def _is_conflict(error: Exception) -> bool:
+    """Whether another process wrote the same tag or param between this one's query and its write."""
     return "UniqueViolation" in str(error) or "UNIQUE constraint" in str(error)

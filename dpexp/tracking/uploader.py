@@ -1,8 +1,9 @@
 """Uploader: the main process's handle on the process that delivers its run to MLflow.
 
-Commands go down a pipe, one line each; a single answer, the Delivery, comes back at the end. The pipe
-never blocks the main process: when it is full, a poke to read on is dropped, because the worker reads
-the journal anyway. When the main process dies, however it dies, the worker sees the pipe close.
+Commands go down a pipe, one line each; a single line comes back at the end, the Delivery. The pipe never
+blocks the main process: when it is full, ``read_on`` is dropped, because the uploader process reads the
+journal at intervals anyway. When the main process dies, however it dies, the uploader process sees the pipe
+close.
 """
 
 from __future__ import annotations
@@ -12,35 +13,22 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 from dpexp.config.child_processes import python_path
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """How the delivery of a run ended.
-
-    ``message`` is one line: where to look, or why it is incomplete and how to deliver.
-    """
+    """How a delivery ended; ``message``: where to look, or why it is incomplete and how to complete it."""
 
     complete: bool
     message: str
     experiment_id: str | None = None
     mlflow_run_id: str | None = None
-
-    def to_line(self) -> bytes:
-        """One line of JSON, as the worker answers."""
-        return json.dumps(self.__dict__).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> Delivery:
-        """The inverse of ``to_line``. Raises ValueError for anything else."""
-        return cls(**json.loads(line))
 
 
 def how_to_deliver(run_id: str) -> str:
@@ -48,103 +36,79 @@ def how_to_deliver(run_id: str) -> str:
     return f"python scripts/runs.py sync {run_id}"
 
 
-_left: list[subprocess.Popen[bytes]] = []
-"""Workers that were not waited for: kept until they have ended, so that none stays a zombie."""
+_unreaped: list[Popen[bytes]] = []
+"""Uploader processes whose exit code was not read yet: kept so that none stays a zombie."""
 
 
 class Uploader:
     """One uploader process. ``start`` it early: it imports mlflow while the main process imports torch."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
-        self._commands = process.stdin.fileno()
-        self._answers = process.stdout.fileno()
+        self._commands = process.stdin
+        self._results = process.stdout
         self._run_id = ""
-        os.set_blocking(self._commands, False)
+        os.set_blocking(self._commands.fileno(), False)
 
     @classmethod
     def start(cls, home: Path) -> Uploader:
-        """Start the process and return without waiting for it.
-
-        It has a session of its own, so that Ctrl-C and a closed terminal do not reach it.
-        """
-        _left[:] = [process for process in _left if process.poll() is None]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dpexp.tracking.worker", str(home), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=os.environ | {"PYTHONPATH": python_path()},
-            start_new_session=True,
+        """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
+        _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+        command = [sys.executable, "-m", "dpexp.tracking.uploader_process", str(home), str(os.getpid())]
+        env = os.environ | {"PYTHONPATH": python_path()}
+        process = Popen(
+            command, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env, start_new_session=True
         )
         return cls(process)
 
     @property
     def pid(self) -> int:
-        """The process id of the worker."""
+        """The process id of the uploader process."""
         return self._process.pid
 
     def open(self, journal: Path, *, again: bool = False) -> None:
-        """The run has begun, or begun ``again``: deliver from this journal. Never blocks."""
+        """The run has begun, or resumes (``again``): deliver this journal. Never blocks."""
         self._run_id = journal.parent.name
-        self._tell({"do": "open", "journal": str(journal.resolve()), "again": again})
+        self._send({"do": "open", "journal": str(journal.resolve()), "again": again})
 
     def read_on(self) -> None:
-        """There is more in the journal. Never blocks, and costs one small write."""
-        self._tell({"do": "read"})
+        """The journal has new lines. Never blocks, and costs one small write."""
+        self._send({"do": "read"})
 
     def finish(self, timeout_s: float) -> Delivery:
-        """The journal is complete: wait for the last delivery until ``timeout_s`` seconds or Ctrl-C."""
-        deadline = time.monotonic() + timeout_s
-        self._tell({"do": "finish", "timeout_s": timeout_s})
+        """The journal is complete: wait at most ``timeout_s`` seconds for the last delivery."""
+        self._send({"do": "finish"})
         try:
-            return Delivery.from_line(self._answer(deadline))
-        except KeyboardInterrupt:
-            how = how_to_deliver(self._run_id)
-            return Delivery(False, f"interrupted while waiting; the uploader continues; to make sure: {how}")
-        except (ValueError, TypeError):
-            return Delivery(False, self._why_silent(timeout_s))
+            ready, _, _ = select.select([self._results], [], [], timeout_s)
+            line = os.read(self._results.fileno(), 65536) if ready else b""  # written at once
+            return Delivery(**json.loads(line)) if line else Delivery(False, self._failure(timeout_s))
         finally:
             self._close()
 
     def abandon(self) -> None:
-        """No run ever began: the process ends and the store stays as it was."""
-        self._tell({"do": "abandon"})
+        """No run began: the process ends, and the store stays unchanged."""
+        self._send({"do": "abandon"})
         self._close()
 
-    def _tell(self, command: dict[str, object]) -> None:
-        # A full pipe means that the worker is far behind and will read everything anyway; a broken
-        # one that it died, which `finish` reports.
+    def _send(self, command: dict[str, object]) -> None:
+        # Full: the uploader process is behind and will read everything anyway. Broken: `finish` reports it.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._commands, json.dumps(command).encode() + b"\n")
-
-    def _answer(self, deadline: float) -> bytes:
-        """The worker's line; empty when it ended or the time is up."""
-        received = b""
-        while not received.endswith(b"\n"):
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(self._answers, 65536) if ready else b""
-            if not chunk:
-                return b""
-            received += chunk
-        return received
+            os.write(self._commands.fileno(), json.dumps(command).encode() + b"\n")
 
     def _close(self) -> None:
-        """Close both pipes: the worker ends by itself, and is not waited for."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        _left.append(self._process)
+        """Close both pipes; the process then ends by itself."""
+        self._commands.close()
+        self._results.close()
+        _unreaped.append(self._process)
 
-    def _why_silent(self, timeout_s: float) -> str:
-        how = how_to_deliver(self._run_id)
+    def _failure(self, timeout_s: float) -> str:
+        command = how_to_deliver(self._run_id)
         try:
             code = self._process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            return f"not delivered within {timeout_s:g} s; the uploader goes on alone; to make sure: {how}"
+        except TimeoutExpired:
+            progress = "the uploader continues in the background"
+            return f"not delivered within {timeout_s:g} s; {progress}; to make sure: {command}"
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return f"not delivered: the uploader {end}; the journal is complete, deliver it with: {how}"
+        return f"not delivered: the uploader {end}; the journal is complete, deliver it with: {command}"

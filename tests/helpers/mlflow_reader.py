@@ -1,4 +1,4 @@
-"""Everything that an MLflow store holds of a run, read back by MLflow's own client."""
+"""Reads everything that an MLflow store has of a run, with MLflow's own client."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ PER_DELIVERY = {"mlflow.user"}
 
 
 def mlflow_runs(uri: str, run_id: str) -> list[Any]:
-    """The MLflow runs that carry this run's id, in whatever experiment."""
+    """The MLflow runs with this run's id, of all experiments."""
     client = MlflowClient(uri)
     experiments = [e.experiment_id for e in client.search_experiments()]
     return list(client.search_runs(experiments, f"tags.`dpexp.run_id` = '{run_id}'"))
 
 
 def only_run(uri: str, run_id: str) -> Any:
-    """The one MLflow run of this run; an AssertionError where there is none, or a second."""
-    found = mlflow_runs(uri, run_id)
-    assert len(found) == 1, f"{len(found)} MLflow runs of {run_id}"
-    return found[0]
+    """The only MLflow run of this run; an AssertionError where there are none or several."""
+    runs = mlflow_runs(uri, run_id)
+    assert len(runs) == 1, f"{len(runs)} MLflow runs of {run_id}"
+    return runs[0]
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float, int]]:
-    """Every (step, value, time) of a metric; nan as a string, so that histories compare."""
+    """Every (step, value, timestamp) of a metric; nan as a string, so that histories can be compared."""
     points = MlflowClient(uri).get_metric_history(run_id, key)
     return sorted((p.step, "nan" if math.isnan(p.value) else p.value, p.timestamp) for p in points)
 
 
 def everything(uri: str, run_id: str) -> dict[str, Any]:
-    """All that a delivery put there: of two deliveries of one journal it is the same."""
+    """Everything that a delivery wrote, except what differs between two deliveries of one journal."""
     client = MlflowClient(uri)
     run = only_run(uri, run_id)
-    there = run.info.run_id
+    mlflow_id = run.info.run_id
     return {
         "name": run.info.run_name,
         "status": run.info.status,
@@ -44,10 +44,10 @@ def everything(uri: str, run_id: str) -> dict[str, Any]:
         "experiment": client.get_experiment(run.info.experiment_id).name,
         "params": run.data.params,
         "tags": {k: v for k, v in run.data.tags.items() if k not in PER_DELIVERY},
-        "metrics": {key: history(uri, there, key) for key in run.data.metrics},
+        "metrics": {key: history(uri, mlflow_id, key) for key in run.data.metrics},
         "datasets": [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs],
-        "artifacts": artifacts(client, there),
-        "traces": len(client.search_traces(locations=[run.info.experiment_id], run_id=there)),
+        "artifacts": artifacts(client, mlflow_id),
+        "traces": len(client.search_traces(locations=[run.info.experiment_id], run_id=mlflow_id)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Real servers on loopback: PostgreSQL, ``mlflow server``, and a proxy that fails as networks do."""
+"""Servers on loopback: PostgreSQL, ``mlflow server``, and a proxy that fails as networks do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-START_S = 90
+START_TIMEOUT_S = 600
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free now, chosen by the operating system."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """A PostgreSQL cluster of its own, without durability; gives the address of an empty database."""
+    """A new PostgreSQL cluster without durability; yields the address of an empty database."""
     programs = max(Path("/usr/lib/postgresql").glob("*/bin"))
     folder = Path(tempfile.mkdtemp(prefix="dpexp-postgres-"))
     port = free_port()
@@ -36,9 +36,9 @@ def postgres() -> Iterator[str]:
     if os.getuid() == 0:  # PostgreSQL refuses to run as root
         shutil.chown(folder, "postgres", "postgres")
         as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    secret = folder / "password"
-    secret.write_text("hunter22\n")
-    secret.chmod(0o644)
+    password = folder / "password"
+    password.write_text("hunter22\n")
+    password.chmod(0o644)
 
     def run(program: str, *arguments: str) -> None:
         command = [*as_user, str(programs / program), *arguments]
@@ -46,7 +46,7 @@ def postgres() -> Iterator[str]:
 
     data = str(folder / "data")
     try:
-        run("initdb", "-D", data, "-U", "dpexp", f"--pwfile={secret}", "--auth=scram-sha-256", "--no-sync")
+        run("initdb", "-D", data, "-U", "dpexp", f"--pwfile={password}", "--auth=scram-sha-256", "--no-sync")
         options = f"-p {port} -h 127.0.0.1 -k {folder} -c fsync=off"
         run("pg_ctl", "-D", data, "-o", options, "-w", "-l", str(folder / "log"), "start")
         try:
@@ -59,7 +59,7 @@ def postgres() -> Iterator[str]:
 
 @contextlib.contextmanager
 def mlflow_server(store: str, artifacts: Path) -> Iterator[int]:
-    """An ``mlflow server`` that answers; gives its port."""
+    """An ``mlflow server`` that answers; yields its port."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     environment = os.environ | {
@@ -77,17 +77,18 @@ def mlflow_server(store: str, artifacts: Path) -> Iterator[int]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10),
         ):
             return
         time.sleep(0.1)
@@ -95,19 +96,20 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class Proxy:
-    """Between client and server, failing as it is told:
+    """A proxy between client and server whose network can fail.
 
-    ``forward``, ``refuse`` (nobody listens), ``hang`` (accepts and never answers), ``swallow`` (requests
-    arrive, answers do not). ``requests`` counts what went to the server, ``heard`` keeps the clients' bytes.
+    ``down`` refuses connections until ``up``; with ``hangs`` it accepts them and never answers; after
+    ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
+    that went to the server; ``received`` holds the bytes that clients sent.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self.port = free_port()
-        self.mode = "forward"
+        self.port = 0
+        self.hangs = False
         self.swallow_after = -1
         self.requests = 0
-        self.heard = b""
+        self.received = b""
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
 
@@ -123,12 +125,13 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def up(self) -> None:
-        """Listen."""
+        """Listen: first on a port that the operating system chooses, later on the same one."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def down(self) -> None:
-        """Refuse from now on, and cut what is open."""
+        """Refuse connections from now on, and cut the open ones."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -144,7 +147,7 @@ class Proxy:
             while True:
                 client, _ = listener.accept()
                 self._open.append(client)
-                if self.mode != "hang":
+                if not self.hangs:
                     threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -152,7 +155,7 @@ class Proxy:
             self._open.append(server)
             threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
             while data := client.recv(1 << 16):
-                self.heard = (self.heard + data)[-(1 << 20) :]
+                self.received = (self.received + data)[-(1 << 20) :]
                 if data.startswith((b"GET", b"POST", b"PUT", b"PATCH")):
                     self.requests += 1
                 server.sendall(data)
@@ -160,7 +163,7 @@ class Proxy:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                if self.mode == "swallow" or 0 <= self.swallow_after < self.requests:
+                if 0 <= self.swallow_after < self.requests:
                     break
                 client.sendall(data)
         with contextlib.suppress(OSError):

@@ -1,11 +1,14 @@
-"""A small main process: it records and delivers as ``dpexp.run`` does, without torch, and dies as it is told.
+"""A small main process that records and delivers as ``dpexp.run`` does, without torch.
 
-``python tracking_driver.py END STEPS PAUSE_S`` prints the run id, then the Delivery as JSON.
+``python tracking_driver.py END STEPS PAUSE_S WAIT_S`` prints the run id and the pid of its uploader process.
+It records STEPS steps, and N more for every line ``N`` on stdin. At the end of stdin it ends as END says; if
+that does not kill it, it prints the Delivery as JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -21,28 +24,29 @@ from dpexp.config import home  # noqa: E402
 from dpexp.record import finish  # noqa: E402
 from dpexp.tracking import Uploader  # noqa: E402
 
+ERROR = {"type": "ValueError", "message": "model", "traceback": "Traceback ..."}
 
-def main(how: str, steps: int, pause_s: float, wait_s: float = 10.0) -> int:
+
+def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
     """Run; returns the exit code."""
     uploader = Uploader.start(home())
-    if how == "abandon":
+    if end == "abandon":
         uploader.abandon()
         return 2
     journal = journals.begin(home() / "runs")
     uploader.open(journal.path)
     print(journal.folder.name, uploader.pid, flush=True)
     journals.observe(journal)
-    for first in range(0, steps, 10):
-        journals.step(journal, first, 10)
-        uploader.read_on()
-        time.sleep(pause_s)
-    _die(how)
+    recorded = 0
+    for count in itertools.chain([steps], map(int, sys.stdin)):
+        for first in range(recorded, recorded + count, 10):
+            journals.step(journal, first, 10)
+            uploader.read_on()
+            time.sleep(pause_s)
+        recorded += count
+    _die(end)
     journals.phases(journal)
-    error = (
-        {"type": "ValueError", "message": "model", "traceback": "Traceback ..."} if how == "raise" else None
-    )
-    path = journals.end(journal, "failed" if error else "finished", error)
-    finish(path)
+    finish(journals.end(journal, "failed", ERROR) if end == "raise" else journals.end(journal))
     began = time.monotonic()
     delivery = uploader.finish(wait_s)
     waited = time.monotonic() - began
@@ -51,19 +55,17 @@ def main(how: str, steps: int, pause_s: float, wait_s: float = 10.0) -> int:
     return 0 if delivery.complete else 3
 
 
-def _die(how: str) -> None:
-    if how == "kill":
+def _die(end: str) -> None:
+    if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "exit":
+    if end == "exit":
         os._exit(7)
-    if how == "memory":
+    if end == "memory":
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         print(len([bytearray(1 << 28) for _ in range(64)]))
-    if how == "hang":
-        time.sleep(600)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])))

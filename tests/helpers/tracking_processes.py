@@ -1,4 +1,4 @@
-"""Driver processes and their uploaders: started, awaited, and none left behind."""
+"""Starts drivers (``tracking_driver.py``) and scripts, and waits for them and their uploader processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,61 +16,86 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("tracking_driver.py")
-PATIENCE_S = 120
+TIMEOUT_S = 600
+"""How long to wait for an event: far longer than it takes on a busy machine."""
 
 
 @dataclass
-class Driven:
-    """A driver that has begun its run."""
+class Driver:
+    """A driver whose run has begun."""
 
     process: subprocess.Popen[str]
     run_id: str
     uploader: int
 
-    def delivery(self) -> dict[str, Any]:
-        """What the driver was told at its end; it must have got there, without a word on stderr."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
-        assert err == ""
-        found: dict[str, Any] = json.loads(out)
-        return found
+    def record(self, steps: int) -> None:
+        """Let a driver that was started with ``held`` record more steps."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
 
-    def over(self) -> int:
-        """Wait until driver and uploader have ended; returns the driver's exit code."""
-        self.process.communicate(timeout=PATIENCE_S)
+    def delivery(self) -> dict[str, Any]:
+        """The Delivery that the driver received; it must have ended without output on stderr."""
+        out, err = self.process.communicate(timeout=TIMEOUT_S)
+        assert err == ""
+        delivery: dict[str, Any] = json.loads(out)
+        return delivery
+
+    def wait(self) -> int:
+        """Wait until driver and uploader process have ended; returns the driver's exit code."""
+        self.process.communicate(timeout=TIMEOUT_S)
         wait_until_gone(self.uploader)
         return self.process.returncode
 
 
 def drive(
-    how: str,
+    end: str,
     steps: int = 50,
-    pause_s: float = 0.05,
-    wait_s: float = 60.0,
+    *,
+    held: bool = False,
+    pause_s: float = 0,
+    wait_s: float = TIMEOUT_S,
     before: tuple[str, ...] = (),
     **variables: str,
-) -> Driven:
-    """Start a driver; returns when its run has begun."""
-    command = [*before, sys.executable, str(DRIVER), how, str(steps), str(pause_s), str(wait_s)]
+) -> Driver:
+    """Start a driver; returns when its run has begun.
+
+    With ``held`` it does not end before ``delivery`` or ``wait`` is called.
+    """
+    command = [*before, sys.executable, str(DRIVER), end, str(steps), str(pause_s), str(wait_s)]
     process = subprocess.Popen(
-        command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | variables,
+        stdin=subprocess.PIPE if held else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
-    said = process.stdout.readline().split()
-    if len(said) != 2:
+    ids = process.stdout.readline().split()
+    if len(ids) != 2:
         raise AssertionError(f"the driver did not begin: {process.communicate()}")
-    return Driven(process, said[0], int(said[1]))
+    return Driver(process, ids[0], int(ids[1]))
 
 
 def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """One of the scripts, to its end."""
+    """Run one of the scripts to its end."""
     command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
     return subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
 
 
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition is true; an AssertionError that names it if it stays false."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {TIMEOUT_S} s: {what}"
+        time.sleep(0.02)
+
+
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended, though nobody may have asked for its exit code yet."""
+    """Whether the process has ended, even if its exit code was not read yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -77,8 +103,5 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Until the process has ended."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+    """Wait until the process has ended."""
+    wait_until(lambda: is_gone(pid), f"the end of process {pid}")

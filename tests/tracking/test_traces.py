@@ -1,4 +1,4 @@
-"""A run's steps as MLflow traces, in a real SQLite store."""
+"""A run's steps as MLflow traces in an SQLite store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from record_factory import hybrid, whole
 
 from dpexp.record import Record
 from dpexp.report.analysis.timeline import steps
-from dpexp.tracking.traces import chosen, log_trace
+from dpexp.tracking.traces import log_traces, select
 
 # MLflow warns of its own use of what SQLAlchemy deprecated, and of untyped functions of its own.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -26,15 +26,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def delivered(store: tuple[str, str], record: Record) -> list[Any]:
-    """The traces of a new MLflow run that the Record was logged to, as read back from the store."""
+    """Log the Record to a new MLflow run; returns the traces that the store then has."""
     from mlflow.tracking import MlflowClient
 
     uri, experiment = store
     client = MlflowClient(uri)
     run = client.create_run(experiment).info.run_id
-    count = log_trace(experiment, run, record, uri=uri)
+    log_traces(uri, experiment, run, record)
     found = client.search_traces(locations=[experiment], run_id=run)
-    assert len(found) == count
     return sorted(found, key=lambda trace: -int(trace.data.spans[0].inputs["rows"]))
 
 
@@ -82,7 +81,7 @@ def test_phases_inside_a_phase_are_its_children(store: tuple[str, str]) -> None:
     assert spans["forward"].parent_id == spans["backward"].parent_id == root.span_id
 
 
-def test_spans_last_as_long_as_the_record_says(store: tuple[str, str]) -> None:
+def test_spans_have_the_durations_of_the_record(store: tuple[str, str]) -> None:
     (trace,) = delivered(store, whole(2))
     backward = next(span for span in trace.data.spans if span.name == "backward")
     assert backward.end_time_ns - backward.start_time_ns == pytest.approx(500_000, abs=2)
@@ -94,6 +93,6 @@ def test_hybrid_shows_the_transfer_with_its_bytes(store: tuple[str, str]) -> Non
     assert transfer.outputs["bytes"] == 30 * 10 * 4
 
 
-def test_a_record_without_timeline_has_no_trace() -> None:
-    assert chosen(steps(Record())) == []
-    assert log_trace("0", "none", Record()) == 0
+def test_a_record_without_timeline_has_no_trace(store: tuple[str, str]) -> None:
+    assert select(steps(Record())) == []
+    assert delivered(store, Record()) == []

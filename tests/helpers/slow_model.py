@@ -1,4 +1,4 @@
-"""A model for the browser test: replicas take their time outside of Python's lock, so that they overlap."""
+"""A model for the browser test: replicas take 20 ms outside of Python's lock, so that they overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-class Unhurried(nn.Module):
+class SlowLinear(nn.Module):
     """Linear (batch, 5) -> (batch, 2) that first waits for 20 ms."""
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class Unhurried(nn.Module):
         return outputs
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``--data random`` feeds it: inputs (samples, 5), targets (samples, 2)."""
+        """The batch that ``--data random`` uses: inputs (samples, 5), targets (samples, 2)."""
         return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
 
 
 def factory() -> nn.Module:
-    """What ``--model unhurried:factory`` builds."""
-    return Unhurried()
+    """The model of ``--model slow_model:factory``."""
+    return SlowLinear()

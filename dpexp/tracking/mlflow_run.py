@@ -1,0 +1,124 @@
+"""MlflowRun: writes a Record into one MLflow run. To write it twice has the effect of writing it once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpexp import report
+from dpexp.record import Record
+from dpexp.tracking import content
+from dpexp.tracking.content import Point
+from dpexp.tracking.errors import short_message
+from dpexp.tracking.store import BATCH, Store
+
+
+@dataclass(frozen=True)
+class MlflowRun:
+    """One run in a store. Every method may raise what the store raises."""
+
+    store: Store
+    experiment_id: str
+    run_id: str
+
+    def write_config(self, record: Record) -> None:
+        """Write params that are missing and tags that differ; long values at full length into an artifact."""
+        from mlflow.entities import Param, RunTag
+
+        data = self.store.client.get_run(self.run_id).data
+        params, long_params = content.fit(content.params(record), content.MAX_PARAM)
+        tags, long_tags = content.fit(content.tags(record), content.MAX_TAG)
+        new_params = [Param(key, value) for key, value in params.items() if key not in data.params]
+        new_tags = [RunTag(key, value) for key, value in tags.items() if data.tags.get(key) != value]
+        if new_params or new_tags:
+            self.store.client.log_batch(self.run_id, params=new_params, tags=new_tags)
+        if long_params or long_tags:
+            long_values = {"params": long_params, "tags": long_tags}
+            self.store.client.log_dict(self.run_id, long_values, content.LONG_VALUES)
+
+    def write_summary(self, record: Record) -> None:
+        """Write the summary's numbers that differ from the store's."""
+        ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
+        known = self.store.client.get_run(self.run_id).data.metrics
+        values = content.summary_metrics(record).items()
+        new = [Point(key, value, ended, 0) for key, value in values if known.get(key) != _clamp(value)]
+        for start in range(0, len(new), BATCH):
+            self.store.log_points(self.run_id, new[start : start + BATCH])
+
+    def write_files(self, record: Record, record_file: Path) -> None:
+        """Write the tables and ``record.json``."""
+        for name, text in content.tables(record).items():
+            self.store.client.log_text(self.run_id, text, name)
+        self.store.client.log_artifact(self.run_id, str(record_file))
+
+    def write_note(self, record: Record) -> list[str]:
+        """Write note and dataset. Returns what could not be written."""
+        return _attempt(record, {"note": self._note, "dataset": self._dataset})
+
+    def write_figures(self, record: Record) -> list[str]:
+        """Write what is drawn from the Record. Returns what could not be drawn."""
+        return _attempt(record, {"trace": self._traces, "figures": self._figures})
+
+    def _note(self, record: Record) -> None:
+        """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
+        text = report.note(record)
+        if len(text) > content.MAX_TAG:
+            self.store.client.log_text(self.run_id, text, "note.md")
+        note = content.truncate(text, content.MAX_TAG, "note.md")
+        self.store.client.set_tag(self.run_id, "mlflow.note.content", note)
+
+    def _dataset(self, record: Record) -> None:
+        """The run's data as a dataset input of MLflow: runs on the same data share one dataset."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        data = record.data
+        if not data:
+            return
+        known = json.dumps(data, sort_keys=True, default=str).encode()
+        dataset = Dataset(
+            name=str(data.get("name") or record.config.get("data")),
+            digest=str(data.get("sha256") or hashlib.sha256(known).hexdigest())[:36],
+            source_type="code",
+            source=json.dumps({"source": record.config.get("data"), "description": data.get("description")}),
+            profile=json.dumps({"num_rows": data.get("samples")}),
+        )
+        context = InputTag("mlflow.data.context", "eval" if record.config.get("eval") else "train")
+        self.store.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, [context])])
+
+    def _traces(self, record: Record) -> None:
+        from dpexp.tracking.traces import log_traces
+
+        if not self.store.client.search_traces(
+            locations=[self.experiment_id], run_id=self.run_id, max_results=1
+        ):
+            log_traces(self.store.uri, self.experiment_id, self.run_id, record)
+
+    def _figures(self, record: Record) -> None:
+        with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:
+            if report.write_files(record, Path(folder)):
+                self.store.client.log_artifacts(self.run_id, folder)
+
+
+def _attempt(record: Record, writers: Mapping[str, Callable[[Record], None]]) -> list[str]:
+    """Call each writer. Returns the errors that the Record's content caused; raises those of the store."""
+    from mlflow.exceptions import MlflowException
+
+    problems = []
+    for name, write in writers.items():
+        try:
+            write(record)
+        except (MlflowException, OSError):  # the store's: the delivery is retried
+            raise
+        except Exception as error:  # whatever a figure fails on, the run itself is delivered
+            problems.append(f"without its {name} ({type(error).__name__}: {short_message(error)})")
+    return problems
+
+
+def _clamp(value: float) -> float:
+    """The value as MLflow stores it: an infinity as the largest number."""
+    return max(-sys.float_info.max, min(sys.float_info.max, value))

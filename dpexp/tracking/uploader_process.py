@@ -1,0 +1,195 @@
+"""The uploader process: ``python -m dpexp.tracking.uploader_process HOME PARENT``, as ``Uploader`` starts it.
+
+::
+
+    warm up    import mlflow, check the store        a thread reads the command pipe meanwhile
+    wait       until a run opens
+    deliver    after every command, or every 2 s
+    finish     the last points and the end of the MLflow run; send the Delivery; then the figures
+
+A store that does not answer is retried while the run is in progress, and once more at its end. When the main
+process dies, the journal shows how far it came; the MLflow run then ends as FAILED or KILLED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpexp.record import Row, is_open, redact
+from dpexp.tracking import ledger, system
+from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.ledger import DeliveryLockedError
+from dpexp.tracking.store import Store
+from dpexp.tracking.upload import Upload
+from dpexp.tracking.uploader import Delivery, how_to_deliver
+
+FLUSH_INTERVAL_S = 2.0
+GRACE_S = 60.0
+"""How long to wait for a previous uploader's lock, or for the main process to close its journal."""
+RETRY_INTERVAL_S = 10.0
+NICE = 10
+LOG = "uploader.log"
+
+
+class CommandPipe:
+    """The main process's commands, read in a thread so that the pipe never fills."""
+
+    def __init__(self, parent: int) -> None:
+        self.journal: Path | None = None
+        self.resumed = False
+        self.closed = False
+        self._parent = parent
+        self.sampler: system.Sampler | None = None
+        self._changed = threading.Event()
+        threading.Thread(target=self._read, daemon=True, name="commands").start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines():
+                command: Row = json.loads(line)
+                if command["do"] == "open":
+                    self._open(Path(command["journal"]), command["again"])
+                elif command["do"] in ("finish", "abandon"):
+                    break
+                self._changed.set()
+        finally:
+            self.closed = True
+            self._changed.set()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Every line that the main process wrote, also those read only after its death.
+
+        The end of the file does not show its death: a child of the main process may hold the pipe open.
+        """
+        received = b""
+        while True:
+            was_alive = self.parent_lives()
+            if select.select([0], [], [], FLUSH_INTERVAL_S if was_alive else 0)[0]:
+                chunk = os.read(0, 65536)
+                if not chunk:
+                    return
+                *lines, received = (received + chunk).split(b"\n")
+                yield from lines
+            elif not was_alive:
+                return
+
+    def _open(self, journal: Path, again: bool) -> None:
+        """The run begins, and may end before mlflow is imported: sample the machine from now on."""
+        self.resumed = again
+        self.journal = journal
+        self.sampler = system.start(journal.with_name(system.SYSTEM), self._parent)
+
+    def parent_lives(self) -> bool:
+        return os.getppid() == self._parent
+
+    def wait(self) -> None:
+        """Wait for the next command, or for the flush interval."""
+        self._changed.wait(FLUSH_INTERVAL_S)
+        self._changed.clear()
+
+
+class UploaderProcess:
+    """Delivers one run, from its beginning to its end."""
+
+    def __init__(self, home: Path, pipe: CommandPipe, send: Callable[[Delivery], None]) -> None:
+        self._store = Store.from_environment(home)
+        self._pipe = pipe
+        self._send = send
+        self._upload: Upload | None = None
+        self._retry_at = 0.0
+        self._log_file: Path
+
+    def run(self) -> None:
+        """Deliver until the run has ended; return at once if none began."""
+        with contextlib.suppress(StoreError):  # if it lasts, the delivery reports it
+            self._store.warm_up()
+        while self._pipe.journal is None and not self._pipe.closed:
+            self._pipe.wait()
+        journal = self._pipe.journal
+        if journal is None:
+            return
+        self._log_file = journal.with_name(LOG)
+        try:
+            # The uploader of the process that this one resumes may still be delivering.
+            with ledger.delivery_lock(journal.parent, timeout_s=GRACE_S if self._pipe.resumed else 0):
+                self._deliver(journal)
+        except DeliveryLockedError as error:
+            self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
+
+    def _deliver(self, journal: Path) -> None:
+        while not self._pipe.closed:
+            self._advance(journal)
+            self._pipe.wait()
+        if self._pipe.sampler is not None:
+            self._pipe.sampler.stop()
+        _wait_until_closed(journal, self._pipe)
+        try:
+            self._send(self._open_upload(journal).facts())
+        except Exception as error:  # any store, any driver
+            self._log(traceback.format_exc())
+            command = how_to_deliver(journal.parent.name)
+            message = f"not delivered: {short_message(error)}; deliver it with: {command}"
+            self._send(Delivery(False, message))
+            return
+        try:
+            for problem in self._open_upload(journal).figures():
+                self._log(problem)
+        except Exception:  # as above; `runs.py sync` retries
+            self._log(traceback.format_exc())
+
+    def _advance(self, journal: Path) -> None:
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._open_upload(journal).advance()
+        except Exception as error:  # any store, any driver: retried, and the last delivery reports it
+            self._log(f"delivery failed, next attempt later: {short_message(error)}")
+            self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+
+    def _open_upload(self, journal: Path) -> Upload:
+        self._store.open()
+        if self._upload is None:
+            self._upload = Upload(self._store, journal, fresh=not self._pipe.resumed)
+            if self._pipe.resumed:
+                self._upload.mark_running()
+        return self._upload
+
+    def _log(self, text: str) -> None:
+        """Append to the log, without credentials. The first text creates it."""
+        with contextlib.suppress(OSError), open(self._log_file, "a") as file:
+            file.write(redact(text) + "\n")
+
+
+def _wait_until_closed(journal: Path, pipe: CommandPipe) -> None:
+    """Wait for the journal's lock, which the main process may release after it closes the pipe."""
+    deadline = time.monotonic() + GRACE_S
+    while is_open(journal) and pipe.parent_lives() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(home: str, parent: str) -> None:
+    """Deliver, and exit without the exit handlers of libraries."""
+    os.nice(NICE)
+    results = os.dup(1)
+    os.dup2(2, 1)  # what libraries print does not reach the main process
+    sys.stdout = sys.stderr
+
+    def send(delivery: Delivery) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the main process no longer waits
+            os.write(results, json.dumps(vars(delivery)).encode() + b"\n")
+
+    UploaderProcess(Path(home), CommandPipe(int(parent)), send).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
