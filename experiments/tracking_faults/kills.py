@@ -1,4 +1,4 @@
-"""Kill runs, their uploaders, or both at random moments, and count what was lost, broken or left RUNNING.
+"""Kill runs, their uploader processes or both at random moments, and count what is lost, damaged or RUNNING.
 
 ``python experiments/tracking_faults/kills.py [--kills 100]`` writes ``kills.json`` and the figures of README.md.
 """
@@ -49,61 +49,61 @@ WAYS = {
 }
 
 
-def start(*words: str, home: Path) -> subprocess.Popen[bytes]:
-    """A script, silently."""
-    command = [sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, env=os.environ | {"DPEXP_HOME": str(home)}, stdout=quiet, stderr=quiet)
+def start(script: str, *arguments: str, home: Path) -> subprocess.Popen[bytes]:
+    """Start a script without output."""
+    command, env = [sys.executable, str(ROOT / "scripts" / script), *arguments], {"DPEXP_HOME": str(home)}
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(command, env=os.environ | env, stdout=nowhere, stderr=nowhere)
 
 
 def uploaders(main: psutil.Process) -> list[psutil.Process]:
-    """The uploader of a run, if it has one at this moment."""
+    """The uploader process of a run, if it exists at this moment."""
     try:
-        return [child for child in main.children() if "dpexp.tracking.worker" in child.cmdline()]
+        return [child for child in main.children() if "dpexp.tracking.uploader_process" in child.cmdline()]
     except psutil.NoSuchProcess:
         return []
 
 
-def ordinary(home: Path) -> float:
-    """Seconds that an undisturbed run takes; it also makes the store."""
+def undisturbed_s(home: Path) -> float:
+    """Seconds that an undisturbed run takes; it also creates the store."""
     began = time.monotonic()
     assert start(*RUN, home=home).wait() == 0
     return time.monotonic() - began
 
 
 def kill(home: Path, name: str, way: str, after_s: float) -> dict[str, Any]:
-    """One run of this name, disturbed after so many seconds; returns what was done and when."""
+    """Disturb one run of this name after ``after_s`` seconds; returns what was done and when."""
     process = start(*RUN, "--run-name", name, home=home)
     main = psutil.Process(process.pid)
     time.sleep(after_s)
-    worker = uploaders(main)
+    uploader = uploaders(main)
     killed_at, hit = time.time(), []
-    for whom, sign in WAYS[way]:
-        for victim in worker if whom == "uploader" else [main]:
+    for target, number in WAYS[way]:
+        for victim in uploader if target == "uploader" else [main]:
             try:
-                victim.send_signal(sign)
-                hit.append(whom)
+                victim.send_signal(number)
+                hit.append(target)
             except psutil.NoSuchProcess:
                 continue
     process.wait()
-    psutil.wait_procs(worker, timeout=120)
+    psutil.wait_procs(uploader, timeout=120)
     typer.echo(f"{name}: {way} after {after_s:.1f} s", err=True)
     return {"name": name, "way": way, "after_s": after_s, "killed_at": killed_at, "hit": hit}
 
 
-def lost_s(journal: Path | None, done: dict[str, Any]) -> float | None:
+def lost_s(journal: Path | None, kill: dict[str, Any]) -> float | None:
     """Seconds between the last line of the journal and SIGKILL, for a run that was measuring steps."""
-    if journal is None or "run" not in done["hit"] or "SIGKILL" not in done["way"]:
+    if journal is None or "run" not in kill["hit"] or "SIGKILL" not in kill["way"]:
         return None
     record = fold(journal)
     if record.status != "killed" or not record.steps["time_ms"] or record.phases:
         return None
     last = list(JournalReader(journal))[-1]
-    return max(0.0, float(done["killed_at"]) - last["at"] / 1000)
+    return max(0.0, float(kill["killed_at"]) - last["at"] / 1000)
 
 
 def delivered(home: Path) -> dict[str, Any]:
-    """Compare every run's journal with what MLflow holds of it."""
+    """Compare every run's journal with what MLflow has of it."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
@@ -124,9 +124,10 @@ def delivered(home: Path) -> dict[str, Any]:
             counts["runs left RUNNING"] += run.info.status == "RUNNING"
             counts[f"ended {run.info.status}"] += 1
             for key, values in (("loss", record.steps["loss"]), ("time_ms/step", record.steps["time_ms"])):
-                there = sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, key))
+                history = client.get_metric_history(run.info.run_id, key)
+                points = sorted((point.step, point.value) for point in history)
                 counts["values compared"] += len(values)
-                counts["values wrong, missing or twice"] += there != list(enumerate(values))
+                counts["values wrong, missing or twice"] += points != list(enumerate(values))
     return dict(counts)
 
 
@@ -135,39 +136,39 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the moments and the ways.")] = 0,
     at_once: Annotated[int, typer.Option(help="Runs at a time.")] = 3,
 ) -> None:
-    """Disturb, reap, sync, compare, write down."""
-    chance = random.Random(seed)
+    """Disturb the runs, reap, sync, compare, and write the figures."""
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="dpexp-kills-") as folder:
         home = Path(folder)
-        whole_s = ordinary(home)
-        plan = [(chance.choice(list(WAYS)), chance.uniform(0, 1.1 * whole_s)) for _ in range(kills)]
+        run_s = undisturbed_s(home)
+        plan = [(rng.choice(list(WAYS)), rng.uniform(0, 1.1 * run_s)) for _ in range(kills)]
         with ThreadPoolExecutor(at_once) as pool:
             done = list(pool.map(lambda n: kill(home, f"kill {n}", *plan[n]), range(kills)))
-        codes = [start("runs.py", word, home=home).wait() for word in ("reap", "sync")]
+        codes = [start("runs.py", command, home=home).wait() for command in ("reap", "sync")]
         journals = {fold(path).name: path for path in (home / "runs").glob(f"*/{JOURNAL}")}
-        gaps = [gap for gap in (lost_s(journals.get(each["name"]), each) for each in done) if gap is not None]
+        losses = (lost_s(journals.get(disturbed["name"]), disturbed) for disturbed in done)
         result = {
             "kills": kills,
-            "ordinary_run_s": whole_s,
-            "ways": Counter(each["way"] for each in done),
-            "before a run began": sum(each["name"] not in journals for each in done),
-            "after everything had ended": sum(not each["hit"] for each in done),
+            "ordinary_run_s": run_s,
+            "ways": Counter(disturbed["way"] for disturbed in done),
+            "before a run began": sum(disturbed["name"] not in journals for disturbed in done),
+            "after everything had ended": sum(not disturbed["hit"] for disturbed in done),
             "reap and sync ended with": codes,
             "found": delivered(home),
-            "seconds_lost": sorted(gaps),
+            "seconds_lost": sorted(lost for lost in losses if lost is not None),
         }
     (HERE / "kills.json").write_text(json.dumps(result, indent=1) + "\n")
     write_figures(result)
 
 
 def write_figures(result: dict[str, Any]) -> None:
-    """Put the table between README's marks."""
-    gaps = result["seconds_lost"]
+    """Write the table between README's marks."""
+    losses = result["seconds_lost"]
     rows = [(f"kills: {way}", count) for way, count in sorted(result["ways"].items())]
     rows += [(key, result[key]) for key in ("before a run began", "after everything had ended")]
     rows += sorted(result["found"].items())
-    if gaps:
-        spread = f"median {statistics.median(gaps):.2f}, most {max(gaps):.2f}, n = {len(gaps)}"
+    if losses:
+        spread = f"median {statistics.median(losses):.2f}, most {max(losses):.2f}, n = {len(losses)}"
         rows.append(("seconds of steps lost to SIGKILL", spread))
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     readme = HERE / "README.md"

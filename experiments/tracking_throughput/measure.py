@@ -1,4 +1,4 @@
-"""Measure what recording and delivering cost, from one step's line to a run of a million steps.
+"""Measure the cost of recording and delivering, from one step's journal line to a run of a million steps.
 
 ``python experiments/tracking_throughput/measure.py [--steps 1000000]`` writes ``figures.json`` and README's table.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sqlite3
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import psutil
 import typer
@@ -29,38 +30,38 @@ from dpexp.record import Journal, finish, now
 HERE = Path(__file__).resolve().parent
 POINTS = 200_000
 PAUSE_S = 0.08
-"""After every 2000 steps of the long run: its steps then take 40 us, as the smallest real ones do."""
+"""Pause after every 2000 steps of the long run: its steps then take 40 us, like the shortest real ones."""
 RUNS = 10_000
 
 
-def listed(home: Path, run_id: str) -> float:
-    """Seconds until ``runs.py list`` shows the run as delivered; raises AssertionError where it does not."""
+def list_s(home: Path, run_id: str) -> float:
+    """Seconds that ``runs.py list`` takes; an AssertionError unless it shows the run as delivered."""
     command = [sys.executable, str(ROOT / "scripts" / "runs.py"), "list", "--json"]
     began = time.perf_counter()
     done = subprocess.run(
         command, env=os.environ | {"DPEXP_HOME": str(home)}, capture_output=True, check=True
     )
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     states = {run["run_id"]: run["delivered"] for run in json.loads(done.stdout)}
     assert states == {run_id: "yes"}, states
-    return taken
+    return elapsed
 
 
-def in_mlflow(home: Path) -> int:
-    """How many losses the store of a home has, of all runs."""
+def delivered_losses(home: Path) -> int:
+    """How many losses the store has."""
     with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
         (count,) = connection.execute("SELECT count(*) FROM metrics WHERE key = 'loss'").fetchone()
     return int(count)
 
 
 def repeated(measure: Callable[[], float], times: int = 5) -> dict[str, float]:
-    """Median and spread of a figure measured several times."""
+    """Median, least and most of several measurements."""
     values = sorted(measure() for _ in range(times))
     return {"median": statistics.median(values), "least": values[0], "most": values[-1], "n": times}
 
 
 def begin(home: Path, run_id: str) -> Journal:
-    """A journal whose run has begun."""
+    """The journal of a run that has begun."""
     (home / "runs").mkdir(parents=True, exist_ok=True)
     journal = Journal(home / "runs", run_id)
     journal.set(name=run_id, experiment="dpexp", strategy="single", status="running", started=now())
@@ -69,7 +70,7 @@ def begin(home: Path, run_id: str) -> Journal:
 
 
 def record_steps(journal: Journal, steps: int, every: int) -> None:
-    """So many steps, as the loop records them, flushed now and then."""
+    """Record steps as the trainer does, with a flush after ``every`` steps."""
     for number in range(steps):
         journal.extend({"steps.time_ms": [0.25 + number * 1e-9], "steps.loss": [1.0], "steps.samples": [30]})
         if (number + 1) % every == 0:
@@ -84,32 +85,27 @@ def end(journal: Journal) -> Path:
     return journal.path
 
 
-def numbered() -> Iterator[str]:
-    """Run ids."""
-    yield from (f"run{number}" for number in range(10**9))
-
-
-IDS = numbered()
+RUN_IDS = (f"run{number}" for number in itertools.count())
 
 
 def step_us(home: Path) -> float:
-    """Microseconds that one step costs in the journal, flushes of 2000 steps included."""
-    journal = begin(home, next(IDS))
+    """Microseconds that one step costs in the journal, including a flush every 2000 steps."""
+    journal = begin(home, next(RUN_IDS))
     began = time.perf_counter()
     record_steps(journal, 20_000, 2000)
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     journal.close()
-    return 1e6 * taken / 20_000
+    return 1e6 * elapsed / 20_000
 
 
 def lines_per_s(home: Path) -> float:
-    """Lines a second when every step is flushed, each waited for until the disk has it."""
-    journal = begin(home, next(IDS))
+    """Lines a second when every step is flushed and synced to the disk."""
+    journal = begin(home, next(RUN_IDS))
     began = time.perf_counter()
     record_steps(journal, 500, 1)
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     journal.close()
-    return 500 / taken
+    return 500 / elapsed
 
 
 def points_per_s(home: Path, points: int = POINTS) -> float:
@@ -117,9 +113,9 @@ def points_per_s(home: Path, points: int = POINTS) -> float:
     from dpexp.tracking.store import Store
     from dpexp.tracking.upload import Upload
 
-    store = Store.of(home)
+    store = Store.from_environment(home)
     store.open()
-    journal = begin(home, next(IDS))
+    journal = begin(home, next(RUN_IDS))
     record_steps(journal, points // 2, 1000)
     end(journal)
     upload = Upload(store, journal.path)
@@ -131,7 +127,7 @@ def points_per_s(home: Path, points: int = POINTS) -> float:
 
 @contextlib.contextmanager
 def server(home: Path) -> Iterator[None]:
-    """An MLflow server on a store of its own, named in the environment meanwhile."""
+    """An MLflow server on a new store, which MLFLOW_TRACKING_URI names meanwhile."""
     from servers import mlflow_server
 
     with mlflow_server(f"sqlite:///{home / 'served.db'}", home / "artifacts") as port:
@@ -144,10 +140,8 @@ def server(home: Path) -> Iterator[None]:
 
 def many_runs(home: Path) -> dict[str, float]:
     """Seconds that ``runs.py list`` takes over ten thousand runs."""
-    whole = end(begin(home, "template"))
-    files = {
-        name: (whole.parent / name).read_text() for name in ("journal.jsonl", "record.json", "head.json")
-    }
+    template = end(begin(home, "template")).parent
+    files = {name: (template / name).read_text() for name in ("journal.jsonl", "record.json", "head.json")}
     for number in range(RUNS):
         folder = home / "runs" / f"{number:012x}"
         folder.mkdir()
@@ -155,16 +149,16 @@ def many_runs(home: Path) -> dict[str, float]:
             (folder / name).write_text(text)
         (folder / "delivery.json").write_text("{}")
 
-    def listing() -> float:
+    def measure() -> float:
         began = time.perf_counter()
         command = [sys.executable, str(ROOT / "scripts" / "runs.py"), "list"]
-        done = subprocess.run(
+        listing = subprocess.run(
             command, env=os.environ | {"DPEXP_HOME": str(home)}, capture_output=True, check=True
         )
-        assert done.stdout.count(b"\n") > RUNS
+        assert listing.stdout.count(b"\n") > RUNS
         return time.perf_counter() - began
 
-    return repeated(listing)
+    return repeated(measure)
 
 
 MAIN = """
@@ -210,7 +204,7 @@ print(json.dumps({"memory": memory, "recorded_s": recorded, "closed_s": closed,
 
 
 def million(home: Path, steps: int) -> dict[str, Any]:
-    """A run of so many steps, recorded and delivered by real processes, with their memory on the way."""
+    """One run, recorded and delivered by real processes, and their memory meanwhile."""
     command = [sys.executable, "-c", MAIN, str(ROOT), str(HERE), str(home), str(steps), str(PAUSE_S)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -218,12 +212,12 @@ def million(home: Path, steps: int) -> dict[str, Any]:
 
 
 def at_once(home: Path, count: int) -> dict[str, Any]:
-    """So many first runs at once into a store that is not there yet: how many arrive, how long the last waits."""
+    """``count`` first runs at once into a store that does not exist yet: how many arrive, and their waits."""
     from tracking_processes import drive
 
     began = time.perf_counter()
-    several = [drive("finish", steps=50, wait_s=600, DPEXP_HOME=str(home)) for _ in range(count)]
-    deliveries = [driven.delivery() for driven in several]
+    drivers = [drive("finish", steps=50, wait_s=600, DPEXP_HOME=str(home)) for _ in range(count)]
+    deliveries = [driver.delivery() for driver in drivers]
     waited = sorted(delivery["waited_s"] for delivery in deliveries)
     return {
         "runs": count,
@@ -235,7 +229,7 @@ def at_once(home: Path, count: int) -> dict[str, Any]:
 
 
 def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_000) -> None:
-    """Measure it all, in one run, and write it down."""
+    """Measure everything in one run, and write the figures."""
     with tempfile.TemporaryDirectory(prefix="dpexp-throughput-") as folder:
         home = Path(folder)
         for name in ("small", "served", "many", "long", "sixteen"):
@@ -254,14 +248,14 @@ def main(steps: Annotated[int, typer.Option(help="Of the long run.")] = 1_000_00
         figures["runs.py list over 10 000 runs, s"] = many_runs(home / "many")
         figures["at once"] = at_once(home / "sixteen", 16)
         figures["long run"] = {"steps": steps, **million(home / "long", steps)}
-        figures["long run"]["listed_s"] = listed(home / "long", "million")
-        figures["long run"]["losses_in_mlflow"] = in_mlflow(home / "long")
+        figures["long run"]["listed_s"] = list_s(home / "long", "million")
+        figures["long run"]["losses_in_mlflow"] = delivered_losses(home / "long")
     (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_figures(figures)
 
 
 def write_figures(figures: dict[str, Any]) -> None:
-    """Put the tables between README's marks."""
+    """Write the tables between README's marks."""
     rows = ["| | median | least | most | n |", "|---|---|---|---|---|"]
     for name, figure in figures.items():
         if isinstance(figure, dict) and "median" in figure:
