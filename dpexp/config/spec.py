@@ -43,13 +43,13 @@ _ARGUMENT = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a registered entry; ``fits`` names the property of Features that is its default."""
+    """An option of a registered entry; ``feature`` names the property of Features that is its default."""
 
     name: str
     type: type
     default: Any
     help: str
-    fits: str | None = None
+    feature: str | None = None
     min: float | None = 1
 
 

@@ -32,70 +32,70 @@ def _model(factory: str, help: str, *options: Option) -> Entry:
 
 
 _STEPS = (
-    Option("vocabulary", int, 0, "Ids are below it; 0 where steps are values.", fits="vocabulary", min=0),
-    Option("length", int, 12, "Steps of the longest sequence.", fits="length"),
-    Option("out", int, 4, "Classes.", fits="outputs"),
-    Option("stepwise", bool, True, "Logits for each step, or only one.", fits="stepwise", min=None),
+    Option("vocabulary", int, 0, "Ids are below it; 0 where steps are values.", feature="vocabulary", min=0),
+    Option("length", int, 12, "Steps of the longest sequence.", feature="length"),
+    Option("out", int, 4, "Classes.", feature="outputs"),
+    Option("stepwise", bool, True, "Logits for each step, or only one.", feature="stepwise", min=None),
 )
 
 MODELS: dict[str, Entry] = {
     "linear": _model(
         "linear:Linear",
         "One linear layer.",
-        Option("in", int, 5, "Input width.", fits="width"),
-        Option("out", int, 2, "Output width.", fits="outputs"),
+        Option("in", int, 5, "Input width.", feature="width"),
+        Option("out", int, 2, "Output width.", feature="outputs"),
     ),
     "blocks": _model(
         "linear:Blocks",
         "Three linear blocks: block1, block2, block3.",
-        Option("in", int, 10, "Input width.", fits="width"),
+        Option("in", int, 10, "Input width.", feature="width"),
         Option("hidden", int, 20, "Width between the blocks."),
-        Option("out", int, 20, "Output width.", fits="outputs"),
+        Option("out", int, 20, "Output width.", feature="outputs"),
     ),
     "embedding": _model(
         "embeddings:EmbeddingLinear",
         "An embedding table and a linear layer.",
-        Option("rows", int, 1000, "Rows of the table: ids are below it.", fits="vocabulary"),
+        Option("rows", int, 1000, "Rows of the table: ids are below it.", feature="vocabulary"),
         Option("dim", int, 10, "Width of a row."),
-        Option("out", int, 10, "Output width.", fits="outputs"),
+        Option("out", int, 10, "Output width.", feature="outputs"),
     ),
     "cnn": _model(
         "images:CNN",
         "A small convolutional network for images.",
-        Option("channels", int, 1, "Channels of an image.", fits="channels"),
-        Option("size", int, 8, "Height and width of an image in pixels.", fits="size", min=4),
+        Option("channels", int, 1, "Channels of an image.", feature="channels"),
+        Option("size", int, 8, "Height and width of an image in pixels.", feature="size", min=4),
         Option("width", int, 16, "Channels after the first convolution; twice as many after the second."),
-        Option("out", int, 10, "Classes.", fits="outputs"),
+        Option("out", int, 10, "Classes.", feature="outputs"),
     ),
     "mlp": _model(
         "linear:MLP",
         "A multi-layer perceptron.",
-        Option("in", int, 16, "Input width.", fits="width"),
+        Option("in", int, 16, "Input width.", feature="width"),
         Option("hidden", int, 64, "Width of the hidden layers."),
         Option("depth", int, 2, "Hidden layers."),
-        Option("out", int, 10, "Classes.", fits="outputs"),
+        Option("out", int, 10, "Classes.", feature="outputs"),
     ),
     "rnn": _model(
         "sequences:RNN",
         "An LSTM over sequences of different lengths.",
-        Option("in", int, 8, "Width of a step, or of an embedded id.", fits="step_width"),
+        Option("in", int, 8, "Width of a step, or of an embedded id.", feature="step_width"),
         Option("hidden", int, 32, "Width of the state."),
         *_STEPS,
     ),
     "capsnet": _model(
         "images:CapsNet",
         "Capsules with dynamic routing and margin loss, for images.",
-        Option("channels", int, 1, "Channels of an image.", fits="channels"),
-        Option("size", int, 8, "Height and width of an image in pixels.", fits="size", min=2),
+        Option("channels", int, 1, "Channels of an image.", feature="channels"),
+        Option("size", int, 8, "Height and width of an image in pixels.", feature="size", min=2),
         Option("width", int, 32, "Channels of the first convolution."),
         Option("capsules", int, 8, "Primary capsules at each place."),
         Option("routing", int, 3, "Rounds of routing."),
-        Option("out", int, 10, "Classes.", fits="outputs"),
+        Option("out", int, 10, "Classes.", feature="outputs"),
     ),
     "transformer": _model(
         "sequences:Transformer",
         "A small encoder with self-attention.",
-        Option("in", int, 8, "Width of a step, where steps are values.", fits="step_width"),
+        Option("in", int, 8, "Width of a step, where steps are values.", feature="step_width"),
         Option("dim", int, 32, "Width of the states."),
         Option("heads", int, 4, "Heads of the attention; they divide dim."),
         Option("depth", int, 2, "Layers."),
@@ -104,9 +104,9 @@ MODELS: dict[str, Entry] = {
     "dlrm": _model(
         "embeddings:DLRM",
         "Embedding tables and dense features: the prediction of clicks.",
-        Option("dense", int, 13, "Dense features.", fits="width"),
-        Option("tables", int, 8, "Embedding tables.", fits="tables"),
-        Option("rows", int, 1000, "Rows of each table: ids are below it.", fits="vocabulary"),
+        Option("dense", int, 13, "Dense features.", feature="width"),
+        Option("tables", int, 8, "Embedding tables.", feature="tables"),
+        Option("rows", int, 1000, "Rows of each table: ids are below it.", feature="vocabulary"),
         Option("dim", int, 16, "Width of a row."),
         Option("hidden", int, 64, "Width of the hidden layers."),
     ),
@@ -146,6 +146,6 @@ def _default_options(entry: Entry, features: Features | None) -> dict[str, objec
     """Every option of the entry: what the features decide, else the default."""
     values = {}
     for option in entry.options:
-        decided = getattr(features, option.fits) if features is not None and option.fits else None
+        decided = getattr(features, option.feature) if features is not None and option.feature else None
         values[option.name] = option.default if decided is None else decided
     return values
