@@ -27,7 +27,7 @@ STATUS = {0: "finished", 1: "failed"}
 
 @dataclass(frozen=True)
 class Case:
-    """A command line; ``$own`` is helpers/user_error_cases.py, ``expected`` are words of its output."""
+    """A command line; ``$user`` is helpers/user_error_cases.py, ``expected`` are words of its output."""
 
     line: str
     expected: tuple[str, ...]
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.line.replace("$own", str(USER)))
+        return shlex.split(self.line.replace("$user", str(USER)))
 
 
 def bad(line: str, *expected: str, **fields: Any) -> Case:
@@ -112,18 +112,18 @@ NAMES = [
     bad("block --block block2.weight", "'block2.weight' is a parameter, not a module", "'block2'"),
     bad("block --block 'x.*'", "--block 'x.*' not found; the model has block1"),
     bad("block --block block1 --block block1", "--block 'block1' is given twice"),
-    bad("block --model $own:Nested --block layers.0 --block layers.0.0",
+    bad("block --model $user:Nested --block layers.0 --block layers.0.0",
         "--block 'layers.0.0' lies inside --block 'layers.0'"),
-    done("block --model $own:Nested --block layers --virtual 2", "layers.1"),
-    done("place --model $own:Nested", "layers.0"),
-    bad("block --model $own:Nested --block 'layers.*' --block layers",
+    done("block --model $user:Nested --block layers --virtual 2", "layers.1"),
+    done("place --model $user:Nested", "layers.0"),
+    bad("block --model $user:Nested --block 'layers.*' --block layers",
         "'layers.0' lies inside --block 'layers'"),
     bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
     bad("place --place block1", "--place 'block1' is not NAME=DEVICE, as layers.*=cuda:0"),
     bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),
     bad("place --place 'block9=cpu'", "--place 'block9' not found", "block1, block2, block3"),
     bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' already has a device"),
-    bad("place --model $own:TwoDevices --place first=cpu:0 --place second=cpu:1 --virtual 2",
+    bad("place --model $user:TwoDevices --place first=cpu:0 --place second=cpu:1 --virtual 2",
         "mixes devices cpu:", "user_error_cases.py:"),
 ]  # fmt: skip
 
@@ -135,27 +135,27 @@ MODELS = [
     bad("whole --model linear:in=5,in=6", "option 'in' is given twice"),
     bad("whole --model linear:5", "'5' is not an option; write KEY=VALUE"),
     bad("whole --model nowhere.py:make", "there is no file nowhere.py"),
-    bad("whole --model $own", "name the factory after the file"),
-    bad("whole --model $own:rigth", "has no 'rigth'", "did you mean 'right'?"),
+    bad("whole --model $user", "name the factory after the file"),
+    bad("whole --model $user:rigth", "has no 'rigth'", "did you mean 'right'?"),
     bad("whole --model no_such_package:make", "cannot import no_such_package: ModuleNotFoundError"),
     bad("whole --model broken.py:make", "cannot import broken.py: SyntaxError", "line 1",
         files={"broken.py": "def make(:\n"}),
-    bad("whole --model $own:NUMBER", "is a int, not a factory"),
-    bad("whole --model $own:right:depth=3", "takes no option 'depth'; there is width"),
-    bad("whole --model $own:needs", "needs width: write", "width="),
-    bad("whole --model $own:raising", "raised KeyError: 'no such layer' (", "user_error_cases.py, line"),
-    bad("whole --model $own:leaving", "raised SystemExit: no GPU here (", "user_error_cases.py, line"),
+    bad("whole --model $user:NUMBER", "is a int, not a factory"),
+    bad("whole --model $user:right:depth=3", "takes no option 'depth'; there is width"),
+    bad("whole --model $user:needs", "needs width: write", "width="),
+    bad("whole --model $user:raising", "raised KeyError: 'no such layer' (", "user_error_cases.py, line"),
+    bad("whole --model $user:leaving", "raised SystemExit: no GPU here (", "user_error_cases.py, line"),
     bad("whole --model leaving.py:make", "cannot import leaving.py: SystemExit: 3 (",
         files={"leaving.py": "import sys\nsys.exit(3)\n"}),
-    bad("whole --model $own:nothing", "returned NoneType, not a torch.nn.Module"),
-    bad("whole --model $own:a_class", "returned the class Model (call it)"),
-    bad("whole --model $own:Empty", "the model has no parameters: there is nothing to train; --eval"),
-    bad("whole --model $own:Frozen", "has 4 parameters, all of them frozen", "--eval"),
-    bad("whole --model $own:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
-    done("whole --model $own:Locked --no-check --virtual 2", "--no-check"),
-    done("whole --model $own:Lazy --virtual 2", "first"),
-    done("whole --model $own:Frozen --eval --virtual 2", "cpu:1"),
-    done("whole --model $own:Counting --virtual 2",
+    bad("whole --model $user:nothing", "returned NoneType, not a torch.nn.Module"),
+    bad("whole --model $user:a_class", "returned the class Model (call it)"),
+    bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
+    bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
+    bad("whole --model $user:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
+    done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),
+    done("whole --model $user:Lazy --virtual 2", "first"),
+    done("whole --model $user:Frozen --eval --virtual 2", "cpu:1"),
+    done("whole --model $user:Counting --virtual 2",
          "the model changes calls in its forward: what replicas change is lost"),
 ]  # fmt: skip
 
@@ -192,35 +192,35 @@ DATA = [
     bad("whole --data digits --model embedding",
         "the samples are images (1, 8, 8) and the model takes integer ids"),
     bad("whole --data digits --model mlp:out=3", "the data has 10 classes and the model gives 3 outputs"),
-    bad("whole --data $own:first_raises --model $own:Model", "sample 0 of",
+    bad("whole --data $user:first_raises --model $user:Model", "sample 0 of",
         "raised FileNotFoundError: image 37 is gone"),
-    bad("whole --data $own:one_raises --model $own:Model", "sample 37 raised FileNotFoundError",
+    bad("whole --data $user:one_raises --model $user:Model", "sample 37 raised FileNotFoundError",
         "user_error_cases.py, line"),
-    bad("whole --data $own:no_pairs --model $own:Model", "sample 0", "it must be a pair (input, target)"),
-    bad("whole --data $own:shapes_differ --model $own:Model --batch-size 60", "must have equal shapes",
+    bad("whole --data $user:no_pairs --model $user:Model", "sample 0", "it must be a pair (input, target)"),
+    bad("whole --data $user:shapes_differ --model $user:Model --batch-size 60", "must have equal shapes",
         "stack"),
-    bad("whole --data $own:stream --model $own:Model",
+    bad("whole --data $user:stream --model $user:Model",
         "returned a Stream; it must return a map-style dataset"),
-    bad("whole --data $own:empty --model $own:Model", "is empty"),
-    bad("whole --data $own:odd_targets", "the targets are a dict, for which there is no standard loss"),
-    bad("whole --data $own:integers --model $own:Model", "module 'first'", "int64"),
-    bad("whole --model $own:RaisingExample", "RaisingExample.example raised OSError: no samples today"),
-    bad("whole --model $own:ShortExample", "with 100 rows; found (a tensor (100, 5), a tensor (99, 2))"),
+    bad("whole --data $user:empty --model $user:Model", "is empty"),
+    bad("whole --data $user:odd_targets", "the targets are a dict, for which there is no standard loss"),
+    bad("whole --data $user:integers --model $user:Model", "module 'first'", "int64"),
+    bad("whole --model $user:RaisingExample", "RaisingExample.example raised OSError: no samples today"),
+    bad("whole --model $user:ShortExample", "with 100 rows; found tuple with tensors [[100, 5], [99, 2]]"),
 ]  # fmt: skip
 
 LOSSES = [
     bad("whole --loss hinge", "--loss: unknown loss 'hinge'; there are cross_entropy"),
     bad("whole --loss huber:gamma=1", "huber takes no option 'gamma'; there is delta"),
-    bad("whole --loss $own:no_loss", "has no 'no_loss'"),
-    bad("whole --loss $own:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
+    bad("whole --loss $user:no_loss", "has no 'no_loss'"),
+    bad("whole --loss $user:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
     bad(
-        "whole --loss $own:raising_loss",
+        "whole --loss $user:raising_loss",
         "the loss does not take",
         "AssertionError: no targets (",
         "user_error_cases.py",
     ),
-    bad("whole --model $own:VectorLoss", "the loss must be a scalar tensor", "found shape (30,)"),
-    bad("whole --model $own:NumberLoss", "must be a scalar tensor", "found a float"),
+    bad("whole --model $user:VectorLoss", "the loss must be a scalar tensor", "found shape (30,)"),
+    bad("whole --model $user:NumberLoss", "must be a scalar tensor", "found a float"),
     bad(
         "whole --loss mse --data digits --model mlp",
         "the loss does not take the model's outputs (30, 10) with",
@@ -229,24 +229,24 @@ LOSSES = [
 ]
 
 FORWARDS = [
-    bad("whole --model $own:Raising", "KeyError: 'mask' (", "user_error_cases.py, line"),
-    failed("whole --virtual 2 --model $own:RaisingInReplicas",
+    bad("whole --model $user:Raising", "KeyError: 'mask' (", "user_error_cases.py, line"),
+    failed("whole --virtual 2 --model $user:RaisingInReplicas",
            "LookupError", "replica 0 on device cpu:0", "where are the others?", "user_error_cases.py, line"),
-    failed("single --model $own:Leaving", "SystemExit: 7 (", "user_error_cases.py, line"),
-    failed("single --model $own:NoWayBack", "ArithmeticError: no way back", "user_error_cases.py, line"),
-    bad("whole --model $own:Spectrum --dtype bfloat16", "BFloat16", "user_error_cases.py, line"),
-    failed("whole --virtual 2 --batch-size 3 --model $own:Normed",
+    failed("single --model $user:Leaving", "SystemExit: 7 (", "user_error_cases.py, line"),
+    failed("single --model $user:NoWayBack", "ArithmeticError: no way back", "user_error_cases.py, line"),
+    bad("whole --model $user:Spectrum --dtype bfloat16", "BFloat16", "user_error_cases.py, line"),
+    failed("whole --virtual 2 --batch-size 3 --model $user:Normed",
            "Expected more than 1 value per channel", "BatchNorm needs two rows in every shard"),
-    failed("whole --virtual 2 --model $own:Words", "output['language'] is a str ('en')", "cannot be joined"),
-    failed("whole --virtual 2 --model $own:Number", "output['rows'] is an int", "torch.tensor([number])"),
-    failed("whole --virtual 2 --model $own:OtherKeys", "output differs between replicas in its keys"),
-    failed("block --virtual 2 --model $own:Unequal --block join",
+    failed("whole --virtual 2 --model $user:Words", "output['language'] is a str ('en')", "cannot be joined"),
+    failed("whole --virtual 2 --model $user:Number", "output['rows'] is an int", "torch.tensor([number])"),
+    failed("whole --virtual 2 --model $user:OtherKeys", "output differs between replicas in its keys"),
+    failed("block --virtual 2 --model $user:Unequal --block join",
            "inputs[1] has 2 rows and inputs[0] has 30", "must have the same batch size"),
-    failed("whole --virtual 2 --model $own:Scalar",
+    failed("whole --virtual 2 --model $user:Scalar",
            "does not compute what a single device computes", "outputs (2,) instead of ()"),
-    failed("single --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+    failed("single --model $user:Bursting --lr 1 --warmup 10 --steps 20",
            "the loss became inf in step 3", "comes from module 'burst'"),
-    failed("whole --virtual 2 --model $own:Bursting --lr 1 --warmup 10 --steps 20",
+    failed("whole --virtual 2 --model $user:Bursting --lr 1 --warmup 10 --steps 20",
            "the loss became inf in step 3", "comes from module 'burst'"),
     failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
 ]  # fmt: skip
@@ -338,7 +338,7 @@ def test_there_are_many_cases_and_no_two_are_equal() -> None:
 def test_the_model_without_errors_has_no_message(
     command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
-    case = done("whole --virtual 2 --model $own:right")
+    case = done("whole --virtual 2 --model $user:right")
     result = run(command_lines, case, tmp_path, dpexp_home)
     assert result.code == 0, result.stderr
     assert result.stderr == ""
@@ -349,7 +349,7 @@ def test_the_model_without_errors_has_no_message(
     [
         bad("block --block block9 --debug", "--block 'block9' not found", "in matching"),
         bad("whole --config gone.toml --debug", "No such file", "in load_config"),
-        failed("single --model $own:NoWayBack --debug", "no way back", "in backward"),
+        failed("single --model $user:NoWayBack --debug", "no way back", "in backward"),
     ],
     ids=lambda case: case.line,
 )
