@@ -184,7 +184,7 @@ class NullJournal(Journal):
     def _ignore(self, *values: Any, **named: Any) -> None:
         """Write nothing."""
 
-    set = extend = cut = flush = close = _ignore
+    set = extend = truncate = flush = close = _ignore
 
 
 def _create(runs: Path, folder: Path) -> Any:

@@ -49,4 +49,4 @@ def test_ranks_that_do_not_answer_are_named() -> None:
 def test_an_error_that_was_reported_is_a_line_of_json() -> None:
     store = torch.distributed.HashStore()
     Faults(store, 1, MEMBERS, timeout_s=60).root_cause(ValueError("a"))
-    assert set(json.loads(store.get("failed/1"))) == {"kind", "message", "traceback"}
+    assert set(json.loads(store.get("failed/1"))) == {"type", "message", "traceback"}
