@@ -4,8 +4,6 @@ The value of an option comes from the command line, else from ``DPEXP_<NAME>``, 
 file, else from the default of the field. Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -9,8 +9,6 @@ from a CPU tensor, so that a tensor cannot name its virtual device. Three others
 * a tensor between two modules: ``set_tensor_device`` labels it, and ``tensor_device`` returns the label.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import threading

@@ -4,8 +4,6 @@ Everything else (None, numbers, strings) is a leaf that stays as it is. This is 
 unlike ``torch.utils._pytree`` it enters dataclasses and subclasses of dict without registration.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib

@@ -13,8 +13,6 @@ without a wait.
 Times are milliseconds in ``phases`` and microseconds since the first step in ``timeline``.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

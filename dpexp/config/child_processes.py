@@ -1,7 +1,5 @@
 """Child processes: how they import this package, and how they end when their parent does."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """ConfigError for bad input, and the text that lists the known names and suggests the nearest one."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 Data sources describe their samples and models read the description; neither imports the other.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

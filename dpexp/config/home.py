@@ -1,7 +1,5 @@
 """DPEXP_HOME: the folder of the runs, the MLflow store and its artifacts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

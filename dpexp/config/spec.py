@@ -15,8 +15,6 @@ whose name is a Python keyword reaches the factory with an underscore: ``in=5`` 
 Parsing imports neither torch nor the factory.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

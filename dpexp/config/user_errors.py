@@ -1,7 +1,5 @@
 """Errors in user code, described in one line: which exception, and on which line of which file."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager

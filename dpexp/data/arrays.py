@@ -1,7 +1,5 @@
 """Arrays: x and y of a NumPy archive, checked before a model is built for them."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Source: where samples come from, and how they fit the kind of input that a model takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

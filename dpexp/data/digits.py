@@ -4,8 +4,6 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 Repository, 1998 (its test part).
 """
 
-from __future__ import annotations
-
 import torch
 
 from dpexp.config.features import Features

@@ -4,8 +4,6 @@ These are the model's own where it has them (see ``dpexp.models``). Otherwise th
 for floating-point targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random samples, made by the model's own ``example``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

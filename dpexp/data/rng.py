@@ -3,8 +3,6 @@
 Each purpose has its own generator: what one purpose draws does not depend on how much another draws.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

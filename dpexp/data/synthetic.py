@@ -1,7 +1,5 @@
 """Synthetic samples: inputs from a seeded generator, targets from a ground truth that can be learned."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

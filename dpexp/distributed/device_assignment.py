@@ -1,7 +1,5 @@
 """Device assignment: how many ranks a host runs, and which device each rank uses."""
 
-from __future__ import annotations
-
 import torch
 
 from dpexp import devices

@@ -4,8 +4,6 @@ A rank that fails closes its connections, and its peers see no more than that. S
 to the store of the process group, where a peer whose connection broke looks for the cause.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -5,8 +5,6 @@ launch --> torchrun's agent --> rank 0: python -c ENTRY JOB --> RankResult --+--
            +-- a rank is lost: all ranks start again, from their last checkpoint
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Each function takes a list by rank; ``names`` are the ranks' devices as the Record names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dpexp.distributed.world import Member

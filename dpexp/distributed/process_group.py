@@ -4,8 +4,6 @@
 callers need no second code path. ``TorchProcessGroup`` is a ``torch.distributed`` group.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import sys

@@ -3,8 +3,6 @@
 The launcher judges a run by these files, never by the exit codes of the ranks: a teardown may fail.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Rendezvous: how many hosts a run has, where they meet, and the addresses by which they reach each other."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 

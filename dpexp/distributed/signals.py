@@ -1,7 +1,5 @@
 """SIGTERM: it ends a run at once or, between steps, every rank at the same step."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

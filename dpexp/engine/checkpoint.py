@@ -6,8 +6,6 @@
 wrong numbers without an error), and it keeps a shard on one host only, so a lost host loses it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Diagnosis: what ended a run, what to do about it, and which module made the first NaN or infinity."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Dry run: devices, device map, batch splits and shapes of a run, without computing or writing anything."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from operator import itemgetter

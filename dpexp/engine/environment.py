@@ -1,7 +1,5 @@
 """Environment: versions, machine and code of a run, as far as they can change its result."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

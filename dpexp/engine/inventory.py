@@ -1,7 +1,5 @@
 """Inventory: the submodules of a model, with the names that --block, --host and --place take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod

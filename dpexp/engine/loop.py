@@ -1,7 +1,5 @@
 """Loop: a prepared run from its verification to its last pass. Facts go to the journal as they are found."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 

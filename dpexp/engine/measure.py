@@ -6,8 +6,6 @@ A measured step contains ``Trainer.step`` and nothing else. Its time, loss and r
 its accelerator) until the next flush, which happens between two steps.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

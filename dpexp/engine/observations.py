@@ -1,7 +1,5 @@
 """Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 

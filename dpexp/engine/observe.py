@@ -3,8 +3,6 @@
 Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter

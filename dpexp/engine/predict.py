@@ -4,8 +4,6 @@ It raises the real "Expected all tensors to be on the same device" where a layou
 (``cpu:i``) stand for the accelerators, so a machine without any can check a layout.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import traceback

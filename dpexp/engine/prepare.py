@@ -1,7 +1,5 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

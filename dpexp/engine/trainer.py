@@ -3,8 +3,6 @@
 step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 

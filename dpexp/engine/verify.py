@@ -5,8 +5,6 @@ rounding (about 1e-16) from wrong semantics (1e-3 and more); float32 does not. E
 all tensors together, ``||a - b|| / ||b||``.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Models with embedding tables: one table and a linear layer, or many tables and dense features."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

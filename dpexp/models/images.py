@@ -1,7 +1,5 @@
 """Models of images: a convolutional network, and capsules with dynamic routing."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Models of linear layers: one layer, three named blocks, a multi-layer perceptron."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -5,8 +5,6 @@ A sequence is ``(batch, length, width)`` values or ``(batch, length)`` ids, padd
 that they can be gathered.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

@@ -1,7 +1,5 @@
 """DataParallel: scatter, replicate, parallel_apply, gather, as one module and as one function."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Device arguments as users write them: ``0``, ``"cuda:1"``, ``torch.device("cpu", 3)``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

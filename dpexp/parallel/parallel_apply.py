@@ -15,8 +15,6 @@ dtype, the default device, the current stream of the device, context variables. 
 share the caller's intra-op threads. The workers outlive the call (thread_pool.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

@@ -17,8 +17,6 @@ A replica's parameters are plain attributes, not leaves of autograd: ``replica.p
 and ``replica.zero_grad()`` warns. Hooks and plain attributes are those of the original.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

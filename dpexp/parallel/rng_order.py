@@ -10,8 +10,6 @@ training, with dropout for example, they compute in the order of the replicas::
     cpu:2                          ├─ forward ─┤
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence

@@ -11,8 +11,6 @@ there are too few rows (10 over 8 are five chunks of 2). Both enter dict, list, 
 keep their types; both are differentiable, twice too. Zero rows make an empty chunk for each device.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

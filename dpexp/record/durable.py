@@ -1,7 +1,5 @@
 """Files that survive a crash: written completely or not at all, with durable names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fold: a journal, complete or not, becomes the Record of what it holds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from datetime import UTC, datetime

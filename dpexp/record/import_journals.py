@@ -1,7 +1,5 @@
 """Import: a journal from another machine joins the runs of this one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ A run that has ended has a summary file, so that ten thousand runs are listed wi
 journals. Arguments are only compared with existing names; none becomes part of a path.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

@@ -1,7 +1,5 @@
 """Redaction: credentials are removed from what is written to a journal or a log."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

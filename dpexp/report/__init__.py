@@ -6,8 +6,6 @@ package; it imports ``config`` and ``record``. Start with ``sections.py``. Each 
 when it is called, so that ``--help`` never loads matplotlib.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dpexp.record import Record

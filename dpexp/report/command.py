@@ -1,7 +1,5 @@
 """The command line that repeats a run, rebuilt from its config: only what differs from the defaults."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

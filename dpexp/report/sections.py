@@ -4,8 +4,6 @@ The terminal summary, the note on the MLflow page and the notebook's display ren
 that they cannot disagree.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

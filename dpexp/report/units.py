@@ -1,7 +1,5 @@
 """Numbers as text for people: times, bytes, shapes, shares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 

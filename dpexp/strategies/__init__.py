@@ -5,8 +5,6 @@ data, timing, devices and config. Start reading in ``base``, then ``whole``; ``w
 are what most strategies use.
 """
 
-from __future__ import annotations
-
 from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.block import Block
 from dpexp.strategies.ddp import Ddp

@@ -4,8 +4,6 @@
 batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0]) --> outputs
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from dpexp.config import BlockOptions

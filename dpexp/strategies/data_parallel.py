@@ -8,8 +8,6 @@ Both classes call ``self.scatter``, ``self.replicate``, ``self.parallel_apply`` 
 their ``forward``, so that a subclass can time the four and change nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

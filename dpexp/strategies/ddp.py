@@ -11,8 +11,6 @@ The all-reduce averages over ranks. A rank's loss is the mean over its own rows,
 their number; a rank without rows takes part with weight 0.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -7,8 +7,6 @@
 One rank has the row of an id: its lookup is the vector, and its row gets the gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ parameters of a block only while the block computes. Data, weights and ranks wit
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

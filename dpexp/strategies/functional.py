@@ -3,8 +3,6 @@
 This is the function of PyTorch's tutorial, written out: read ``data_parallel`` below.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -14,8 +14,6 @@ Under torchrun each rank has one accelerator, with the dense part in Distributed
 the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has some of the rows.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ Nothing is replicated: the devices compute one after the other. A transfer comes
 inputs are on another device. ``hybrid`` is the special case of modules on the host and modules elsewhere.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

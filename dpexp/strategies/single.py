@@ -3,8 +3,6 @@
 batch (30) --> model on devices[0] --> outputs (30)
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from dpexp.devices import HOST, place

@@ -1,7 +1,5 @@
 """Submodules by the names and patterns that options give: find, check, and replace them in their model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations

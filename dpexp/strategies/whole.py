@@ -5,8 +5,6 @@
 scatter    +--> replica 2 (devices[2]) --+   gather
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from dpexp.devices import HOST, place

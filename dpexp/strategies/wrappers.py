@@ -10,8 +10,6 @@ Users, and so Records, name modules as the model was written: a wrapper and what
           module: Linear         "block2"
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Child run: a run in a process of its own, for a sweep or a reproduction."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

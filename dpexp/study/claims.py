@@ -7,8 +7,6 @@ lies on both sides: the difference is within the noise. A claim about a fact (sh
 holds or is contradicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

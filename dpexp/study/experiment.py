@@ -14,8 +14,6 @@ A *cell* is one entry of ``RUNS``; a sweep runs every cell once a round. A claim
 machine show whether it holds, is not shown, or is contradicted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 import re

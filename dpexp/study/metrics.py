@@ -4,8 +4,6 @@ A *timed* metric has samples, depends on the machine and is compared by interval
 fact of the run, the same on any machine, and is compared as it is.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

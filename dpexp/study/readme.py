@@ -5,8 +5,6 @@ The blocks ``answer``, ``results`` and ``setup`` stand between ``<!-- begin: NAM
 Records.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -10,8 +10,6 @@ Shapes and device map must be equal on every machine. Bits must be equal unless 
 differs: torch, the kind of devices, the CPU's vector instructions, the number of threads. Times may differ.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import tempfile

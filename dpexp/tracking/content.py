@@ -14,8 +14,6 @@ A point's timestamp is that of its journal line, not that of its delivery. A poi
 therefore one row of MLflow's table, whose key consists of run, name, step, timestamp and value.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Errors of a store, each as one line that says what to do and contains no credentials."""
 
-from __future__ import annotations
-
 from dpexp.record import redact
 
 _MESSAGES = {

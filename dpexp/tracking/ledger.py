@@ -4,8 +4,6 @@
 itself decides how far a delivery has come, so the ledger may be outdated or lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """MlflowRun: writes a Record into one MLflow run. To write it twice has the effect of writing it once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

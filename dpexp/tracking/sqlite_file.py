@@ -7,8 +7,6 @@ works again. Here the schema is built in a file beside the store, under a lock, 
     mlflow.db             the store: complete, or absent
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Sync: delivers runs later, and closes runs whose process died. ``scripts/runs.py`` calls it."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

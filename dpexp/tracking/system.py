@@ -5,8 +5,6 @@ journal, under the names of MLflow's own monitor. ``MLFLOW_SYSTEM_METRICS_SAMPLI
 default 1) and ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=false`` have their usual meaning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

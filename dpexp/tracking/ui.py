@@ -3,8 +3,6 @@
 A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; this is 2 processes and 0.4 GB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -6,8 +6,6 @@ and may have arrived nevertheless. A point that arrives twice all the same, from
 too early or from two machines, is one row of the store: see ``content``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ A store that does not answer is retried while the run is in progress, and once m
 process dies, the journal shows how far it came; the MLflow run then ends as FAILED or KILLED.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The device map as a layout: which modules lie on which device, and what a step moves between devices."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -4,8 +4,6 @@ Phases nest in time: with the strategy ``block``, scatter lies inside forward. T
 so that a new strategy needs no change here.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass

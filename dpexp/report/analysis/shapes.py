@@ -1,7 +1,5 @@
 """The shapes of a run, grouped: equal batches together, and the replicas of one module in one call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row

@@ -9,8 +9,6 @@ replica has a lane on its device. The figures, the HTML page, the Chrome trace a
 these bars.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row

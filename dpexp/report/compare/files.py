@@ -1,7 +1,5 @@
 """A comparison as files: Markdown with its figures beside it, and one self-contained HTML page."""
 
-from __future__ import annotations
-
 import base64
 import html
 from pathlib import Path

@@ -5,8 +5,6 @@ many runs share the same config and environment. So the file is split at the key
 are parsed, equal texts once.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A comparison as report sections: a table and sentences for each group, for terminal, Markdown and HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dpexp.report import units

@@ -4,8 +4,6 @@
 is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -5,8 +5,6 @@ strategy stay distinct with every kind of colour blindness (a test computes it).
 sign: every bar has its name on it or beside it.
 """
 
-from __future__ import annotations
-
 PHASES = {
     "scatter": "#E69F00",
     "replicate": "#D55E00",

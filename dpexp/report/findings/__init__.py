@@ -6,8 +6,6 @@ A new rule is a function of the Evidence, named in RULES, that returns None wher
 ``sections`` and ``tracking`` may import this package; it imports ``record``, ``analysis`` and ``units``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from dpexp.record import Record

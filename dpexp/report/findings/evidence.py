@@ -1,7 +1,5 @@
 """A finding, and the facts of a Record that the rules read."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from functools import cached_property

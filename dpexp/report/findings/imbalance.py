@@ -1,7 +1,5 @@
 """Findings on work, time and memory that are spread unevenly over devices and ranks."""
 
-from __future__ import annotations
-
 import statistics
 
 from dpexp.report import units

@@ -1,7 +1,5 @@
 """Findings on what a step spends beside computing: copies, threads, transfers, communication."""
 
-from __future__ import annotations
-
 import math
 
 from dpexp.report import units

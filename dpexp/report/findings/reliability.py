@@ -1,7 +1,5 @@
 """Findings on how far a run's figures can be trusted."""
 
-from __future__ import annotations
-
 import statistics
 
 from dpexp.report import units

@@ -1,7 +1,5 @@
 """Listing: plain tables for the command line: the models, the modules of a model, and a dry run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

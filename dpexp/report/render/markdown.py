@@ -1,7 +1,5 @@
 """Markdown: report sections as the note on a run's MLflow page, and tables for an experiment's README."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

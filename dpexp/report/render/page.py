@@ -5,8 +5,6 @@ network. Without scripts the typical step is shown, with the browser's own toolt
 is escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Run list: run summaries as a table for a terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ Colour is used only on request or at a terminal, and never if NO_COLOR is set. T
 terminal, or 100 columns without one.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
