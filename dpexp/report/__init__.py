@@ -6,6 +6,7 @@ package; it imports ``config`` and ``record``. Start with ``sections.py``. Each 
 when it is called, so that ``--help`` never loads matplotlib.
 """
 
+import json
 from pathlib import Path
 
 from dpexp.record import Record
@@ -43,7 +44,28 @@ def write_files(record: Record, folder: Path) -> list[Path]:
     """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
 
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
+    The folder is created if missing.
     """
-    from dpexp.report.figures import files
+    from dpexp.report.analysis import timeline
+    from dpexp.report.figures import chrome_trace, style
+    from dpexp.report.figures.layout import layout_figure
+    from dpexp.report.figures.phases import phases_figure
+    from dpexp.report.figures.timeline import timeline_figure
+    from dpexp.report.render import page
 
-    return files.render(record, folder)
+    figures, texts = {}, {}
+    if record.timeline:
+        steps = timeline.steps(record)
+        figures["timeline.png"] = timeline_figure(record, steps)
+        texts["timeline.html"] = page.timeline_page(record, steps)
+        texts["trace.json"] = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
+    if record.phases:
+        figures["phases.png"] = phases_figure(record)
+    if record.device_map:
+        figures["layout.png"] = layout_figure(record)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=style.DPI)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in (*figures, *texts)]

@@ -1,13 +1,13 @@
 """A comparison as files: Markdown with its figures beside it, and one self-contained HTML page."""
 
 import base64
-import html
+from html import escape
 from pathlib import Path
 
 from dpexp.report.compare import tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison
-from dpexp.report.figures import files
+from dpexp.report.figures import style
 from dpexp.report.render import markdown, page
 
 MOST_FIGURES = 4
@@ -21,10 +21,12 @@ def write(compared: Comparison, folder: Path) -> list[Path]:
     figures = _write_figures(compared, folder)
     sections = tables.sections(compared)
     links = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures)
-    text = files.write_text(folder / "report.md", f"# {TITLE}\n\n{markdown.text(sections)}{links}")
-    images = "".join(_inline(path) for path in figures)
-    content = page.document(TITLE, page.sections(sections) + images)
-    return [text, files.write_text(folder / "report.html", content), *figures]
+    text = f"# {TITLE}\n\n{markdown.text(sections)}{links}"
+    html = page.document(TITLE, "".join([*map(page.section, sections), *map(_inline, figures)]))
+    written = {folder / "report.md": text, folder / "report.html": html}
+    for path, content in written.items():
+        path.write_text(content, encoding="utf-8")
+    return [*written, *figures]
 
 
 def _write_figures(compared: Comparison, folder: Path) -> list[Path]:
@@ -34,10 +36,12 @@ def _write_figures(compared: Comparison, folder: Path) -> list[Path]:
         for number, group in enumerate(several[:MOST_FIGURES], 1)
     }
     figures["scaling"] = scaling_figure(compared)
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    return [files.write_picture(folder / f"{name}.png", figure) for name, figure in drawn.items()]
+    drawn = {folder / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        figure.savefig(path, dpi=style.DPI)
+    return list(drawn)
 
 
 def _inline(path: Path) -> str:
     content = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{content}"></p>'
+    return f'<p><img alt="{escape(path.stem)}" src="data:image/png;base64,{content}"></p>'

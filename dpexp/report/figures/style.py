@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
+DPI = 110
 EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
 """The outline of a bar."""
 

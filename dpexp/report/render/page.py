@@ -5,7 +5,7 @@ network. Without scripts the typical step is shown, with the browser's own toolt
 is escaped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
@@ -24,7 +24,7 @@ MOST_STEPS = 20
 
 def timeline_page(record: Record, steps: list[Step]) -> str:
     """A complete page: every step as lanes, a menu of steps, zoom, and details on hover."""
-    name = escape(record.name or record.run_id)
+    name = record.name or record.run_id
     chosen = timeline.typical(steps)
     shown = steps[:MOST_STEPS]
     if chosen is not None and chosen not in shown:
@@ -32,43 +32,35 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
     phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars)
     options = "".join(_option(step, step is chosen) for step in shown)
     body = "".join(_step(step, hidden=step is not chosen) for step in shown)
-    return (
-        _head(f"Timeline of {name}", '<meta name="viewport" content="width=device-width">')
-        + f'<body class="dpexp page"><h1>{escape(record.strategy)} · {escape(record.execution)} · {name}</h1>'
+    content = (
         f'<p class="tools"><label>step <select id="step">{options}</select></label> '
         '<button id="in" type="button">zoom in</button> <button id="out" type="button">zoom out</button></p>'
         f'<p class="legend">{"".join(map(_legend_entry, phases))}</p><main>{body}</main>'
-        f'<div id="tip" role="status" hidden></div><script>{_asset("timeline.js")}</script></body></html>\n'
+        f'<div id="tip" role="status" hidden></div><script>{_asset("timeline.js")}</script>'
     )
+    meta = '<meta name="viewport" content="width=device-width">'
+    heading = f"{record.strategy} · {record.execution} · {name}"
+    return document(f"Timeline of {name}", content, heading=heading, meta=meta)
 
 
 def fragment(record: Record) -> str:
     """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
     chosen = timeline.typical(timeline.steps(record))
     content = report_sections.sections(record)
-    parts = [_section(section) for section in content]
+    parts = [section(part) for part in content]
     if chosen is not None:
-        titles = [section.title for section in content]
+        titles = [part.title for part in content]
         place = titles.index("Findings") if "Findings" in titles else len(parts)
         parts.insert(place, f"<h4>Timeline: {escape(_step_name(chosen))}</h4>{_step(chosen)}")
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
 
 
-def document(title: str, body: str) -> str:
-    """A complete page around a body in HTML."""
-    title = escape(title)
-    return f'{_head(title)}<body class="dpexp page"><h1>{title}</h1>{body}</body></html>\n'
-
-
-def sections(content: Sequence[Section]) -> str:
-    """Sections as HTML."""
-    return "".join(map(_section, content))
-
-
-def _head(title: str, meta: str = "") -> str:
+def document(title: str, body: str, *, heading: str = "", meta: str = "") -> str:
+    """A complete page around a body in HTML; the heading is the title unless given."""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{meta}<title>{title}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{meta}<title>{escape(title)}</title>'
         f"<style>{_asset('timeline.css')}</style></head>\n"
+        f'<body class="dpexp page"><h1>{escape(heading or title)}</h1>{body}</body></html>\n'
     )
 
 
@@ -130,7 +122,8 @@ def _details(bar: Bar, step_ms: float) -> str:
     return "\n".join(lines)
 
 
-def _section(section: Section) -> str:
+def section(section: Section) -> str:
+    """A section as HTML."""
     parts = [f'<h4 class="{section.mood}">{escape(section.title)}</h4>']
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>")
