@@ -29,7 +29,7 @@ def list_(
 ) -> None:
     """List all runs, the newest first."""
     from dpexp.record import summaries
-    from dpexp.report.render.run_list import table
+    from dpexp.report.render import listing
     from dpexp.tracking.ledger import delivered
 
     runs = _runs()
@@ -39,7 +39,7 @@ def list_(
         rows = [{**summary.to_dict(), "delivered": delivery[summary.run_id]} for summary in known]
         typer.echo(json.dumps(rows))
     elif known:
-        typer.echo(table(known, delivery))
+        typer.echo(listing.runs(known, delivery))
     else:
         typer.echo(f"no run yet in {runs}: python scripts/run.py hybrid makes one", err=True)
 

@@ -33,7 +33,7 @@ from dpexp.record import (
     spread,
     summaries,
 )
-from dpexp.report.render.run_list import device_ranges, table
+from dpexp.report.render import listing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -383,7 +383,7 @@ def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
 
 def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     finish(journals.complete(runs, "evil", name="\x1b[31mred\x1b]0;title\x07\nnext line"))
-    text = table(summaries(runs), {"evil": "no"})
+    text = listing.runs(summaries(runs), {"evil": "no"})
     assert text.count("\n") == 1
     assert not set(text) & {"\x1b", "\x07"}
 
@@ -398,7 +398,7 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     ],
 )
 def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -> None:
-    assert device_ranges(names) == shown
+    assert listing.device_ranges(names) == shown
 
 
 # --- journals from elsewhere ---------------------------------------------------------------------

@@ -47,13 +47,10 @@ def _section(section: Section) -> str:
 
 def table(content: Table) -> str:
     """A Markdown table."""
-    head, *rows = [map(_cell, row) for row in (content.columns, *content.rows)]
+    lines = ([escape(cell).replace("\n", " ") for cell in row] for row in (content.columns, *content.rows))
+    head, *rows = lines
     rule = ["---"] * len(content.columns)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
-
-
-def _cell(text: str) -> str:
-    return escape(text).replace("\n", " ")
 
 
 def _bars(bars: Sequence[Phase]) -> str:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -30,11 +29,12 @@ def text(
     sections: Sequence[Section], *, width: int | None = None, color: bool | None = None, piped: int = PIPED
 ) -> str:
     """The sections as text, ``width`` columns wide; ``piped`` is the width without a terminal."""
-    colored = _takes_color(sys.stdout) if color is None else color
-    colored = colored and not os.environ.get("NO_COLOR")
+    if color is None:
+        color = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    colored = color and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
-        width=max(NARROWEST, width or _width(sys.stdout, piped)),
+        width=max(NARROWEST, width or _width(piped)),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
@@ -56,13 +56,9 @@ def _encodable(text: str, encoding: str) -> str:
     return text
 
 
-def _takes_color(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _width(stream: TextIO, piped: int) -> int:
+def _width(piped: int) -> int:
     """The terminal's width within limits, COLUMNS if it is set, or ``piped``."""
-    if not stream.isatty() and "COLUMNS" not in os.environ:
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return piped
     return min(WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
 
