@@ -1,8 +1,7 @@
 """Figures of a comparison: step time by phase, and scaling over devices with the ideal line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpexp.record import load
 from dpexp.report import units
@@ -11,10 +10,6 @@ from dpexp.report.analysis.statistics import Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.compare.tables import labels, shown
 from dpexp.report.figures import palette, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_BARS, MOST_AXES = 24, 4
 MARKERS = "osD^vPX*"
@@ -29,21 +24,15 @@ def stacked_phases_figure(group: Group) -> Figure | None:
             stacks.append((cell, top_level))
     if not stacks:
         return None
-    names = map(style.escape, labels([cell for cell, _ in stacks]))
-    figure = style.figure(10.0, 1.3 + 0.4 * len(stacks))
-    axes = figure.add_subplot()
-    style.plain(axes)
+    figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
     for row, (_, stack) in enumerate(stacks):
         left = 0.0
         for phase in stack:
-            axes.barh(
-                row, phase.median, left=left, height=0.66, color=palette.color(phase.name),
-                edgecolor=style.SOFT, linewidth=0.5,
-            )  # fmt: skip
+            color = palette.color(phase.name)
+            axes.barh(row, phase.median, left=left, height=0.66, color=color, **style.EDGE)
             left += phase.median
         axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
-    axes.set_yticks(range(len(stacks)), list(names))
-    axes.set_ylim(len(stacks) - 0.4, -0.6)
+    style.rows(axes, labels([cell for cell, _ in stacks]))
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
     axes.xaxis.tick_top()
@@ -55,10 +44,10 @@ def stacked_phases_figure(group: Group) -> Figure | None:
 
 def scaling_figure(comparison: Comparison) -> Figure | None:
     """Speed-up over devices, with axes for each group that varies them; None where none does."""
-    groups = [group for group in comparison.groups if len({cell.devices for cell in group.cells}) > 1]
+    varied = [group for group in comparison.groups if len({cell.devices for cell in group.cells}) > 1]
+    groups = varied[:MOST_AXES]
     if not groups:
         return None
-    groups = groups[:MOST_AXES]
     figure = style.figure(5.2 * len(groups), 4.4)
     for number, group in enumerate(groups, start=1):
         _scaling(figure.add_subplot(1, len(groups), number), group)

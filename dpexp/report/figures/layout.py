@@ -4,20 +4,18 @@ Columns from left to right: the host if it holds or sends something, the devices
 devices that hold only copies. Many devices with the same content share a box.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.patheffects import withStroke
 
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.figures import palette, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_BOXES = 8
 """So many devices with copies get a box each; of more, those with the same content share one."""
@@ -48,12 +46,14 @@ class Box:
         return units.span(self.devices) + (f"  ({count} devices, each:)" if count > 1 else "")
 
 
+Arrow = tuple[Box, Box, dict[str, int]]
+
+
 def layout_figure(record: Record) -> Figure:
     """The layout of a Record that has a device map."""
     boxes = _boxes(record)
-    columns = [
-        [box for box in boxes if box.column == number] for number in sorted({box.column for box in boxes})
-    ]
+    numbers = sorted({box.column for box in boxes})
+    columns = [[box for box in boxes if box.column == number] for number in numbers]
     height = max(map(_stack_height, columns))
     for index, column in enumerate(columns):
         _stack(column, index * (BOX_WIDTH + BETWEEN), height)
@@ -90,13 +90,8 @@ def _boxes(record: Record) -> list[Box]:
 def _rows(record: Record) -> dict[str, int]:
     """{device: rows of the largest batch that its replica computes}"""
     group = max(batches(record), key=lambda group: group.rows, default=None)
-    if group is None:
-        return {}
-    return {
-        device: rows
-        for call in layout.replicated_calls(group)[:1]
-        for device, rows in zip(call.devices, group.split, strict=False)
-    }
+    call = next(iter(layout.replicated_calls(group)), None) if group else None
+    return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
 
 def _lines(place: layout.Place, rows: dict[str, int], used: list[str]) -> list[str]:
@@ -135,8 +130,6 @@ def _stack(column: list[Box], x: float, height: float) -> None:
 
 
 def _draw(axes: Axes, box: Box) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     for shift in (0.08, 0.0) if len(box.devices) > 1 else (0.0,):
         corner = (box.x + shift, box.top - box.height + shift / 2)
         axes.add_patch(
@@ -154,8 +147,6 @@ def _draw(axes: Axes, box: Box) -> None:
 
 
 # --- arrows --------------------------------------------------------------------------------------
-
-Arrow = tuple[Box, Box, dict[str, int]]
 
 
 def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:
@@ -177,8 +168,6 @@ def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:
 
 def _connect(axes: Axes, source: Box, target: Box, sent: dict[str, int]) -> None:
     """One arrow, in the colour of its largest load, labelled with its loads beside the outer box."""
-    from matplotlib.patheffects import withStroke
-
     outward = source.x < target.x
     inner, outer = (source, target) if outward else (target, source)
     y_outer = outer.top - outer.height / 2 + (0.09 if outward else -0.09)

@@ -1,18 +1,14 @@
 """phases.png: where the time of a step goes, median and spread by phase."""
 
-from __future__ import annotations
-
 import statistics
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import phases, samples, step_ms
 from dpexp.report.figures import palette, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def phases_figure(record: Record) -> Figure:
@@ -33,12 +29,9 @@ def phases_figure(record: Record) -> Figure:
     axes.tick_params(axis="y", pad=100)
     axes.set_xlim(0, longest * 1.3)
     style.time_axis(axes)
+    where, total = f"{record.strategy} on {layout.stage(record)}", units.ms(step_ms(record))
     count = max(bar.n for bar in bars)
-    style.title(
-        axes,
-        f"{record.strategy} on {layout.stage(record)}: where a step of {units.ms(step_ms(record))} goes "
-        f"(median [quartiles] of {count} steps)",
-    )
+    style.title(axes, f"{where}: where a step of {total} goes (median [quartiles] of {count} steps)")
     return figure
 
 

@@ -1,18 +1,13 @@
 """timeline.png: one typical step, phases and replicas as lanes by device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.timeline import Bar, Step, typical
 from dpexp.report.figures import palette, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, LANE, MARGIN = 10.0, 0.3, 1.45
 MOST_LANES = 40
@@ -35,11 +30,8 @@ def timeline_figure(record: Record, steps: list[Step]) -> Figure:
     style.time_axis(axes)
     axes.xaxis.tick_top()
     rows = f", {step.rows} rows" if step.rows else ""
-    style.title(
-        axes,
-        f"{record.strategy} on {layout.stage(record)}: "
-        f"a step of {units.ms(step.ms)}{rows} (typical of {len(steps)})",
-    )
+    where = f"{record.strategy} on {layout.stage(record)}"
+    style.title(axes, f"{where}: a step of {units.ms(step.ms)}{rows} (typical of {len(steps)})")
     if omitted := len(step.lanes) - len(lanes):
         axes.set_xlabel(f"and {omitted} more replicas, in timeline.html", color=style.SOFT)
     shown = sorted((bar for lane in lanes for bar in lane.bars), key=lambda bar: (bar.start, -bar.ms))
