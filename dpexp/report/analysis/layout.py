@@ -103,7 +103,15 @@ def moves(record: Record) -> list[Move]:
     if not groups:
         return []
     group = max(groups, key=lambda group: group.rows)
-    found = _batch_moves(record, group)
+    found: list[Move] = []
+    for call in group.calls:
+        if call.module.endswith(".transfer"):
+            found.append(Move("transfer", "cpu", call.devices[0], tensor_bytes(record, call.outputs[0])))
+    output, ids = record.devices["output"] or "cpu", id_shapes(record, group)
+    for call in replicated_calls(group):
+        for device, inputs, outputs in zip(call.devices, call.inputs, call.outputs, strict=True):
+            found.append(Move("scatter", call.devices[0], device, tensor_bytes(record, inputs, ids)))
+            found.append(Move("gather", device, output, tensor_bytes(record, outputs)))
     for row in record.device_map:
         found += [Move("replicate", row["device"], device, row["bytes"]) for device in row["replicas"]]
     return [move for move in found if move.source != move.target and move.bytes]
@@ -116,20 +124,6 @@ def _all_reduced(record: Record) -> list[Move]:
     sent = 2 * (len(ring) - 1) * sum(row["bytes"] for row in replicated) // len(ring)
     pairs = zip(ring, ring[1:] + ring[:1], strict=True)
     return [Move("all-reduce", source, target, sent) for source, target in pairs if sent]
-
-
-def _batch_moves(record: Record, group: Batches) -> list[Move]:
-    found: list[Move] = []
-    for call in group.calls:
-        if call.module.endswith(".transfer"):
-            found.append(Move("transfer", "cpu", call.devices[0], tensor_bytes(record, call.outputs[0])))
-    output = record.devices["output"] or "cpu"
-    ids = id_shapes(record, group)
-    for call in replicated_calls(group):
-        for device, inputs, outputs in zip(call.devices, call.inputs, call.outputs, strict=True):
-            found.append(Move("scatter", call.devices[0], device, tensor_bytes(record, inputs, ids)))
-            found.append(Move("gather", device, output, tensor_bytes(record, outputs)))
-    return found
 
 
 def tensor_bytes(record: Record, shapes: Iterable[Shape], ids: Collection[tuple[int, ...]] = ()) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpexp.record import Record, Row, spread
-from dpexp.report.analysis.statistics import most_frequent
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def usual_numbers(record: Record) -> set[int] | None:
     """The phase-timed steps whose batch has the most frequent size; None where sizes are unknown."""
     numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
     sizes = {number: rows for number in numbers if (rows := rows_of(record, number)) is not None}
-    usual = most_frequent(list(sizes.values())) if sizes else None
+    usual = max(statistics.multimode(sizes.values()), default=None)
     return {number for number, rows in sizes.items() if rows == usual} or None
 
 
@@ -81,17 +80,17 @@ def parents(timeline: list[Row]) -> dict[str, str]:
         if row["phase"] != "step" and row["replica"] is None:
             steps.setdefault(row["step"], []).append(row)
     rows = max(steps.values(), key=len, default=[])
+    spans = [(row["phase"], row["start_us"], row["end_us"]) for row in rows]
     inside = {}
-    for row in rows:
-        around = [other for other in rows if other["phase"] != row["phase"] and _contains(other, row)]
+    for phase, start, end in spans:
+        around = {
+            outer: last - first
+            for outer, first, last in spans
+            if outer != phase and first <= start and end <= last and last - first > end - start
+        }
         if around:
-            inside[row["phase"]] = min(around, key=lambda row: row["end_us"] - row["start_us"])["phase"]
+            inside[phase] = min(around, key=lambda outer: around[outer])
     return inside
-
-
-def _contains(outer: Row, inner: Row) -> bool:
-    longer = outer["end_us"] - outer["start_us"] > inner["end_us"] - inner["start_us"]
-    return bool(longer and outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"])
 
 
 def _tree(record: Record) -> Iterator[tuple[str, int]]:

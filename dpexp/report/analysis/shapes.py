@@ -32,8 +32,7 @@ class Call:
 
     def texts(self) -> tuple[str, str]:
         """Inputs and outputs as text, replicas joined by ``+``."""
-        inputs, outputs = map(units.shapes, self.inputs), map(units.shapes, self.outputs)
-        return units.repeated(inputs), units.repeated(outputs)
+        return units.repeated(map(units.shapes, self.inputs)), units.repeated(map(units.shapes, self.outputs))
 
 
 @dataclass
@@ -46,18 +45,14 @@ class Batches:
     @property
     def rows(self) -> int:
         """Rows of the global batch: the leading dimension of the first input outside of replicas."""
-        for call in self.calls:
-            if call.scope == "outside":
-                return _leading(call.inputs[0])
-        return sum(self.split)
+        outside = next((call for call in self.calls if call.scope == "outside"), None)
+        return _leading(outside.inputs[0]) if outside else sum(self.split)
 
     @property
     def split(self) -> list[int]:
         """Rows of each replica; empty where no batch was split."""
-        for call in self.calls:
-            if call.scope == "replica":
-                return [_leading(inputs) for inputs in call.inputs]
-        return []
+        replicas = next((call for call in self.calls if call.scope == "replica"), None)
+        return [_leading(inputs) for inputs in replicas.inputs] if replicas else []
 
     @property
     def name(self) -> str:

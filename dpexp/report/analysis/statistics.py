@@ -8,7 +8,6 @@ steps, and gives other figures than those in the committed experiments: the boot
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from dpexp.record import Record, spread
 if TYPE_CHECKING:
     import numpy as np
 
+Samples = Sequence[float]
 RESAMPLES = 1000
 MOST_SAMPLES, MOST_RUNS = 400, 40
 """Of more samples, or runs, an evenly spaced subset of this size is resampled; the interval gets wider."""
@@ -58,12 +58,6 @@ def usual_times(record: Record) -> tuple[int, list[float]]:
     return rows, by_rows.get(rows, [])
 
 
-def most_frequent(values: Sequence[int]) -> int:
-    """The value that occurs most often, the largest of equals."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], value))
-
-
 @dataclass(frozen=True)
 class Interval:
     """An estimate and its 95% confidence interval."""
@@ -74,9 +68,6 @@ class Interval:
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
-
-
-Samples = Sequence[float]
 
 
 def bootstrap_runs(
@@ -93,7 +84,8 @@ def bootstrap_runs(
     rng = np.random.default_rng(seed)
     values = estimate(_resampled_medians(first, rng), _resampled_medians(second, rng))
     low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(float(estimate(_median(first), _median(second))), float(low), float(high))
+    medians = [statistics.median(time for run in runs for time in run) for runs in (first, second)]
+    return Interval(float(estimate(*medians)), float(low), float(high))
 
 
 def ratio_of_medians(first: Any, second: Any) -> Any:
@@ -101,15 +93,13 @@ def ratio_of_medians(first: Any, second: Any) -> Any:
     return first / second
 
 
-def _median(runs: Sequence[Samples]) -> float:
-    return statistics.median(sample for run in runs for sample in run)
-
-
 def _resampled_medians(runs: Sequence[Samples], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """The median of each of the RESAMPLES resamples."""
     import numpy as np
 
-    runs = _thinned(runs)
+    runs = runs[:: -(-len(runs) // MOST_RUNS)]
+    most = MOST_SAMPLES // len(runs)
+    runs = [run[:: -(-len(run) // most)] for run in runs]
     lengths = np.array([len(run) for run in runs])
     padded = np.full((len(runs), lengths.max()), np.nan)
     for number, run in enumerate(runs):
@@ -120,9 +110,3 @@ def _resampled_medians(runs: Sequence[Samples], rng: np.random.Generator) -> np.
     values = np.take_along_axis(padded[drawn], indices, axis=2)
     values[np.broadcast_to(np.arange(padded.shape[1]) >= drawn_lengths, values.shape)] = np.nan
     return np.asarray(np.nanmedian(values.reshape(RESAMPLES, -1), axis=1))
-
-
-def _thinned(runs: Sequence[Samples]) -> list[Samples]:
-    subset = runs[:: -(-len(runs) // MOST_RUNS)]
-    most = MOST_SAMPLES // len(subset)
-    return [run[:: -(-len(run) // most)] for run in subset]

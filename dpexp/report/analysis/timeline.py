@@ -16,6 +16,7 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import rows_of
 from dpexp.report.analysis.shapes import Batches, Shape, batches
 
+Shapes = tuple[Shape, ...]
 ROUNDING = 1e-5
 """Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
@@ -29,8 +30,8 @@ class Bar:
     replica: int | None
     start: float
     ms: float
-    inputs: tuple[Shape, ...] = ()
-    outputs: tuple[Shape, ...] = ()
+    inputs: Shapes = ()
+    outputs: Shapes = ()
     bytes: int | None = None
 
     @property
@@ -94,9 +95,11 @@ def _step(record: Record, number: int, rows: list[Row], groups: dict[int | None,
     end = max(row["end_us"] for row in step_rows)
     size = rows_of(record, number)
     group = groups.get(size)
-    bars = [_bar(record, row, start, group) for row in rows if row["phase"] != "step"]
-    lanes = _lanes(bars)
-    return Step(number, start / 1000, (end - start) / 1000, size, lanes + _idle(record, lanes))
+    lanes = _lanes([_bar(record, row, start, group) for row in rows if row["phase"] != "step"])
+    busy = {lane.device for lane in lanes if lane.replica is not None}
+    if busy:  # a device without rows has an empty lane
+        lanes += [Lane(device, None) for device in layout.without_host(record) if device not in busy]
+    return Step(number, start / 1000, (end - start) / 1000, size, lanes)
 
 
 def _bar(record: Record, row: Row, step_start: float, group: Batches | None) -> Bar:
@@ -127,15 +130,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
     )
 
 
-def _idle(record: Record, lanes: list[Lane]) -> list[Lane]:
-    """An empty lane for every device without rows while replicas compute on others."""
-    busy = {lane.device for lane in lanes if lane.replica is not None}
-    return [Lane(device, None) for device in layout.without_host(record) if busy and device not in busy]
-
-
 # --- shapes and bytes of a bar -------------------------------------------------------------------
-
-Shapes = tuple[Shape, ...]
 
 
 def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:

@@ -21,11 +21,8 @@ SHARED = frozenset((b"config", b"environment", b"devices"))
 """Keys whose values many runs share."""
 SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
 """Numbers that JSON lacks: a file that contains one is read completely."""
-
-
 FILING = options_with_role("delivery", "label") | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
-
 GroupKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 """(execution, machine, work): what must be equal for two runs to be ranked against each other."""
 
@@ -52,8 +49,12 @@ class RunRecords:
         """The run's group key, and its config as text without the options that only file it."""
         shared = (id(record.config), id(record.environment), record.execution)
         if shared not in self._keys:  # the Record stays referenced, so that no other object gets these ids
-            config = {key: value for key, value in record.config.items() if key not in FILING}
-            self._keys[shared] = (record, group_key(record), json.dumps(config, sort_keys=True))
+            env, config = record.environment, record.config
+            machine = (str(env.get("host")), str(env.get("cpu")), *accelerator_names(record))
+            work = tuple(str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval"))
+            kept = {key: value for key, value in config.items() if key not in FILING}
+            group_key = (record.execution, machine, work)
+            self._keys[shared] = (record, group_key, json.dumps(kept, sort_keys=True))
         return self._keys[shared][1:]
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
@@ -70,11 +71,3 @@ class RunRecords:
             return {}
         found |= json.loads(b'{"' + b',"'.join(others) + b"}")
         return found
-
-
-def group_key(record: Record) -> GroupKey:
-    """The run's execution, machine (host, processor, accelerators) and work (model, data, batches, dtype)."""
-    env, config = record.environment, record.config
-    machine = (str(env.get("host")), str(env.get("cpu")), *accelerator_names(record))
-    work = tuple(str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval"))
-    return record.execution, machine, work

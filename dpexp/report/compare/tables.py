@@ -88,7 +88,6 @@ def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
 
 
 def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
-    """{column: text}."""
     step = cell.step_ms
     speed_up = None if cell is baseline else cell.speed_up(baseline)
     error = cell.gradient_error()

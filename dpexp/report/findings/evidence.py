@@ -76,11 +76,8 @@ class Evidence:
         def fixed(large: Any, small: Any) -> Any:
             return 1 - slope(large, small) * many / large
 
+        few_ms, many_ms = statistics.median(by_rows[few]), statistics.median(by_rows[many])
+        times = [by_rows[many]], [by_rows[few]]
         return Growth(
-            few,
-            many,
-            statistics.median(by_rows[few]),
-            statistics.median(by_rows[many]),
-            bootstrap_runs(slope, [by_rows[many]], [by_rows[few]]),
-            bootstrap_runs(fixed, [by_rows[many]], [by_rows[few]]),
+            few, many, few_ms, many_ms, bootstrap_runs(slope, *times), bootstrap_runs(fixed, *times)
         )
