@@ -31,10 +31,8 @@ def write(compared: Comparison, folder: Path) -> list[Path]:
 
 def _write_figures(compared: Comparison, folder: Path) -> list[Path]:
     several = [group for group in compared.groups if len(group.cells) > 1] or compared.groups
-    figures = {
-        f"phases-{number}": stacked_phases_figure(group)
-        for number, group in enumerate(several[:MOST_FIGURES], 1)
-    }
+    numbered = enumerate(several[:MOST_FIGURES], start=1)
+    figures = {f"phases-{number}": stacked_phases_figure(group) for number, group in numbered}
     figures["scaling"] = scaling_figure(compared)
     drawn = {folder / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
     for path, figure in drawn.items():

@@ -106,10 +106,13 @@ class Comparison:
         works = _distinct(group.work for group in self.groups)
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
+        names = ("model", "data", "batch size", "dtype", "eval")
+        columns = zip(names, map(_distinct, zip(*works, strict=True)), strict=False)
+        differences = "; ".join(f"{name} {' / '.join(values)}" for name, values in columns if len(values) > 1)
         differing = [
             (kinds, f"{' and '.join(kinds)} runs", emulated),
             (machines, "runs of different machines", hosts),
-            (works, "runs that do different work", _differences(works)),
+            (works, "runs that do different work", differences),
         ]
         return [
             f"{runs} are not ranked against each other: {reason}"
@@ -144,11 +147,3 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
-
-
-def _differences(works: Sequence[tuple[str, ...]]) -> str:
-    names = ("model", "data", "batch size", "dtype", "eval")
-    columns = zip(names, zip(*works, strict=True), strict=False)
-    return "; ".join(
-        f"{name} {' / '.join(_distinct(values))}" for name, values in columns if len(set(values)) > 1
-    )
