@@ -48,7 +48,7 @@ def record(request: pytest.FixtureRequest) -> Record:
 
 @pytest.fixture(scope="module")
 def pictures(record: Record, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files that ``render`` wrote, by name."""
+    """The files that ``write_files`` wrote, by name."""
     return {path.name: path for path in report.write_files(record, tmp_path_factory.mktemp("run") / "new")}
 
 

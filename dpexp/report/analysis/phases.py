@@ -96,9 +96,7 @@ def parents(timeline: list[Row]) -> dict[str, str]:
 def _tree(record: Record) -> Iterator[tuple[str, int]]:
     """(phase, depth), depth first, each level by the first start in the timeline."""
     inside = parents(record.timeline)
-    start: dict[str, float] = {}
-    for row in record.timeline:
-        start.setdefault(row["phase"], row["start_us"])
+    start = {row["phase"]: row["start_us"] for row in reversed(record.timeline)}
 
     def children(parent: str | None, depth: int) -> Iterator[tuple[str, int]]:
         names = [name for name in record.phases if inside.get(name) == parent]

@@ -49,10 +49,5 @@ def _draw(axes: Axes, bar: Bar, place: int, step_ms: float) -> None:
 
 def _label(bar: Bar, share: float) -> str:
     """Name and time of a bar, or its name, or nothing: the longest text that fits into the bar."""
-    name = bar.phase
-    if bar.replica is not None:
-        name = units.shapes(bar.inputs) if bar.inputs else f"replica {bar.replica}"
-    for text in (f"{name} {units.ms(bar.ms)}", name):
-        if len(text) * LETTER < share:
-            return text
-    return ""
+    name = units.shapes(bar.inputs) if bar.replica is not None and bar.inputs else bar.name
+    return next((text for text in (f"{name} {units.ms(bar.ms)}", name) if len(text) * LETTER < share), "")

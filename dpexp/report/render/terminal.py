@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -102,13 +103,11 @@ def _table(table: Table, width: int) -> RenderableType:
 def _list(table: Table) -> RenderableType:
     """A table for a narrow terminal: a line for each row, under a heading for each new first cell."""
     lines: list[RenderableType] = []
-    heading = ""
-    for first, *cells in table.rows:
-        if first != heading:
-            lines.append(Text(first, style="dim"))
-            heading = first
-        facts = (f"{column} {cell}" for column, cell in zip(table.columns[1:], cells, strict=True))
-        lines.append(Padding(Text("; ".join(facts)), (0, 0, 0, 2)))
+    for heading, rows in groupby(table.rows, key=lambda row: row[0]):
+        lines.append(Text(heading, style="dim"))
+        for _, *cells in rows:
+            facts = (f"{column} {cell}" for column, cell in zip(table.columns[1:], cells, strict=True))
+            lines.append(Padding(Text("; ".join(facts)), (0, 0, 0, 2)))
     return Group(*lines)
 
 
