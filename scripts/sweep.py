@@ -118,11 +118,11 @@ def _deliver(current: Sweep) -> None:
     from dpexp.tracking.errors import StoreError
 
     try:
-        results = list(sync.deliver(home(), current.runs()))
+        results = list(sync.deliver(home(), current.run_folders()))
     except StoreError as error:
         typer.echo(f"not in MLflow: {error}; the journals stay: python scripts/runs.py sync", err=True)
         return
-    failed = [result for result in results if not result.finished]
+    failed = [result for result in results if not result.is_well]
     typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
     for result in failed:
         typer.echo(f"{result.run_id}: {result.message}", err=True)
@@ -132,7 +132,7 @@ def _verdicts(experiment: Experiment, current: Sweep) -> str:
     from dpexp.report.render import terminal
     from dpexp.study import claims
 
-    return terminal.text(claims.tell(experiment, current.records))
+    return terminal.text(claims.sections(experiment, current.records))
 
 
 if __name__ == "__main__":
