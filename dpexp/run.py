@@ -104,7 +104,7 @@ def _prepare(config: RunConfig, world: World | None) -> Prepared:
 
     prepared = prepare_ranks(config, world)
     if prepared.strategy.needs.prediction:
-        from dpexp.engine.predict import predict
+        from dpexp.engine.dry_run import predict
 
         predict(prepared, [next(prepared.batches(0)).inputs])
     return prepared

@@ -1,24 +1,47 @@
-"""Dry run: devices, device map, batch splits and shapes of a run, without computing or writing anything."""
+"""Dry run: devices, device map, batch splits and shapes of a run, without computing or writing anything.
+
+``predict`` gets the shapes from FakeTensorMode, which runs operations on tensors without data. It raises the
+real "Expected all tensors to be on the same device" where a layout mixes two. Virtual devices (``cpu:i``)
+stand for the accelerators, so a machine without any can check a layout.
+"""
 
 import copy
-from dataclasses import dataclass
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
 
 from dpexp import devices
-from dpexp.config import LaunchOptions, RunConfig
+from dpexp.config import ConfigError, LaunchOptions, RunConfig
 from dpexp.distributed.device_assignment import processes
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
-from dpexp.engine.observations import device_facts
-from dpexp.engine.observe import device_map
-from dpexp.engine.predict import predict
-from dpexp.engine.prepare import prepare
+from dpexp.engine.observations import Observations
+from dpexp.engine.observe import device_map, observe
+from dpexp.engine.prepare import Prepared, prepare
 from dpexp.parallel import chunk_sizes
 from dpexp.record import Row
 from dpexp.strategies import Placed
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
+
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised for an operation that needs the values of a tensor: a length to pad to, a branch on a number."""
+
+_TORCH = Path(torch.__file__).parent
+_DPEXP = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,10 @@ def dry_run(config: RunConfig) -> DryRun:
     batches = [map_tensors(itemgetter(slice(rows)), first.inputs) for rows in counts]
     prediction = predict(prepared, batches)
     placed = prepared.strategy.place(copy.deepcopy(prepared.model), used, Timer())
-    ranks, note = _ranks(config), prediction.note
+    ranks, note = 0, prediction.note  # a strategy without a launcher has no ranks
+    if isinstance(config.options, LaunchOptions):
+        world, (fewest_hosts, _) = World.of(), host_range(config.options)
+        ranks = world.size if world is not None else fewest_hosts * processes(config)
     if ranks > 1:
         of_ranks = f"device map and shapes are those of one process; {ranks} ranks share its batches"
         note = "; ".join(filter(None, (note, of_ranks)))
@@ -59,7 +85,7 @@ def dry_run(config: RunConfig) -> DryRun:
         name=prepared.name,
         execution=prepared.execution,
         config=config.to_dict(),
-        devices=device_facts(prepared, placed),
+        devices=Observations(prepared, placed).device_facts(),
         device_map=device_map(placed),
         splits=_splits(placed, ranks, counts),
         shapes=prediction.shapes,
@@ -85,9 +111,90 @@ def _splits(placed: Placed, ranks: int, counts: dict[int, int]) -> list[Row]:
     return splits
 
 
-def _ranks(config: RunConfig) -> int:
-    """How many ranks a launched strategy gets; 0 for the others."""
-    if not isinstance(config.options, LaunchOptions):
-        return 0
-    world, (fewest_hosts, _) = World.of(), host_range(config.options)
-    return world.size if world is not None else fewest_hosts * processes(config)
+# --- prediction ---
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Rows of ``shapes`` as ``observe`` returns them, and bytes of parameters and buffers by device.
+
+    With a ``note``, real batches ran instead of fake ones, which does not detect layouts that mix devices.
+    """
+
+    shapes: list[Row]
+    memory: dict[str, dict[str, int]]
+    note: str = ""
+
+
+class PlacementError(ConfigError):
+    """A layout that mixes devices: the two devices, and the line of the model."""
+
+
+def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Prediction:
+    """The shapes of all module calls for these inputs. Neither they nor the model are changed.
+
+    Raises PlacementError where the layout mixes devices.
+    """
+    names = {f"cpu:{index}": devices.label(device) for index, device in enumerate(prepared.selection.used)}
+    virtual = [torch.device(name) for name in names]
+    mode, config = FakeTensorMode(), prepared.config
+    options = config.options.with_devices({name: device for device, name in reversed(names.items())})
+    # torch.nn.parallel does not know virtual devices
+    config = replace(config, backend="portable", compile=False, options=options)
+    portable = prepared.strategy.configured(config)
+    with FakeCopyMode(mode):
+        fake = copy.deepcopy(prepared.model)
+    fake_batches = [map_tensors(mode.from_tensor, inputs) for inputs in batches]
+    note = ""
+    with mode, devices.prediction():
+        placed = portable.place(fake, virtual, Timer())
+        try:
+            shapes = observe(placed, fake_batches)
+        except _NEEDS_VALUES:
+            note = "the model looks at values: real batches ran on virtual devices instead"
+        except Exception as error:
+            message = _mixed_devices(error, names)
+            if not message:
+                raise
+            raise PlacementError(message) from error
+    if note:
+        placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
+        shapes = observe(placed, batches)
+    return Prediction(
+        [{**row, "device": names.get(row["device"], row["device"])} for row in shapes],
+        {names.get(device, device): size for device, size in _memory(device_map(placed)).items()},
+        note,
+    )
+
+
+def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:
+    """Bytes by device: parameters and buffers, with those of replicas."""
+    memory: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for device in [row["device"], *row["replicas"]]:
+            sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
+            sizes[f"{row['kind']}s"] += row["bytes"]
+    return memory
+
+
+def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
+    """The message for an operation on two devices; empty for any other error."""
+    message = str(error)
+    mixed = re.search(r"(cpu(?::\d+)?)[^\n]*?(?:,| and )\s*(cpu(?::\d+)?)", message)
+    if "device" not in message or mixed is None:
+        return ""
+    first, second = (names.get(device, device) for device in mixed.groups())
+    return (
+        f"this layout mixes devices {first} and {second}{_where(error)}: put the modules that meet there "
+        "on one device"
+    )
+
+
+def _where(error: Exception) -> str:
+    """`` at FILE:LINE (the code)``: the innermost line of the model, which is neither torch's nor dpexp's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        is_dpexp = _DPEXP in path.parents and _DPEXP / "models" not in path.parents
+        if _TORCH not in path.parents and not is_dpexp:
+            return f" at {path.name}:{frame.lineno} ({frame.line})"
+    return ""

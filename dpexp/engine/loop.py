@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from dpexp.distributed import SigtermHandler
 from dpexp.engine.measure import Measurement
-from dpexp.engine.observations import Observations, device_facts
+from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.trainer import Trainer
@@ -29,7 +29,7 @@ def execute(
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     observations = Observations(prepared, placed)
-    journal.set(devices=device_facts(prepared, placed), device_map=observations.device_map())
+    journal.set(devices=observations.device_facts(), device_map=observations.device_map())
     progress.begin("observe")
     journal.set(shapes=observations.shapes())
     journal.flush()

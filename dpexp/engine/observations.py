@@ -1,10 +1,10 @@
 """Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dpexp import devices
-from dpexp.distributed import merge
+from dpexp.distributed.world import Member
 from dpexp.engine.environment import environment, torch_environment
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import Prepared
@@ -36,47 +36,41 @@ def run_facts(prepared: Prepared) -> Row:
     }
 
 
-def device_facts(prepared: Prepared, placed: Placed) -> Row:
-    """The ``devices`` of a Record: requested, used, where outputs are, and ``ranks`` of a process group."""
-    used = [devices.label(device) for device in placed.devices]
-    facts: Row = {
-        "requested": list(prepared.selection.requested),
-        "used": used,
-        "output": devices.label(placed.output_device),
-    }
-    members = prepared.group.members
-    if members:
-        names = rank_devices(prepared)
-        facts["used"] = [name for name in used if name == "cpu"] + names
-        facts["output"] = names[0]
-        facts["ranks"] = [
-            {"rank": member.rank, "host": member.host, "device": name}
-            for member, name in zip(members, names, strict=True)
-        ]
-    return facts
-
-
-def rank_devices(prepared: Prepared) -> list[str]:
-    """The device of every rank, by its name in the Record."""
-    used = prepared.selection.used or (devices.HOST,)
-    return merge.labels(prepared.group.all_gather(devices.label(used[0])), prepared.group.members)
-
-
 class Observations:
     """What the ranks of a process group, or this one process, observe of a placed model."""
 
     def __init__(self, prepared: Prepared, placed: Placed) -> None:
         self._prepared = prepared
         self._placed = placed
-        self._names = rank_devices(prepared) if prepared.group.members else []
+        self._names: list[str] = []  # the device of every rank
+        group, used = prepared.group, prepared.selection.used or (devices.HOST,)
+        if group.members:
+            self._names = _labels(group.all_gather(devices.label(used[0])), group.members)
 
     def _merged(self, merge_ranks: Callable[[list[T], list[str]], T], value: T) -> T:
         """The values of all ranks as one, if there is a process group."""
         return merge_ranks(self._prepared.group.all_gather(value), self._names) if self._names else value
 
+    def device_facts(self) -> Row:
+        """``devices`` of a Record: requested, used, where outputs are, and ``ranks`` of a process group."""
+        used = [devices.label(device) for device in self._placed.devices]
+        facts: Row = {
+            "requested": list(self._prepared.selection.requested),
+            "used": used,
+            "output": devices.label(self._placed.output_device),
+        }
+        if self._names:
+            facts["used"] = [name for name in used if name == "cpu"] + self._names
+            facts["output"] = self._names[0]
+            facts["ranks"] = [
+                {"rank": member.rank, "host": member.host, "device": name}
+                for member, name in zip(self._prepared.group.members, self._names, strict=True)
+            ]
+        return facts
+
     def device_map(self) -> list[Row]:
         """``device_map`` of a Record: see ``observe.device_map``."""
-        return self._merged(merge.device_map, device_map(self._placed))
+        return self._merged(_merged_device_map, device_map(self._placed))
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""
@@ -88,12 +82,74 @@ class Observations:
                 yield batch.inputs
 
         rows = observe(self._placed, inputs())
-        return self._merged(merge.shapes, [row for row in rows if counts[row["batch"]]])
+        return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:
         """``timeline`` of a Record from the rows of the ranks' timers."""
-        return self._merged(merge.timeline, rows)
+        return self._merged(_merged_timeline, rows)
 
     def memory(self) -> dict[str, int]:
         """``memory`` of a Record: peak bytes by device."""
-        return self._merged(merge.memory, devices.peak_memory(self._placed.devices))
+        return self._merged(_merged_memory, devices.peak_memory(self._placed.devices))
+
+
+# --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---
+
+
+def _labels(names: Sequence[str], members: Sequence[Member]) -> list[str]:
+    """The names of the ranks' devices, with ``@host`` where several hosts have a device of that name."""
+    return [
+        f"{name}@{member.host}" if names.count(name) > 1 else name
+        for name, member in zip(names, members, strict=True)
+    ]
+
+
+def _merged_shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+    """Every rank's rows as those of a replica, by batch, module and rank."""
+    order = {row["module"]: index for rows in reversed(by_rank) for index, row in enumerate(rows)}
+    merged = [
+        {**_renamed(row, names[rank]), "scope": "replica", "replica": rank}
+        for rank, rows in enumerate(by_rank)
+        for row in rows
+    ]
+    return sorted(merged, key=lambda row: (row["batch"], order[row["module"]], row["replica"]))
+
+
+def _merged_device_map(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+    """A tensor that every rank has is one row with replicas; a sharded one is a row for each rank."""
+    merged = []
+    for rows in zip(*by_rank, strict=True):
+        renamed = [_renamed(row, name) for row, name in zip(rows, names, strict=True)]
+        if any(row.get("placement") for row in rows):
+            merged += [{**row, "rank": rank} for rank, row in enumerate(renamed)]
+        else:
+            merged.append({**renamed[0], "replicas": [row["device"] for row in renamed[1:]]})
+    return merged
+
+
+def _merged_timeline(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+    """The first rank's rows, and every rank's as its replica's; steps start where the first rank's do."""
+    starts = [{row["step"]: row["start_us"] for row in rows if row["phase"] == "step"} for rows in by_rank]
+    merged = [_renamed(row, names[0]) for row in by_rank[0]]
+    for rank, rows in enumerate(by_rank):
+        for row in rows:
+            if row["phase"] == "step":
+                continue
+            shift = starts[0][row["step"]] - starts[rank][row["step"]]
+            times = {key: round(row[key] + shift, 3) for key in ("start_us", "end_us")}
+            merged.append({**_renamed(row, names[rank]), "replica": rank, **times})
+    return merged
+
+
+def _merged_memory(by_rank: Sequence[dict[str, int]], names: Sequence[str]) -> dict[str, int]:
+    """Peak bytes by rank: of its process where its device is a CPU, else of the device."""
+    merged: dict[str, int] = {}
+    for name, peaks in zip(names, by_rank, strict=True):
+        of_device = [value for device, value in peaks.items() if device != "cpu"]
+        merged[name] = of_device[0] if of_device else peaks["cpu"]
+    return merged
+
+
+def _renamed(row: Row, name: str) -> Row:
+    """The row with the name of its rank's device; the host is ``cpu`` on every rank."""
+    return row if row["device"] == "cpu" else {**row, "device": name}

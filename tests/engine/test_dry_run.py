@@ -1,4 +1,4 @@
-"""Predict: the shapes of a run without running it, and layouts that mix devices."""
+"""Dry run: the shapes of a run without running it, and layouts that mix devices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpexp.config import RunConfig
+from dpexp.engine.dry_run import PlacementError, predict
 from dpexp.engine.observe import device_map, observe
-from dpexp.engine.predict import PlacementError, predict
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
 from dpexp.record import Row
