@@ -1,8 +1,7 @@
 """Diagnosis: what ended a run, what to do about it, and which module made the first NaN or infinity."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -51,26 +50,17 @@ def nonfinite_source(prepared: Prepared, step: int) -> str:
     trainer = Trainer(replay, replay.strategy.place(replay.model, replay.selection.used, timer), timer)
     trainer.take_steps(replay.config.warmup)
     trainer.take_steps(step)
-    with _nonfinite_outputs(trainer.placed.module) as names:
-        trainer.step(next(islice(replay.endless_batches(), step, None)))
-    if not names:
-        return "the loss"
-    return f"module '{names[0]}'" if names[0] else "the model itself"
-
-
-@contextmanager
-def _nonfinite_outputs(module: nn.Module) -> Iterator[list[str]]:
-    """The names of the modules whose outputs are not finite, in the order of their calls while inside."""
     names: list[str] = []
 
     def check(name: str, module: nn.Module, args: Any, outputs: Any) -> None:
         if not all(tensor.isfinite().all() for tensor in walk(outputs)):
             names.append(name)
 
-    called = [part for part in parts(module) if not isinstance(part.module, Wrapper)]
-    handles = [part.module.register_forward_hook(partial(check, part.name)) for part in called]
-    try:
-        yield names
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for part in parts(trainer.placed.module):
+            if not isinstance(part.module, Wrapper):
+                hooks.enter_context(part.module.register_forward_hook(partial(check, part.name)))
+        trainer.step(next(islice(replay.endless_batches(), step, None)))
+    if not names:
+        return "the loss"
+    return f"module '{names[0]}'" if names[0] else "the model itself"

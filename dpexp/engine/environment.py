@@ -79,12 +79,11 @@ def _normalized(name: str) -> str:
 def cpu_name() -> str:
     """The processor's model, from /proc/cpuinfo on Linux, else from Python."""
     try:
-        models = re.search(
-            r"^model name\s*: *(.*\S)", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE
-        )
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:  # not Linux
-        models = None
-    return models[1] if models is not None else platform.processor() or platform.machine()
+        text = ""
+    model = re.search(r"^model name\s*: *(.*\S)", text, re.MULTILINE)
+    return model[1] if model is not None else platform.processor() or platform.machine()
 
 
 def git(root: Path) -> Row:

@@ -1,6 +1,6 @@
 """Inventory: the submodules of a model, with the names that --block, --host and --place take."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -31,13 +31,8 @@ def registry() -> list[Row]:
     rows = []
     for name, entry in MODELS.items():
         options = [
-            {
-                "option": option.name,
-                "type": option.type.__name__,
-                "default": option.default,
-                "help": option.help,
-            }
-            for option in entry.options
+            {"option": each.name, "type": each.type.__name__, "default": each.default, "help": each.help}
+            for each in entry.options
         ]
         rows.append({"model": name, "help": entry.help, "options": options})
     return rows
@@ -59,22 +54,21 @@ def inventory(model: str, data: str) -> Inventory:
         calls = observe(placed, [batch.inputs])
     tensors = device_map(placed)  # after the first batch, which lazy parameters wait for
     modules = [
-        {"module": name, "type": type(module).__name__, **_size(name, tensors), **_calls(name, calls)}
-        for name, module in prepared.model.named_modules()
+        _row(name, type(module).__name__, tensors, calls) for name, module in prepared.model.named_modules()
     ]
     return Inventory(model, data, batch.rows, modules[0]["parameters"], modules[0]["bytes"], modules)
 
 
-def _size(name: str, tensors: Iterable[Row]) -> Row:
-    """Parameters and bytes of a module and its children; a tied parameter counts once."""
+def _row(name: str, kind: str, tensors: Sequence[Row], calls: Sequence[Row]) -> Row:
+    """The row of one module, with the tensors of its children; a tied parameter counts once."""
     inside = [row for row in tensors if not name or f"{row['module']}.".startswith(f"{name}.")]
+    of_module = [row for row in calls if row["module"] == name]
     return {
+        "module": name,
+        "type": kind,
         "parameters": sum(prod(row["shape"]) for row in inside if row["kind"] == "parameter"),
         "bytes": sum(row["bytes"] for row in inside),
+        "calls": len(of_module),
+        "inputs": of_module[0]["inputs"] if of_module else [],
+        "outputs": of_module[0]["outputs"] if of_module else [],
     }
-
-
-def _calls(name: str, calls: Iterable[Row]) -> Row:
-    of_module = [row for row in calls if row["module"] == name]
-    first = of_module[0] if of_module else {"inputs": [], "outputs": []}
-    return {"calls": len(of_module), "inputs": first["inputs"], "outputs": first["outputs"]}

@@ -176,13 +176,8 @@ class Measurement:
         return times_ms, losses, any(by_step[-1])
 
     def _log(self, times_ms: list[float], losses: list[float]) -> None:
-        self.journal.extend(
-            {
-                "steps.time_ms": [round(ms, 6) for ms in times_ms],
-                "steps.loss": losses,
-                "steps.samples": [global_rows for *_, global_rows in self._pending],
-            }
-        )
+        rounded, samples = [round(ms, 6) for ms in times_ms], [rows for *_, rows in self._pending]
+        self.journal.extend({"steps.time_ms": rounded, "steps.loss": losses, "steps.samples": samples})
 
     def _nonfinite_message(self, step: int, loss: float) -> str:
         message = f"the loss became {loss} in step {step}"
@@ -209,15 +204,10 @@ class Measurement:
     def record_digests(self) -> None:
         """Record digests of the trained weights and of their outputs, and peak memory."""
         outputs = self.trainer.evaluate(next(self._prepared.batches(0, shuffle=False)))
-        self.journal.set(
-            digest={
-                "weights": tensors.digest(self.trainer.full_parameters() | self.trainer.buffers()),
-                "outputs": tensors.digest(
-                    {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
-                ),
-            },
-            memory=self.observations.memory(),
-        )
+        numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
+        weights = tensors.digest(self.trainer.full_parameters() | self.trainer.buffers())
+        digest = {"weights": weights, "outputs": tensors.digest(numbered)}
+        self.journal.set(digest=digest, memory=self.observations.memory())
         self.journal.flush()
         self.on_flush()
 

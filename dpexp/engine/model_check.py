@@ -5,7 +5,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,6 @@ def _fingerprint(value: Any) -> Any:
 def misfit_as_config_error(model: nn.Module) -> Iterator[None]:
     """An exception inside the model's forward becomes a ConfigError that names the innermost module."""
     calls: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
-    handles = []
 
     def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append((name, module, list(tensors.walk((args, kwargs)))))
@@ -106,20 +105,16 @@ def misfit_as_config_error(model: nn.Module) -> Iterator[None]:
     def leave(module: nn.Module, args: Any, outputs: Any) -> None:
         calls.pop()
 
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if not calls:
-            raise
-        raise ConfigError(_misfit_message(*calls[-1], error)) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(leave))
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, ConfigError) or not calls:
+                raise
+            raise ConfigError(_misfit_message(*calls[-1], error)) from error
 
 
 def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], error: Exception) -> str:

@@ -3,14 +3,14 @@
 Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from dpexp import devices, tensors
 from dpexp.record import Row
@@ -29,44 +29,36 @@ class ShapeLog:
         self._placed = placed
         self._rows: list[tuple[tuple[int, bool, int, int], Row]] = []
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Install the forward hooks while inside. Replicas share them with the module that they copy."""
-        handles: dict[nn.Module, RemovableHandle] = {}
+    def hooks(self) -> ExitStack:
+        """The forward hooks, until the stack closes. Replicas share them with the module that they copy."""
+        hooks, hooked = ExitStack(), set()
         for order, part in enumerate(parts(self._placed.module)):
             module = part.module
-            if module not in handles and not (isinstance(module, Wrapper) and module.transparent):
-                handles[module] = module.register_forward_hook(self._hook(order, part), with_kwargs=True)
-        try:
-            yield
-        finally:
-            for handle in handles.values():
-                handle.remove()
+            if module not in hooked and not (isinstance(module, Wrapper) and module.transparent):
+                hook = partial(self._add, order, part)
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+                hooked.add(module)
+        return hooks
 
-    def _hook(self, order: int, part: Part) -> Callable[..., None]:
-        is_wrapped = bool(part.wrappers) and part.wrappers[-1].module is part.module
-        wrapper_has_row = is_wrapped and not part.wrappers[-1].transparent
-        is_replicated = isinstance(part.module, Wrapper) and bool(part.module.replica_devices)
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-            device, replica = devices.current_device()
-            if replica is None:
-                if wrapper_has_row:
-                    return
-                device = self._placed.output_device if is_replicated else _computing_device(part.module)
-            assert device is not None
-            row = {
-                "batch": self.batch,
-                "scope": "outside" if replica is None else "replica",
-                "module": part.name,
-                "replica": replica,
-                "device": devices.label(device),
-                "inputs": tensors.shapes((args, kwargs)),
-                "outputs": tensors.shapes(outputs),
-            }
-            self._rows.append(((self.batch, replica is not None, order, replica or 0), row))
-
-        return hook
+    def _add(self, order: int, part: Part, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        device, replica = devices.current_device()
+        if replica is None:
+            wrapper = part.wrappers[-1] if part.wrappers else None
+            if wrapper is not None and wrapper.module is part.module and not wrapper.transparent:
+                return  # the wrapper has the row
+            is_replicated = isinstance(part.module, Wrapper) and bool(part.module.replica_devices)
+            device = self._placed.output_device if is_replicated else _computing_device(part.module)
+        assert device is not None
+        row = {
+            "batch": self.batch,
+            "scope": "outside" if replica is None else "replica",
+            "module": part.name,
+            "replica": replica,
+            "device": devices.label(device),
+            "inputs": tensors.shapes((args, kwargs)),
+            "outputs": tensors.shapes(outputs),
+        }
+        self._rows.append(((self.batch, replica is not None, order, replica or 0), row))
 
     def rows(self) -> list[Row]:
         """The rows by batch, outside before replicas, order of definition, and replica."""

@@ -197,22 +197,19 @@ def set_comparable_mode(model: nn.Module, eval_only: bool = False) -> str:
     devices as on virtual ones: neither equals a single device, and neither is wrong. ``eval_only`` puts the
     full model into eval mode, because a forward may call dropout as a function.
     """
-    normed = [name for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
-    dropped = [name for name, part in model.named_modules() if is_random_layer(part)]
+    changed: dict[str, list[str]] = {"BatchNorm": [], "dropout": []}
     if eval_only:
         model.eval()
-    for name in normed:
-        model.get_submodule(name).eval()
-    for name in dropped:  # without its submodules: a block may have its probability beside other layers
-        model.get_submodule(name).training = False
-    for part in model.modules():
+    for name, part in model.named_modules():
+        if isinstance(part, _BatchNorm):
+            changed["BatchNorm"].append(name or "the model")
+            part.eval()
+        if is_random_layer(part):
+            changed["dropout"].append(name or "the model")
+            part.training = False  # only its own: a block may have its probability beside other layers
         if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
             part.train()
     if eval_only:
         return "the whole model in eval mode: it draws random numbers outside of dropout modules"
-    shown = {
-        kind: ", ".join(name or "the model" for name in names)
-        for kind, names in (("BatchNorm", normed), ("dropout", dropped))
-    }
-    return "; ".join(f"{kind} in eval mode ({names})" for kind, names in shown.items() if names)
+    return "; ".join(f"{kind} in eval mode ({', '.join(names)})" for kind, names in changed.items() if names)
