@@ -28,16 +28,12 @@ class ProcessGroup:
     rank = 0
     size = 1
     members: tuple[Member, ...] = ()
+    is_first_on_host = True
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes the Record."""
         return self.rank == 0
-
-    @property
-    def is_first_on_host(self) -> bool:
-        """Whether this is the first rank of its host."""
-        return True
 
     def all_gather(self, value: Any) -> list[Any]:
         """The value of every rank, by rank, on every rank."""
@@ -80,14 +76,10 @@ class TorchProcessGroup(ProcessGroup):
     """The default group of ``torch.distributed``; Python objects are sent by gloo."""
 
     def __init__(self, world: World, store: Any, timeout_s: float) -> None:
-        self.world = world
         self.rank, self.size = world.rank, world.size
+        self.is_first_on_host = world.local_rank == 0
         self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(world.host)))
         self._faults = Faults(store, self.rank, self.members, timeout_s)
-
-    @property
-    def is_first_on_host(self) -> bool:
-        return self.world.local_rank == 0
 
     def all_gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size

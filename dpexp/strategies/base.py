@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,9 +81,7 @@ class Strategy(ABC):
 
     def configured(self, config: RunConfig) -> Strategy:
         """The same strategy with another config."""
-        other = copy.copy(self)
-        other.config, other.options = config, config.options
-        return other
+        return type(self)(config, self.group)
 
     def compiled(self, module: nn.Module) -> nn.Module:
         """The module, compiled in place if the config says so; it keeps its class and its names."""

@@ -1,9 +1,8 @@
 """``functional``: ``data_parallel(module, inputs, devices)``, composed of the four primitives.
 
-This is the function of PyTorch's tutorial, written out: read ``data_parallel`` below.
+This is the function of PyTorch's tutorial, written out: read ``DataParallelCall.forward`` below.
 """
 
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -30,7 +29,10 @@ class Functional(Replicating):
 
 
 class DataParallelCall(Wrapper):
-    """A module whose forward is ``data_parallel(module, inputs, devices)``."""
+    """A module whose forward is ``data_parallel(module, inputs, devices)``.
+
+    The rows of the inputs are split over the devices. The module is on the first, and so are the outputs.
+    """
 
     def __init__(self, module: nn.Module, devices: Devices, config: RunConfig, timer: Timer) -> None:
         super().__init__()
@@ -41,33 +43,17 @@ class DataParallelCall(Wrapper):
         self.dtype = config.autocast
 
     def forward(self, *inputs: Any) -> Any:
-        devices, library = self.replica_devices, self.library
-        return data_parallel(self.module, inputs, devices, library, self.timer, self.dtype)
-
-
-def data_parallel(
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    devices: Devices,
-    library: ModuleType,
-    timer: Timer,
-    dtype: str,
-) -> Any:
-    """Compute ``module(*inputs)`` with the rows of the inputs split over the devices.
-
-    ``library`` is ``torch.nn.parallel`` or ``dpexp.parallel``, ``dtype`` that of autocast, or empty. The
-    module must be on ``devices[0]``, and so are the outputs.
-    """
-    if len(devices) <= 1:
-        with timer.phase("forward"), on_one_device(devices):
-            return module(*inputs)
-    with timer.phase("replicate"):
-        replicas = library.replicate(module, devices)
-    with timer.phase("scatter"):
-        chunks = library.scatter(inputs, devices)
-    used = devices[: len(chunks)]
-    with timer.phase("parallel_apply"):
-        calls = labelled(replicas[: len(used)], used, timer, dtype)
-        outputs = library.parallel_apply(calls, chunks, devices=used)
-    with timer.phase("gather", devices[0]):
-        return library.gather(outputs, devices[0])
+        devices, library, phase = self.replica_devices, self.library, self.timer.phase
+        if len(devices) <= 1:
+            with phase("forward"), on_one_device(devices):
+                return self.module(*inputs)
+        with phase("replicate"):
+            replicas = library.replicate(self.module, devices)
+        with phase("scatter"):
+            chunks = library.scatter(inputs, devices)
+        used = devices[: len(chunks)]
+        with phase("parallel_apply"):
+            calls = labelled(replicas[: len(used)], used, self.timer, self.dtype)
+            outputs = library.parallel_apply(calls, chunks, devices=used)
+        with phase("gather", devices[0]):
+            return library.gather(outputs, devices[0])
