@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +71,7 @@ def _preview(config: RunConfig, as_json: bool) -> None:
     from dpexp.report.render import listing
 
     planned = dry_run(config)
-    typer.echo(json.dumps(asdict(planned), indent=1) if as_json else listing.dry_run(asdict(planned)))
+    typer.echo(json.dumps(planned, indent=1) if as_json else listing.dry_run(planned))
 
 
 def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
@@ -134,7 +133,7 @@ def models(
         typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
     with cli.exit_on_error():
-        modules = asdict(inventory(name, data))
+        modules = inventory(name, data)
     typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 
 

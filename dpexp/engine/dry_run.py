@@ -44,28 +44,13 @@ _TORCH = Path(torch.__file__).parent
 _DPEXP = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """The plan of a run.
+def dry_run(config: RunConfig) -> Row:
+    """Predict an epoch of the run. Raises ConfigError as a run does, and for a layout that mixes devices.
 
-    ``splits`` are how an epoch's batches are split over replicas, for each wrapped module, or over ranks;
-    ``shapes`` are predicted for a full batch and the last one of an epoch; ``memory`` is bytes of parameters
-    and buffers by device.
+    As in a Record: name, execution, config, devices, device_map. ``splits``: how an epoch's batches are split
+    over replicas, for each wrapped module, or over ranks. ``shapes`` of a full batch and the last one of an
+    epoch; ``memory``: bytes of parameters and buffers by device. ``note``: what was not predicted.
     """
-
-    name: str
-    execution: str
-    config: Row
-    devices: Row
-    device_map: list[Row]
-    splits: list[Row]
-    shapes: list[Row]
-    memory: dict[str, dict[str, int]]
-    note: str
-
-
-def dry_run(config: RunConfig) -> DryRun:
-    """Predict an epoch of the run. Raises ConfigError as a run does, and for a layout that mixes devices."""
     prepared = prepare(config, one_batch=False)
     used = prepared.selection.used
     full, rest = divmod(prepared.data.samples, config.batch_size)
@@ -81,26 +66,23 @@ def dry_run(config: RunConfig) -> DryRun:
     if ranks > 1:
         of_ranks = f"device map and shapes are those of one process; {ranks} ranks share its batches"
         note = "; ".join(filter(None, (note, of_ranks)))
-    return DryRun(
-        name=prepared.name,
-        execution=prepared.execution,
-        config=config.to_dict(),
-        devices=Observations(prepared, placed).device_facts(),
-        device_map=device_map(placed),
-        splits=_splits(placed, ranks, counts),
-        shapes=prediction.shapes,
-        memory=prediction.memory,
-        note=note,
-    )
+    return {
+        "name": prepared.name,
+        "execution": prepared.execution,
+        "config": config.to_dict(),
+        "devices": Observations(prepared, placed).device_facts(),
+        "device_map": device_map(placed),
+        "splits": _splits(placed, ranks, counts),
+        "shapes": prediction.shapes,
+        "memory": prediction.memory,
+        "note": note,
+    }
 
 
 def _splits(placed: Placed, ranks: int, counts: dict[int, int]) -> list[Row]:
     """How batches are split; ``counts`` is how many batches an epoch has of each number of rows."""
-    places = [
-        (part.name, [devices.label(device) for device in part.module.replica_devices])
-        for part in parts(placed.module)
-        if isinstance(part.module, Wrapper)
-    ]
+    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    places = [(name, [*map(devices.label, wrapper.replica_devices)]) for name, wrapper in wrappers]
     places.append(("", [f"rank {rank}" for rank in range(ranks)]))
     splits = []
     for name, labels in places:

@@ -1,29 +1,11 @@
 """Inventory: the submodules of a model, with the names that --block, --host and --place take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from dpexp.config import RunConfig
 from dpexp.models import MODELS
 from dpexp.record import Row
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """One model, and a row for each of its modules in the order of their definition.
-
-    A row: module, type, parameters (how many numbers) and bytes (of parameters and buffers) including its
-    children, calls in one batch, inputs and outputs (lists of shapes) of the first call. A module without
-    calls cannot be wrapped.
-    """
-
-    model: str
-    data: str
-    rows: int
-    parameters: int
-    bytes: int
-    modules: list[Row]
 
 
 def registry() -> list[Row]:
@@ -38,8 +20,14 @@ def registry() -> list[Row]:
     return rows
 
 
-def inventory(model: str, data: str) -> Inventory:
-    """Run one batch of ``data`` through ``model`` on the host. Raises ConfigError as a run does."""
+def inventory(model: str, data: str) -> Row:
+    """Run one batch of ``data`` through ``model`` on the host. Raises ConfigError as a run does.
+
+    Returns model, data, rows of the batch, parameters, bytes, and a row for each of ``modules``, in the order
+    of their definition: module, type, parameters (how many numbers) and bytes (of parameters and buffers)
+    including its children, calls in one batch, inputs and outputs (lists of shapes) of the first call. A
+    module without calls cannot be wrapped.
+    """
     from dpexp.engine.model_check import misfit_as_config_error
     from dpexp.engine.observe import device_map, observe
     from dpexp.engine.prepare import prepare
@@ -56,7 +44,8 @@ def inventory(model: str, data: str) -> Inventory:
     modules = [
         _row(name, type(module).__name__, tensors, calls) for name, module in prepared.model.named_modules()
     ]
-    return Inventory(model, data, batch.rows, modules[0]["parameters"], modules[0]["bytes"], modules)
+    total = {key: modules[0][key] for key in ("parameters", "bytes")}
+    return {"model": model, "data": data, "rows": batch.rows, **total, "modules": modules}
 
 
 def _row(name: str, kind: str, tensors: Sequence[Row], calls: Sequence[Row]) -> Row:

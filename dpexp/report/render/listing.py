@@ -82,7 +82,7 @@ def models(registry: Sequence[Row]) -> str:
 
 
 def inventory(found: Row) -> str:
-    """A ``dpexp.engine.inventory.Inventory``, given as a dict."""
+    """The result of ``dpexp.engine.inventory.inventory``."""
     title = ("module", "type", "parameters", "bytes", "inputs", "outputs")
     lines = [
         f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size(found['bytes'])}",
@@ -105,7 +105,7 @@ def _module(row: Row) -> tuple[Any, ...]:
 
 
 def dry_run(planned: Row) -> str:
-    """A ``dpexp.engine.dry_run.DryRun``, given as a dict: what would run where, and how a batch is split."""
+    """The result of ``dpexp.engine.dry_run.dry_run``: what would run where, and how a batch is split."""
     used, output = ", ".join(planned["devices"]["used"]), planned["devices"]["output"]
     header = ("module", "parameter", "shape", "bytes", "device", "replicas")
     lines = [
