@@ -103,15 +103,14 @@ class Faults:
             if peer_error is not None:
                 return peer_error
             missing = [each for each in self.members if not self.store.check([f"present/{each.rank}"])]
-            if not missing or time.monotonic() > deadline:
-                break
+            if not missing:
+                return LostContact(
+                    f"the ranks lost contact with each other for {self.timeout_s:g} s "
+                    f"(--comm-timeout): {str(error).splitlines()[0]}"
+                )
+            if time.monotonic() > deadline:
+                return LostContact(
+                    f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the "
+                    f"link to it is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
+                )
             time.sleep(0.05)
-        if not missing:
-            return LostContact(
-                f"the ranks lost contact with each other for {self.timeout_s:g} s "
-                f"(--comm-timeout): {str(error).splitlines()[0]}"
-            )
-        return LostContact(
-            f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the link to it "
-            f"is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
-        )

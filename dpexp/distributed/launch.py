@@ -206,11 +206,8 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: P
 def _describe_failure(error: Any, logs: Path) -> str:
     """Which rank ended first, how, and the last line of its stderr."""
     rank, failure = error.get_first_failure()
-    how = (
-        f"was killed by {signal.Signals(-failure.exitcode).name}"
-        if failure.exitcode < 0
-        else f"ended with code {failure.exitcode}"
-    )
+    code = failure.exitcode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     last_line = ""
     for path in sorted(logs.glob(f"**/{failure.local_rank}/stderr.log")):
         lines = path.read_text(errors="replace").strip().splitlines()

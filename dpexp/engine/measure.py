@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dpexp import devices, tensors
+from dpexp.config import RankOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed import SigtermHandler
 from dpexp.engine.diagnosis import nonfinite_source
@@ -111,7 +112,8 @@ class Measurement:
         clock, step, used = time.perf_counter, self.trainer.step, self.trainer.placed.devices
         synchronizes = any(device.type != "cpu" for device in used)
         outputs_on_host = self.trainer.outputs_on_host
-        is_one_process, checkpoint_every = self._group.size == 1, self._prepared.checkpoint_every
+        is_one_process, options = self._group.size == 1, self._config.options
+        checkpoint_every = options.snapshot_every if isinstance(options, RankOptions) else None
         for batch in batches:
             if synchronizes:
                 devices.synchronize(used)

@@ -27,7 +27,8 @@ class ShapeLog:
     def __init__(self, placed: Placed) -> None:
         self.batch = 0
         self._placed = placed
-        self._rows: list[tuple[tuple[int, bool, int, int], Row]] = []
+        self.rows: list[tuple[tuple[int, bool, int, int], Row]] = []
+        """Each with its place: batch, outside before replicas, order of definition, replica."""
 
     def hooks(self) -> ExitStack:
         """The forward hooks, until the stack closes. Replicas share them with the module that they copy."""
@@ -44,10 +45,12 @@ class ShapeLog:
         device, replica = devices.current_device()
         if replica is None:
             wrapper = part.wrappers[-1] if part.wrappers else None
-            if wrapper is not None and wrapper.module is part.module and not wrapper.transparent:
+            if wrapper is not None and wrapper.module is module and not wrapper.transparent:
                 return  # the wrapper has the row
-            is_replicated = isinstance(part.module, Wrapper) and bool(part.module.replica_devices)
-            device = self._placed.output_device if is_replicated else _computing_device(part.module)
+            is_replicated = isinstance(module, Wrapper) and bool(module.replica_devices)
+            while isinstance(module, Wrapper):  # it is where the module is that it wraps
+                module = module.module
+            device = self._placed.output_device if is_replicated else devices.placed_on(module)
         assert device is not None
         row = {
             "batch": self.batch,
@@ -58,18 +61,7 @@ class ShapeLog:
             "inputs": tensors.shapes((args, kwargs)),
             "outputs": tensors.shapes(outputs),
         }
-        self._rows.append(((self.batch, replica is not None, order, replica or 0), row))
-
-    def rows(self) -> list[Row]:
-        """The rows by batch, outside before replicas, order of definition, and replica."""
-        return [row for _, row in sorted(self._rows, key=itemgetter(0))]
-
-
-def _computing_device(module: nn.Module) -> torch.device:
-    """The device that a module was placed on; of a wrapper, that of the wrapped module."""
-    while isinstance(module, Wrapper):
-        module = module.module
-    return devices.placed_on(module)
+        self.rows.append(((self.batch, replica is not None, order, replica or 0), row))
 
 
 def observe(placed: Placed, batches: Iterable[tuple[Any, ...]]) -> list[Row]:
@@ -87,7 +79,7 @@ def observe(placed: Placed, batches: Iterable[tuple[Any, ...]]) -> list[Row]:
                 forward(index, inputs)
         if index >= EPOCH_LIMIT:
             forward(index, inputs)
-    return log.rows()
+    return [row for _, row in sorted(log.rows, key=itemgetter(0))]
 
 
 @contextmanager

@@ -44,12 +44,6 @@ class Prepared:
     checkpoints: Checkpoints | None = None
 
     @property
-    def checkpoint_every(self) -> int | None:
-        """Steps between two checkpoints; None if the run writes one only at SIGTERM, or none."""
-        options = self.config.options
-        return options.snapshot_every if isinstance(options, RankOptions) else None
-
-    @property
     def batches_per_epoch(self) -> int:
         """How many global batches an epoch has, a smaller last one included."""
         return ceil(self.data.samples / self.config.batch_size)

@@ -20,8 +20,6 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     def begin(self, stage: str, total: int | None = None) -> None:
         """Start a stage of the run; ``total`` in steps, if it is known."""
         self.close()
-        if self._hidden:
-            return
         from tqdm import tqdm
 
         tqdm.monitor_interval = 0  # its thread would wake up inside measured steps
@@ -30,7 +28,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             desc=stage,
             total=total,
             file=sys.stderr,
-            disable=None,
+            disable=self._hidden or None,  # None: unless stderr is a terminal
             leave=False,
             dynamic_ncols=True,
             bar_format=layout if total is not None else "{desc}…",
