@@ -83,7 +83,7 @@ def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None
 
     typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
     for planned in missing:
-        typer.echo(f"  {planned.name:24} {command_line(experiment.runs[planned.cell])}")
+        typer.echo(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
 
 
 def _run(current: Sweep, missing: list[PlannedRun]) -> int:

@@ -16,20 +16,8 @@ from dpexp.config import ConfigError
 from dpexp.report import units
 from dpexp.report.analysis.statistics import Interval, Samples, bootstrap_runs, ratio_of_medians
 from dpexp.report.sections import Section
-from dpexp.study.experiment import (
-    CONTRADICTED,
-    HOLDS,
-    NOT_MEASURED,
-    NOT_SHOWN,
-    RELATIONS,
-    Claim,
-    Experiment,
-    RunsByCell,
-    measured_runs,
-)
+from dpexp.study.experiment import RELATIONS, Claim, Experiment, Outcome, RunsByCell, measured_runs
 from dpexp.study.metrics import Metric, metric, samples, value
-
-WORST_FIRST = (CONTRADICTED, NOT_MEASURED, NOT_SHOWN, HOLDS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,7 @@ class Verdict:
     """How Records judge a claim: the outcome, and the figures that it comes from."""
 
     claim: Claim
-    outcome: str
+    outcome: Outcome
     figures: str
     is_timed: bool
 
@@ -59,34 +47,34 @@ def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
     for cell in cells:
         missing = [name for name in (cell, claim.against) if name and not runs.get(name)]
         if missing:
-            results.append((NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
+            results.append((Outcome.NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
             continue
         outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, cell, runs)
         results.append((outcome, f"{cell}: {figures}" if len(cells) > 1 else figures))
-    worst = min(results, key=lambda result: WORST_FIRST.index(result[0]))
-    if worst[0] == HOLDS and not kind.is_timed and len(cells) > 1:
-        worst = (HOLDS, f"in all {len(cells)} cells")
+    worst = min(results, key=lambda result: list(Outcome).index(result[0]))
+    if worst[0] == Outcome.HOLDS and not kind.is_timed and len(cells) > 1:
+        worst = (Outcome.HOLDS, f"in all {len(cells)} cells")
     return Verdict(claim, *worst, kind.is_timed)
 
 
-def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[str, str]:
+def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Outcome, str]:
     times = samples(claim.metric, runs[cell])
     baseline = samples(claim.metric, runs[claim.against]) if claim.against else None
     if not times or baseline == []:
-        return NOT_MEASURED, f"no {claim.metric} in the records"
+        return Outcome.NOT_MEASURED, f"no {claim.metric} in the records"
     found = interval(times, baseline)
     satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
-    outcome = NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
+    outcome = Outcome.NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
     show = units.ratio if claim.against else kind.show
     return outcome, f"{show(found.value)} (95% interval {show(found.low)} to {show(found.high)})"
 
 
-def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[str, str]:
+def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Outcome, str]:
     try:
         fact = value(claim.metric, runs[cell])
         baseline = value(claim.metric, runs[claim.against]) if claim.against else None
     except ConfigError as error:
-        return CONTRADICTED, str(error)
+        return Outcome.CONTRADICTED, str(error)
     if not claim.against:
         is_missing = fact != fact  # NaN
         return _outcome(is_missing or RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
@@ -98,8 +86,8 @@ def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[str,
     return _outcome(RELATIONS[claim.relation](quotient, claim.value)), figures
 
 
-def _outcome(holds: Any) -> str:
-    return HOLDS if holds else CONTRADICTED
+def _outcome(holds: Any) -> Outcome:
+    return Outcome.HOLDS if holds else Outcome.CONTRADICTED
 
 
 def interval(first: Sequence[Samples], second: Sequence[Samples] | None) -> Interval:
@@ -110,8 +98,7 @@ def interval(first: Sequence[Samples], second: Sequence[Samples] | None) -> Inte
 
 def sections(experiment: Experiment, folder: Path) -> list[Section]:
     """The verdicts on the Records of a folder as report sections."""
-    runs, _ = measured_runs(folder)
-    verdicts = judge(experiment, runs)
+    verdicts = judge(experiment, measured_runs(folder))
     mood = "good" if all(verdict.is_as_stated for verdict in verdicts) else "warn"
     lines = (experiment.question, *map(_line, verdicts))
     return [Section(f"Claims of {experiment.name}, judged by these runs", lines, mood)]

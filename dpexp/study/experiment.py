@@ -20,6 +20,7 @@ import re
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from dpexp.study.child_run import parse_record
 CONFIG, README, RECORDS, SWEEP, CHECKSUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-HOLDS, NOT_SHOWN, CONTRADICTED, NOT_MEASURED = "holds", "not shown", "contradicted", "not measured"
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -44,6 +44,15 @@ class Program:
 
 
 Run = RunConfig | Program
+
+
+class Outcome(StrEnum):
+    """What Records show of a claim, the worst first."""
+
+    CONTRADICTED = "contradicted"
+    NOT_MEASURED = "not measured"
+    NOT_SHOWN = "not shown"
+    HOLDS = "holds"
 
 
 @dataclass(frozen=True)
@@ -62,14 +71,13 @@ class Claim:
     relation: str
     value: Any = 1.0
     against: str = ""
-    stated: str = HOLDS
+    stated: str = Outcome.HOLDS
 
     def __post_init__(self) -> None:
-        for name, known in (("relation", RELATIONS), ("stated", (HOLDS, NOT_SHOWN, CONTRADICTED))):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"claim '{self.text}': {name} is '{getattr(self, name)}'; choose from {', '.join(known)}"
-                )
+        verdicts = (Outcome.HOLDS, Outcome.NOT_SHOWN, Outcome.CONTRADICTED)
+        for name, found, known in (("relation", self.relation, RELATIONS), ("stated", self.stated, verdicts)):
+            if found not in known:
+                raise ConfigError(f"claim '{self.text}': {name} is '{found}'; choose from {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -129,38 +137,6 @@ Figure = Bars | Dots | Lines | Splits | Curves
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """An experiment as its ``config.py`` defines it. ``columns`` are the result table's metrics."""
-
-    folder: Path
-    question: str
-    runs: Mapping[str, Run]
-    claims: Sequence[Claim]
-    answer: str
-    columns: Sequence[str]
-    figure: Figure
-    repeats: int = 3
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    def machine_kinds(self) -> list[str]:
-        """The kinds of machine that have committed Records."""
-        return sorted(path.name for path in (self.folder / RECORDS).glob("*/"))
-
-    def cells_matching(self, pattern: str) -> list[str]:
-        """The cells that match a pattern of a claim or of ``--only``. Raises ConfigError if none does."""
-        found = [cell for cell in self.runs if fnmatchcase(cell, pattern)]
-        if not found:
-            raise ConfigError(
-                f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {', '.join(self.runs)}"
-                f"{did_you_mean(pattern, self.runs)}"
-            )
-        return found
-
-
-@dataclass(frozen=True)
 class PlannedRun:
     """One run of a sweep: a cell in a round."""
 
@@ -182,6 +158,58 @@ class MeasuredRun(PlannedRun):
 
 
 RunsByCell = Mapping[str, Sequence[MeasuredRun]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment as its ``config.py`` defines it. ``columns`` are the result table's metrics."""
+
+    folder: Path
+    question: str
+    runs: Mapping[str, Run]
+    claims: Sequence[Claim]
+    answer: str
+    columns: Sequence[str]
+    figure: Figure
+    repeats: int = 3
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def records(self) -> Path:
+        return self.folder / RECORDS
+
+    def committed_runs(self) -> dict[str, RunsByCell]:
+        """{kind of machine: its finished runs by cell} of the committed Records."""
+        return {folder.name: measured_runs(folder) for folder in sorted(self.records.glob("*/"))}
+
+    def is_reference(self, cell: str) -> bool:
+        """Whether a cell runs on a single device, the reference that every sweep measures."""
+        run = self.runs[cell]
+        return isinstance(run, RunConfig) and run.strategy == REFERENCE
+
+    def changed_fields(self, cell: str, recorded: Row) -> list[str]:
+        """The fields of a cell's config that differ from a recorded one; none of a program.
+
+        Where the run is filed does not count. A Record that is older than an option was made with the
+        option's default.
+        """
+        run = self.runs[cell]
+        if isinstance(run, Program):
+            return []
+        wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
+        keys = (wanted.keys() | recorded.keys()) - set(options_with_role("label"))
+        return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
+
+    def cells_matching(self, pattern: str) -> list[str]:
+        """The cells that match a pattern of a claim or of ``--only``. Raises ConfigError if none does."""
+        found = [cell for cell in self.runs if fnmatchcase(cell, pattern)]
+        if not found:
+            cells = ", ".join(self.runs) + did_you_mean(pattern, self.runs)
+            raise ConfigError(f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {cells}")
+        return found
 
 
 def load(folder: Path) -> Experiment:
@@ -213,24 +241,14 @@ def _check(experiment: Experiment, path: Path) -> None:
     for claim in experiment.claims:
         for pattern in filter(None, (claim.of, claim.against)):
             experiment.cells_matching(pattern)
-    if not any(is_reference(run) for run in experiment.runs.values()):
-        raise ConfigError(
-            f"{path}: no cell has strategy {REFERENCE}, the reference that every sweep measures"
-        )
+    if not any(map(experiment.is_reference, experiment.runs)):
+        what = f"strategy {REFERENCE}, the reference that every sweep measures"
+        raise ConfigError(f"{path}: no cell has {what}")
 
 
-def is_reference(run: Run) -> bool:
-    """Whether a cell runs on a single device, the reference that every sweep measures."""
-    return isinstance(run, RunConfig) and run.strategy == REFERENCE
-
-
-def measured_runs(folder: Path) -> tuple[dict[str, list[MeasuredRun]], Record | None]:
-    """({cell: its finished runs by round}, the sweep's Record) of a folder of Records.
-
-    Raises JournalError for a Record of a newer dpexp.
-    """
-    sweep = read_record(folder / SWEEP) if (folder / SWEEP).is_file() else None
-    seconds = sweep.summary if sweep is not None else {}
+def measured_runs(folder: Path) -> dict[str, list[MeasuredRun]]:
+    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record."""
+    seconds = read_record(folder / SWEEP).summary if (folder / SWEEP).is_file() else {}
     found: dict[str, list[MeasuredRun]] = {}
     for path in sorted(folder.glob("*.r[0-9]*.json")):
         cell, _, number = path.stem.rpartition(".r")
@@ -240,7 +258,7 @@ def measured_runs(folder: Path) -> tuple[dict[str, list[MeasuredRun]], Record | 
             found.setdefault(cell, []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run.round)
-    return found, sweep
+    return found
 
 
 def read_record(path: Path) -> Record:
@@ -249,20 +267,6 @@ def read_record(path: Path) -> Record:
         return parse_record(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a Record: {error}") from None
-
-
-def changed_fields(config: RunConfig, recorded: Row) -> list[str]:
-    """The fields in which a recorded config differs; where the run is filed does not count.
-
-    A Record that is older than an option was made with the option's default.
-    """
-    wanted, defaults = config.to_dict(), RunConfig(config.strategy).to_dict()
-    labels = options_with_role("label")
-    return sorted(
-        key
-        for key in wanted.keys() | recorded.keys()
-        if key not in labels and wanted.get(key) != recorded.get(key, defaults.get(key))
-    )
 
 
 def checksums(folder: Path) -> str:

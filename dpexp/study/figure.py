@@ -167,14 +167,9 @@ def _draw_dots(spec: Dots, data: list[Row]) -> Figure:
     for number, label in enumerate(labels):
         dots = [row for row in data if row["label"] == label]
         shift = 0.14 * (number - (len(labels) - 1) / 2)
-        axes.plot(
-            [row["value"] for row in dots],
-            [rows.index(row["row"]) + shift for row in dots],
-            MARKERS[number % len(MARKERS)],
-            color=SERIES[number % len(SERIES)],
-            label=style.escape(label),
-            markersize=6,
-        )
+        xs, ys = [row["value"] for row in dots], [rows.index(row["row"]) + shift for row in dots]
+        marker, color = MARKERS[number % len(MARKERS)], SERIES[number % len(SERIES)]
+        axes.plot(xs, ys, marker, color=color, label=style.escape(label), markersize=6)
     _draw_limits(axes, spec.limits)
     axes.set_xscale("log")
     axes.set_xlim(spec.floor / 2, 10 * max([row["value"] for row in data] + list(spec.limits.values())))

@@ -7,32 +7,19 @@ Records.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config import ConfigError
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.render.markdown import escape, table
 from dpexp.report.sections import Table
 from dpexp.study import claims, figure, metrics
 from dpexp.study.claims import Verdict
-from dpexp.study.experiment import (
-    CHECKSUMS,
-    CONFIG,
-    HOLDS,
-    README,
-    RECORDS,
-    Experiment,
-    MeasuredRun,
-    RunsByCell,
-    changed_fields,
-    checksums,
-    load,
-    measured_runs,
-)
+from dpexp.study.experiment import CHECKSUMS, CONFIG, README, Experiment, Outcome, RunsByCell, checksums, load
 
 FIGURE = "figure.png"
 INDEX_BLOCK = "index"
@@ -53,8 +40,7 @@ class ExperimentReadme:
     @cached_property
     def runs(self) -> dict[str, RunsByCell]:
         """{kind of machine: its runs by cell}"""
-        records = self.experiment.folder / RECORDS
-        return {kind: measured_runs(records / kind)[0] for kind in self.experiment.machine_kinds()}
+        return self.experiment.committed_runs()
 
     @cached_property
     def verdicts(self) -> dict[str, list[Verdict]]:
@@ -79,7 +65,7 @@ class ExperimentReadme:
         if not self.main_runs:
             return "**Not answered:** nothing was measured yet."
         answer = fill(self.experiment.answer, self.main_runs)
-        weak = [verdict for verdict in self.main_verdicts if verdict.outcome != HOLDS]
+        weak = [verdict for verdict in self.main_verdicts if verdict.outcome != Outcome.HOLDS]
         timed = [verdict for verdict in self.main_verdicts if verdict.is_timed]
         reasons = (f"“{verdict.claim.text}” is {verdict.outcome}: {verdict.figures}" for verdict in weak)
         why = escape("; ".join(reasons))
@@ -94,14 +80,19 @@ class ExperimentReadme:
         for kind, runs in self.runs.items():
             if len(self.runs) > 1:
                 parts.append(f"### On {kind}")
-            cells = [self._cell_row(cell, runs[cell]) for cell in self.experiment.runs if runs.get(cell)]
+            cells = tuple(self._cell_row(cell, runs) for cell in self.experiment.runs if runs.get(cell))
             titles = ("cell", "runs", *map(metrics.title, self.experiment.columns))
-            parts += [table(Table(titles, tuple(cells))), table(_verdict_table(self.verdicts[kind]))]
+            verdicts = tuple(
+                (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
+                for verdict in self.verdicts[kind]
+            )
+            judged = Table(("claim", "here", "figures", "kind"), verdicts)
+            parts += [table(Table(titles, cells)), table(judged)]
         return "\n\n".join([*parts, INTERVALS])
 
-    def _cell_row(self, cell: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
-        figures = (metrics.table_cell(name, runs) for name in self.experiment.columns)
-        return (cell, str(len(runs)), *figures)
+    def _cell_row(self, cell: str, runs: RunsByCell) -> tuple[str, ...]:
+        figures = (metrics.table_cell(name, runs[cell]) for name in self.experiment.columns)
+        return (cell, str(len(runs[cell])), *figures)
 
     def setup(self) -> str:
         """The machine, versions, lock, commit and date of each kind's Records."""
@@ -128,7 +119,7 @@ class ExperimentReadme:
         """Every contradiction between the committed result, its Records and the config."""
         folder = self.experiment.folder
         if not self.runs:
-            return [f"{folder / RECORDS}: no Records"]
+            return [f"{self.experiment.records}: no Records"]
         update = f"python scripts/report.py experiments/{self.experiment.name}"
         found = [problem for kind in self.runs for problem in self._record_problems(kind)]
         text = _text(folder / README)
@@ -146,20 +137,18 @@ class ExperimentReadme:
         return found
 
     def _record_problems(self, kind: str) -> list[str]:
-        folder, found = self.experiment.folder / RECORDS / kind, []
+        folder, found = self.experiment.records / kind, []
         if _text(folder / CHECKSUMS) != checksums(folder):
             found.append(f"{folder / CHECKSUMS}: the Records have changed since the sweep; never edit them")
-        for cell, planned in self.experiment.runs.items():
+        for cell in self.experiment.runs:
             measured = self.runs[kind].get(cell, ())
             rounds = [run.round for run in measured]
             if rounds != list(range(1, self.experiment.repeats + 1)):
-                found.append(
-                    f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {self.experiment.repeats}"
-                )
+                wanted = f"1 to {self.experiment.repeats}"
+                found.append(f"{folder}: cell '{cell}' has rounds {rounds}, not {wanted}")
             for run in measured:
                 path = folder / f"{run.name}.json"
-                changed = isinstance(planned, RunConfig) and changed_fields(planned, run.record.config)
-                if changed:
+                if changed := self.experiment.changed_fields(cell, run.record.config):
                     found.append(f"{path} was made with another config: {', '.join(changed)}")
                 if not (run.record.environment.get("lock") or {}).get("sha256"):
                     found.append(f"{path} names no lock")
@@ -198,14 +187,6 @@ def fill(text: str, runs: RunsByCell) -> str:
         return f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
 
     return _PLACEHOLDER.sub(figures, text)
-
-
-def _verdict_table(verdicts: list[Verdict]) -> Table:
-    rows = [
-        (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
-        for verdict in verdicts
-    ]
-    return Table(("claim", "here", "figures", "kind"), tuple(rows))
 
 
 def records_of(runs: RunsByCell) -> list[Record]:
@@ -249,14 +230,6 @@ def machine(record: Record) -> str:
     return f"{cpu}, {units.repeated(accelerators, ', ')}" if accelerators else cpu
 
 
-def index(folder: Path) -> str:
-    """The table of ``experiments/README.md``: question, answer, machine, date, status of the claims."""
-    rows = [_index_row(ExperimentReadme(experiment)) for experiment in experiments_in(folder)]
-    head = ("experiment", "question", "answer", "machine", "date", "claims")
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _index_row(readme: ExperimentReadme) -> tuple[str, ...]:
     experiment = readme.experiment
     link, question = f"[{experiment.name}]({experiment.name}/)", escape(experiment.question)
@@ -264,15 +237,18 @@ def _index_row(readme: ExperimentReadme) -> tuple[str, ...]:
         return (link, question, "not measured", "-", "-", "-")
     records = records_of(readme.main_runs)
     counts = Counter(verdict.outcome for verdict in readme.main_verdicts)
-    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(claims.WORST_FIRST) if counts[name])
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(Outcome) if counts[name])
     answer = readme.answer().replace("|", "\\|")
     return (link, question, answer, escape(machine(records[0])), _date(records), outcomes)
 
 
 def with_index(folder: Path) -> str:
-    """The text of ``experiments/README.md`` with a new table."""
+    """The text of ``experiments/README.md`` with a new table, a row for each experiment."""
     path = folder / README
-    return replace_block(path.read_text(encoding="utf-8"), INDEX_BLOCK, index(folder), path)
+    head = ("experiment", "question", "answer", "machine", "date", "claims")
+    rows = [_index_row(ExperimentReadme(experiment)) for experiment in experiments_in(folder)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
+    return replace_block(path.read_text(encoding="utf-8"), INDEX_BLOCK, "\n".join(lines), path)
 
 
 def experiments_in(folder: Path) -> list[Experiment]:

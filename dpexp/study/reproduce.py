@@ -14,7 +14,7 @@ import dataclasses
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,20 +26,13 @@ from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, u
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
 
-MATTERS: dict[str, str] = {
-    "torch": "bits",
-    "cuda": "bits",
-    "cpu_capability": "bits",
-    "threads": "bits",
-    "accelerators": "bits",
-    "python": "nothing expected",
-    "os": "nothing expected",
-    "cpu": "time",
-    "cpu_count": "time",
-    "host": "time",
+MATTERS: dict[str, tuple[str, ...]] = {
+    "bits": ("torch", "cuda", "cpu_capability", "threads", "accelerators"),
+    "anything": (),
+    "time": ("cpu", "cpu_count", "host"),
+    "nothing expected": ("python", "os"),
 }
-"""What a difference of the environment may change; ``bits`` includes time."""
-BY_IMPORTANCE = ("bits", "anything", "time", "nothing expected")
+"""What a difference of these facts may change, the most important first; ``bits`` includes time."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +89,13 @@ def reproduce(record: Record, *, exact: bool = False) -> Reproduction:
     Raises ConfigError if the Record's config, data or commit is not available here.
     """
     config = config_of(record)
-    if exact:
-        with worktree(record) as root:
-            repeated = _run(config, root)
-    else:
+    if not exact:
         RunConfig.from_dict(config, where=f"record {record.run_id}")
-        repeated = _run(config, ROOT)
-    return compare(record, repeated, exact=exact)
-
-
-def _run(config: Row, root: Path) -> Record:
-    """The Record of one run by the dpexp in ``root``. Raises ConfigError if it refuses the config."""
-    child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
+    with worktree(record) if exact else nullcontext(ROOT) as root:
+        child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
     if child.record is None:
         raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
-    return child.record
+    return compare(record, child.record, exact=exact)
 
 
 @contextmanager
@@ -158,7 +143,8 @@ def _differences(then: Record, now: Record) -> list[Difference]:
     before, after = then.environment, now.environment
     found = [
         Difference(key, str(before[key]), str(after.get(key)), affects)
-        for key, affects in MATTERS.items()
+        for affects, keys in MATTERS.items()
+        for key in keys
         if before.get(key) not in (None, after.get(key))
     ]
     versions = after.get("packages") or {}
@@ -170,7 +156,7 @@ def _differences(then: Record, now: Record) -> list[Difference]:
     old, new = (str((facts.get("git") or {}).get("commit"))[:12] for facts in (before, after))
     if old != new:
         found.append(Difference("commit", old, new, "anything"))
-    return sorted(found, key=lambda difference: BY_IMPORTANCE.index(difference.affects))
+    return sorted(found, key=lambda difference: list(MATTERS).index(difference.affects))
 
 
 def _equal(before: str | None, after: str | None) -> bool | None:

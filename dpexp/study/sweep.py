@@ -40,19 +40,7 @@ from dpexp.record import (
 from dpexp.report.command import command
 from dpexp.run import PARENT
 from dpexp.study.child_run import ChildRun, run_command, run_in_child
-from dpexp.study.experiment import (
-    CHECKSUMS,
-    RECORDS,
-    SWEEP,
-    Experiment,
-    PlannedRun,
-    Program,
-    Run,
-    changed_fields,
-    checksums,
-    is_reference,
-    read_record,
-)
+from dpexp.study.experiment import CHECKSUMS, RECORDS, SWEEP, Experiment, PlannedRun, checksums, read_record
 
 STRATEGY = "sweep"
 
@@ -80,7 +68,7 @@ def plan_runs(experiment: Experiment, only: str = "", seed: int = 0) -> list[Pla
     cells = list(experiment.runs)
     if only:
         chosen = set(experiment.cells_matching(only))
-        cells = [cell for cell in cells if cell in chosen or is_reference(experiment.runs[cell])]
+        cells = [cell for cell in cells if cell in chosen or experiment.is_reference(cell)]
     planned = []
     for number in range(1, experiment.repeats + 1):
         order = list(cells)
@@ -118,8 +106,8 @@ class Sweep:
         path = self.records / f"{planned.name}.json"
         if not path.is_file():
             return False
-        record, run = read_record(path), self.experiment.runs[planned.cell]
-        if isinstance(run, RunConfig) and (changed := changed_fields(run, record.config)):
+        record = read_record(path)
+        if changed := self.experiment.changed_fields(planned.cell, record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
             raise ConfigError(f"{since}: sweep without --resume")
         return record.status == "finished"
@@ -151,7 +139,7 @@ class Sweep:
                 status = "finished"
             finally:
                 journal.set(status=status, ended=now())
-        write_atomically(self.records / SWEEP, finish(self.folder / "journal.jsonl").to_json().encode())
+        write_atomically(self.records / SWEEP, finish(journal.path).to_json().encode())
 
     def _new_journal(self) -> Journal:
         journal = Journal(self.folder.parent, self.folder.name)
@@ -204,10 +192,9 @@ class Sweep:
         planned = plan_runs(self.experiment)
         if missing := self.missing(planned):
             names = ", ".join(run.name for run in missing[:5])
-            raise ConfigError(
-                f"{len(missing)} runs are missing or did not finish ({names} …): --resume runs them"
-            )
-        target = self.experiment.folder / RECORDS / self.machine_kind()
+            what = f"{len(missing)} runs are missing or did not finish"
+            raise ConfigError(f"{what} ({names} …): --resume runs them")
+        target = self.experiment.records / self.machine_kind()
         if target.exists():
             shutil.rmtree(target)
         target.mkdir(parents=True)
@@ -225,8 +212,9 @@ class Sweep:
         return "cpu"
 
 
-def command_line(run: Run) -> str:
+def command_line(experiment: Experiment, cell: str) -> str:
     """The command that runs a cell by itself, for ``--dry-run``."""
-    if isinstance(run, Program):
-        return shlex.join(["python", run.file, *run.arguments])
-    return command(Record(config=run.to_dict()))
+    run = experiment.runs[cell]
+    if isinstance(run, RunConfig):
+        return command(Record(config=run.to_dict()))
+    return shlex.join(["python", run.file, *run.arguments])
