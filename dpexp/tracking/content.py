@@ -26,7 +26,7 @@ MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
 LONG_VALUES = "long_values.json"
-_STEP_METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step"}
+_METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
 
 
 class Point(NamedTuple):
@@ -63,11 +63,9 @@ def _lists(entry: Row) -> Iterator[tuple[str, int, list[Any]]]:
 
 def metric_key(list_key: str) -> str | None:
     """The metric that shows a list of the Record: ``steps.loss`` -> ``loss``; None for other lists."""
-    if list_key in _STEP_METRICS:
-        return _STEP_METRICS[list_key]
+    if list_key in _METRICS:
+        return _METRICS[list_key]
     kind, _, name = list_key.partition(".")
-    if kind == "metrics" and name == "loss":  # the name of the metric by step
-        return "epoch/loss"
     prefix = {"phases": "time_ms/", "metrics": "", "system": "system/"}.get(kind)
     return None if prefix is None else valid_key(prefix + name)
 

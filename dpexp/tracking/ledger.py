@@ -5,7 +5,6 @@ itself decides how far a delivery has come, so the ledger may be outdated or los
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ def read(folder: Path) -> dict[str, LedgerEntry]:
 def write(folder: Path, store: str, entry: LedgerEntry) -> None:
     """Record what a store has; the entries of other stores stay."""
     entries = read(folder) | {store: entry}
-    text = json.dumps({name: dataclasses.asdict(entry) for name, entry in entries.items()}, indent=1)
-    write_atomically(folder / LEDGER, text.encode())
+    write_atomically(folder / LEDGER, json.dumps(entries, default=vars, indent=1).encode())
 
 
 def is_complete(folder: Path, store: str) -> bool:

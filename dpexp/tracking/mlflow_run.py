@@ -91,10 +91,9 @@ class MlflowRun:
     def _traces(self, record: Record) -> None:
         from dpexp.tracking.traces import log_traces
 
-        if not self.store.client.search_traces(
-            locations=[self.experiment_id], run_id=self.run_id, max_results=1
-        ):
-            log_traces(self.store.uri, self.experiment_id, self.run_id, record)
+        experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
+        if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
+            log_traces(self.store.uri, experiment_id, run_id, record)
 
     def _figures(self, record: Record) -> None:
         with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:

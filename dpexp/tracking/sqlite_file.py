@@ -101,14 +101,10 @@ class SqliteFile:
         if revision in migrations.get_heads():
             return
         if revision in {known.revision for known in migrations.walk_revisions()}:
-            message = (
-                f"the store {self.path} has an older schema ({revision}) than MLflow {mlflow.__version__}"
-            )
-            raise StoreError(f"{message}: back it up, then run: mlflow db upgrade sqlite:///{self.path}")
-        message = f"the store {self.path} was written by a newer MLflow (schema {revision})"
-        raise StoreError(
-            f"{message} than the installed {mlflow.__version__}: update mlflow, or name another store"
-        )
+            older = f"has an older schema ({revision}) than MLflow {mlflow.__version__}: back it up, then run"
+            raise StoreError(f"the store {self.path} {older}: mlflow db upgrade sqlite:///{self.path}")
+        newer = f"was written by a newer MLflow (schema {revision}) than the installed {mlflow.__version__}"
+        raise StoreError(f"the store {self.path} {newer}: update mlflow, or name another store")
 
 
 def _revision(path: Path) -> str | None:
@@ -123,11 +119,10 @@ def _revision(path: Path) -> str | None:
 
 def _use_wal(path: Path) -> None:
     """Switch to write-ahead logging where the file system supports it: readers and writers wait less."""
-    with contextlib.closing(sqlite3.connect(path, timeout=0.1)) as connection:
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-            return
-        with contextlib.suppress(sqlite3.OperationalError):  # in use, or no shared memory: unchanged
-            connection.execute("PRAGMA journal_mode=WAL")
+    connected = contextlib.closing(sqlite3.connect(path, timeout=0.1))
+    # In use, or no shared memory: the file stays as it is.
+    with connected as connection, contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _remove(path: Path) -> None:

@@ -53,10 +53,7 @@ def dead(home: Path) -> list[Path]:
 
 
 def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterator[Result]:
-    """Deliver the runs in these folders; with ``again`` also those that the ledger calls complete.
-
-    Raises StoreError when the store cannot be opened.
-    """
+    """Deliver runs; with ``again`` also complete ones. Raises StoreError when the store cannot be opened."""
     store = Store.from_environment(home)
     for folder in runs:
         if not again and ledger.is_complete(folder, store.name):

@@ -14,7 +14,7 @@ One or two steps: the typical one, and the smallest batch (the last of an epoch)
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpexp.record import Record
 from dpexp.report import units
@@ -61,16 +61,21 @@ def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> 
     )
     spans: list[tuple[Bar, LiveSpan]] = []
     for bar in step.bars:
+        replica = {} if bar.replica is None else {"replica": bar.replica}
+        shapes = units.repeated(map(units.shape, bar.inputs))
         span = mlflow.start_span_no_context(
             bar.phase if bar.replica is None else f"replica {bar.replica} on {bar.device}",
             span_type="TASK" if bar.replica is None else "TOOL",
             parent_span=_enclosing(bar, spans) or root,
-            inputs=_inputs(bar),
+            inputs={**replica, "device": bar.device, "shapes": shapes},
             start_time_ns=begin + round(bar.start * MS),
         )
         spans.append((bar, span))
     for bar, span in reversed(spans):
-        span.end(outputs=_outputs(bar), end_time_ns=begin + round(bar.end * MS))
+        size = {} if bar.bytes is None else {"bytes": bar.bytes}
+        shapes = units.repeated(map(units.shape, bar.outputs))
+        outputs = {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
+        span.end(outputs=outputs, end_time_ns=begin + round(bar.end * MS))
     root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
 
 
@@ -85,17 +90,6 @@ def _enclosing(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
         and (bar.replica is None or other.phase == bar.phase)
     ]
     return min(outer, key=lambda pair: pair[0].ms)[1] if outer else None
-
-
-def _inputs(bar: Bar) -> dict[str, Any]:
-    replica = {} if bar.replica is None else {"replica": bar.replica}
-    return {**replica, "device": bar.device, "shapes": units.repeated(map(units.shape, bar.inputs))}
-
-
-def _outputs(bar: Bar) -> dict[str, Any]:
-    size = {} if bar.bytes is None else {"bytes": bar.bytes}
-    shapes = units.repeated(map(units.shape, bar.outputs))
-    return {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
 
 
 def _begin_ns(record: Record) -> int:

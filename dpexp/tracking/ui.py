@@ -4,7 +4,6 @@ A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; thi
 """
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -66,15 +65,9 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
     """
     _check_port(host, port)
     _open_in_child(store)
-    environment = (
-        CLIENT_DEFAULTS
-        | dict(os.environ)
-        | {
-            "MLFLOW_BACKEND_STORE_URI": store.uri,
-            "MLFLOW_DEFAULT_ARTIFACT_ROOT": store.artifacts.as_uri(),
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        }
-    )
+    environment = CLIENT_DEFAULTS | os.environ
+    environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = store.artifacts.as_uri()
     environment.pop("MLFLOW_TRACKING_URI", None)
     arguments = ["--workers", "1", "--host", host, "--port", str(port)]
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
@@ -86,7 +79,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         try:
             _wait_until_up(process, base, log)

@@ -2,8 +2,7 @@
 
 Points are delivered in the order of their steps, so the last step that the store has of a metric says where
 to continue. The store is queried whenever that is in doubt: in a new process, and after a call that failed
-and may have arrived nevertheless. A point that arrives twice all the same, from a request that was given up
-too early or from two machines, is one row of the store: see ``content``.
+and may have arrived nevertheless. A point that arrives twice all the same is one row: see ``content``.
 """
 
 import contextlib
@@ -53,7 +52,14 @@ class Upload:
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
         while self._fill():
-            self._send()
+            run = self.attach()  # of a deleted run the first points become pending
+            new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
+            if new:
+                self._in_doubt = True
+                self.store.log_points(run.run_id, new)
+                self._in_doubt = False
+            self._last_steps |= {point.key: point.step for point in new}
+            self._pending = []
         if self._record.run_id:
             self.attach()
 
@@ -75,17 +81,6 @@ class Upload:
         with contextlib.suppress(FileNotFoundError):
             for entry in system:
                 yield from content.points(entry)
-
-    def _send(self) -> None:
-        """Deliver the pending points that the store does not have."""
-        run = self.attach()  # of a deleted run the first points become pending
-        new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
-        if new:
-            self._in_doubt = True
-            self.store.log_points(run.run_id, new)
-            self._in_doubt = False
-        self._last_steps |= {point.key: point.step for point in new}
-        self._pending = []
 
     def attach(self) -> MlflowRun:
         """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
@@ -178,7 +173,9 @@ class Upload:
             try:
                 return self._facts()
             except MlflowException as error:
-                if not _is_conflict(error) and not self._was_replaced():
+                # A conflict: another process wrote the same tag or param after this one's query.
+                is_conflict = "UniqueViolation" in str(error) or "UNIQUE constraint" in str(error)
+                if not is_conflict and not self._was_replaced():
                     raise
                 self._in_doubt = True
         return self._facts()
@@ -214,8 +211,3 @@ class Upload:
             return self.facts()
         where = self.store.where(run.experiment_id, run.run_id)
         return Delivery(True, "; ".join([where, *problems]), run.experiment_id, run.run_id)
-
-
-def _is_conflict(error: Exception) -> bool:
-    """Whether another process wrote the same tag or param between this one's query and its write."""
-    return "UniqueViolation" in str(error) or "UNIQUE constraint" in str(error)

@@ -55,7 +55,10 @@ class CommandPipe:
             for line in self._lines():
                 command: Row = json.loads(line)
                 if command["do"] == "open":
-                    self._open(Path(command["journal"]), command["again"])
+                    journal, self.resumed = Path(command["journal"]), command["again"]
+                    self.journal = journal
+                    # The run may end before mlflow is imported: sample the machine from now on.
+                    self.sampler = system.start(journal.with_name(system.SYSTEM), self._parent)
                 elif command["do"] in ("finish", "abandon"):
                     break
                 self._changed.set()
@@ -80,12 +83,6 @@ class CommandPipe:
             elif not was_alive:
                 return
 
-    def _open(self, journal: Path, again: bool) -> None:
-        """The run begins, and may end before mlflow is imported: sample the machine from now on."""
-        self.resumed = again
-        self.journal = journal
-        self.sampler = system.start(journal.with_name(system.SYSTEM), self._parent)
-
     def parent_lives(self) -> bool:
         return os.getppid() == self._parent
 
@@ -104,7 +101,6 @@ class UploaderProcess:
         self._send = send
         self._upload: Upload | None = None
         self._retry_at = 0.0
-        self._log_file: Path
 
     def run(self) -> None:
         """Deliver until the run has ended; return at once if none began."""
@@ -115,7 +111,6 @@ class UploaderProcess:
         journal = self._pipe.journal
         if journal is None:
             return
-        self._log_file = journal.with_name(LOG)
         try:
             # The uploader of the process that this one resumes may still be delivering.
             with ledger.delivery_lock(journal.parent, timeout_s=GRACE_S if self._pipe.resumed else 0):
@@ -129,20 +124,22 @@ class UploaderProcess:
             self._pipe.wait()
         if self._pipe.sampler is not None:
             self._pipe.sampler.stop()
-        _wait_until_closed(journal, self._pipe)
+        # The main process may release the journal's lock after it closes the pipe.
+        deadline = time.monotonic() + GRACE_S
+        while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
+            time.sleep(0.02)
         try:
             self._send(self._open_upload(journal).facts())
         except Exception as error:  # any store, any driver
-            self._log(traceback.format_exc())
+            _log(journal, traceback.format_exc())
             command = how_to_deliver(journal.parent.name)
-            message = f"not delivered: {short_message(error)}; deliver it with: {command}"
-            self._send(Delivery(False, message))
+            self._send(Delivery(False, f"not delivered: {short_message(error)}; deliver it with: {command}"))
             return
         try:
             for problem in self._open_upload(journal).figures():
-                self._log(problem)
+                _log(journal, problem)
         except Exception:  # as above; `runs.py sync` retries
-            self._log(traceback.format_exc())
+            _log(journal, traceback.format_exc())
 
     def _advance(self, journal: Path) -> None:
         if time.monotonic() < self._retry_at:
@@ -150,7 +147,7 @@ class UploaderProcess:
         try:
             self._open_upload(journal).advance()
         except Exception as error:  # any store, any driver: retried, and the last delivery reports it
-            self._log(f"delivery failed, next attempt later: {short_message(error)}")
+            _log(journal, f"delivery failed, next attempt later: {short_message(error)}")
             self._retry_at = time.monotonic() + RETRY_INTERVAL_S
 
     def _open_upload(self, journal: Path) -> Upload:
@@ -161,17 +158,11 @@ class UploaderProcess:
                 self._upload.mark_running()
         return self._upload
 
-    def _log(self, text: str) -> None:
-        """Append to the log, without credentials. The first text creates it."""
-        with contextlib.suppress(OSError), open(self._log_file, "a") as file:
-            file.write(redact(text) + "\n")
 
-
-def _wait_until_closed(journal: Path, pipe: CommandPipe) -> None:
-    """Wait for the journal's lock, which the main process may release after it closes the pipe."""
-    deadline = time.monotonic() + GRACE_S
-    while is_open(journal) and pipe.parent_lives() and time.monotonic() < deadline:
-        time.sleep(0.02)
+def _log(journal: Path, text: str) -> None:
+    """Append to the log beside the journal, without credentials. The first text creates it."""
+    with contextlib.suppress(OSError), open(journal.with_name(LOG), "a") as file:
+        file.write(redact(text) + "\n")
 
 
 def main(home: str, parent: str) -> None:
