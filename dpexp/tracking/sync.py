@@ -10,7 +10,7 @@ from dpexp.tracking import ledger
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
 from dpexp.tracking.store import Store
-from dpexp.tracking.upload import Upload
+from dpexp.tracking.upload import LOG, Upload
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -80,7 +80,7 @@ def _deliver(store: Store, folder: Path, again: bool) -> Result:
     except (DeliveryLockedError, StoreError, JournalError) as error:
         return Result(folder.name, "not delivered", str(error))
     except Exception as error:  # any store, any driver
-        with open(folder / "uploader.log", "a") as log:
+        with open(folder / LOG, "a") as log:
             traceback.print_exc(file=log)
         return Result(folder.name, "not delivered", short_message(error))
 

@@ -22,6 +22,7 @@ from dpexp.tracking.store import BATCH, Store
 from dpexp.tracking.system import SYSTEM
 from dpexp.tracking.uploader import Delivery
 
+LOG = "uploader.log"
 ATTEMPTS = 3  # to write the facts while another machine delivers the same run
 PARENT_LOCK_TIMEOUT_S = 30.0
 
@@ -42,7 +43,7 @@ class Upload:
     def _restart(self) -> None:
         """Read the journal again from its first line, for an MLflow run that is yet to be found."""
         self._record = Record()
-        self._tails = [JournalReader(self.journal), JournalReader(self.folder / SYSTEM)]
+        self._readers = [JournalReader(self.journal), JournalReader(self.folder / SYSTEM)]
         self._unread = self._read()
         self._pending: list[Point] = []
         self._last_steps: dict[str, int] = {}
@@ -73,7 +74,7 @@ class Upload:
 
     def _read(self) -> Iterator[Point]:
         """The points that were not read yet; other facts are applied to ``_record`` on the way."""
-        journal, system = self._tails
+        journal, system = self._readers
         for entry in journal:
             with contextlib.suppress(ValueError):  # `fold` reports what does not fit a Record
                 self._record.apply({"set": entry.get("set", {})})

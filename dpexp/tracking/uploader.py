@@ -2,8 +2,7 @@
 
 Commands go down a pipe, one line each; a single line comes back at the end, the Delivery. The pipe never
 blocks the main process: when it is full, ``read_on`` is dropped, because the uploader process reads the
-journal at intervals anyway. When the main process dies, however it dies, the uploader process sees the pipe
-close.
+journal at intervals anyway. When the main process dies, however it dies, the pipe closes.
 """
 
 from __future__ import annotations
@@ -78,12 +77,17 @@ class Uploader:
         self._send({"do": "read"})
 
     def finish(self, timeout_s: float) -> Delivery:
-        """The journal is complete: wait at most ``timeout_s`` seconds for the last delivery."""
+        """The journal is complete: wait for the last delivery for ``timeout_s`` seconds or until Ctrl-C."""
         self._send({"do": "finish"})
         try:
             ready, _, _ = select.select([self._results], [], [], timeout_s)
             line = os.read(self._results.fileno(), 65536) if ready else b""  # written at once
             return Delivery(**json.loads(line)) if line else Delivery(False, self._failure(timeout_s))
+        except KeyboardInterrupt:
+            command = how_to_deliver(self._run_id)
+            return Delivery(
+                False, f"interrupted while waiting; the uploader continues; to make sure: {command}"
+            )
         finally:
             self._close()
 
@@ -98,7 +102,6 @@ class Uploader:
             os.write(self._commands.fileno(), json.dumps(command).encode() + b"\n")
 
     def _close(self) -> None:
-        """Close both pipes; the process then ends by itself."""
         self._commands.close()
         self._results.close()
         _unreaped.append(self._process)
@@ -108,7 +111,6 @@ class Uploader:
         try:
             code = self._process.wait(0.2)
         except TimeoutExpired:
-            progress = "the uploader continues in the background"
-            return f"not delivered within {timeout_s:g} s; {progress}; to make sure: {command}"
+            return f"not delivered within {timeout_s:g} s; the uploader continues; to make sure: {command}"
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"not delivered: the uploader {end}; the journal is complete, deliver it with: {command}"

@@ -27,15 +27,12 @@ from dpexp.tracking import ledger, system
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
 from dpexp.tracking.store import Store
-from dpexp.tracking.upload import Upload
+from dpexp.tracking.upload import LOG, Upload
 from dpexp.tracking.uploader import Delivery, how_to_deliver
 
 FLUSH_INTERVAL_S = 2.0
-GRACE_S = 60.0
-"""How long to wait for a previous uploader's lock, or for the main process to close its journal."""
+GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
 RETRY_INTERVAL_S = 10.0
-NICE = 10
-LOG = "uploader.log"
 
 
 class CommandPipe:
@@ -167,7 +164,7 @@ def _log(journal: Path, text: str) -> None:
 
 def main(home: str, parent: str) -> None:
     """Deliver, and exit without the exit handlers of libraries."""
-    os.nice(NICE)
+    os.nice(10)
     results = os.dup(1)
     os.dup2(2, 1)  # what libraries print does not reach the main process
     sys.stdout = sys.stderr

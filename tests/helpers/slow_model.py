@@ -1,4 +1,4 @@
-"""A model for the browser test: replicas take 20 ms outside of Python's lock, so that they overlap."""
+"""A model for the browser test: replicas wait 200 ms outside of Python's lock, so that they overlap."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 
 class SlowLinear(nn.Module):
-    """Linear (batch, 5) -> (batch, 2) that first waits for 20 ms."""
+    """Linear (batch, 5) -> (batch, 2) that first waits for 200 ms."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(5, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
+        time.sleep(0.2)
         outputs: torch.Tensor = self.fc(inputs)
         return outputs
 

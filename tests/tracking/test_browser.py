@@ -226,13 +226,13 @@ def test_the_trace_shows_replicas_that_overlap(visit: Visit) -> None:
     visit.run("Traces")
     visit.page.get_by_text(re.compile("^tr-")).first.click()
     visit.page.get_by_label("Show execution timeline").click()
-    whole, first, second = (
+    step, first, second = (
         bar(visit.page.get_by_text(name).first)
         for name in (re.compile("^step "), "replica 0 on cpu:0", "replica 1 on cpu:1")
     )
     assert max(first[0], second[0]) < min(first[1], second[1])
     for begin, end in (first, second):
-        assert 0.8 < (end - begin) / (whole[1] - whole[0]) < 1
+        assert 0.8 < (end - begin) / (step[1] - step[0]) < 1
     visit.page.get_by_text("replica 1 on cpu:1", exact=True).first.click()
     expect(visit.page.get_by_text("cpu:1", exact=True).first).to_be_visible()
 
