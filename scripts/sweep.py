@@ -14,8 +14,8 @@ from dpexp import cli
 from dpexp.config import ConfigError, home
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment import Experiment
-    from dpexp.study.sweep import CompletedRun, PlannedRun, Sweep
+    from dpexp.study.experiment import Experiment, PlannedRun
+    from dpexp.study.sweep import CompletedRun, Sweep
 
 app = cli.app("Run every config of an experiment, interleaved and repeated, and evaluate its claims.")
 

@@ -46,6 +46,10 @@ def _wall_s(run: MeasuredRun, _: str) -> list[float]:
     return [] if run.wall_s is None else [run.wall_s]
 
 
+def _peak_bytes(run: MeasuredRun, device: str) -> list[float]:
+    return [float(run.record.memory[device or "cpu"])]
+
+
 def _moved_bytes(run: MeasuredRun, what: str) -> int:
     return sum(move.bytes for move in layout.moves(run.record) if what in ("", move.what))
 
@@ -115,6 +119,10 @@ METRICS: Mapping[str, Metric] = {
     "error": Metric("error of {}s", _error, _small),
     "loss": Metric("loss", _loss, _number),
     "metric": Metric("{}", lambda run, name: float(run.record.metrics[name][-1]), _number),
+    "peak_bytes": Metric("peak memory of {}", _peak_bytes, units.size, True),
+    "execution": Metric("execution", lambda run, _: run.record.execution, str),
+    "model": Metric("model", lambda run, _: str(run.record.config.get("model")), str),
+    "strategy": Metric("strategy", lambda run, _: run.record.strategy, str),
     "weights": Metric("weights", lambda run, _: str(run.record.digest.get("weights"))[:12], str),
     "steps": Metric("steps", lambda run, _: len(run.record.steps["time_ms"]), str),
     "rows": Metric("batch", lambda run, _: usual_times(run.record)[0], str),

@@ -53,14 +53,7 @@ class Upload:
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
         while self._fill():
-            run = self.attach()  # of a deleted run the first points become pending
-            new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
-            if new:
-                self._in_doubt = True
-                self.store.log_points(run.run_id, new)
-                self._in_doubt = False
-            self._last_steps |= {point.key: point.step for point in new}
-            self._pending = []
+            self._send()
         if self._record.run_id:
             self.attach()
 
@@ -82,6 +75,17 @@ class Upload:
         with contextlib.suppress(FileNotFoundError):
             for entry in system:
                 yield from content.points(entry)
+
+    def _send(self) -> None:
+        """Deliver the pending points that the store does not have."""
+        run = self.attach()  # of a deleted run the first points become pending
+        new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
+        if new:
+            self._in_doubt = True
+            self.store.log_points(run.run_id, new)
+            self._in_doubt = False
+        self._last_steps |= {point.key: point.step for point in new}
+        self._pending = []
 
     def attach(self) -> MlflowRun:
         """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
