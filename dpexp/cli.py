@@ -23,8 +23,8 @@ import typer
 from typer.core import TyperGroup
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
+from dpexp.config.errors import describe
 from dpexp.config.options import flag_name, option_fields, types_of
-from dpexp.config.user_errors import describe
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"

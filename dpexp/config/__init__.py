@@ -1,13 +1,13 @@
 """Config: the configuration of a run, validated before torch is imported or a file is written.
 
 Start with ``run_config``, the complete configuration, and ``strategy_options``, the options of each strategy.
-``options`` makes command-line options of fields, ``spec`` parses ``--model`` and ``--data``, ``user_errors``
-describes errors in user code, ``home`` is ``DPEXP_HOME``.
+``options`` makes command-line options of fields, ``spec`` parses ``--model`` and ``--data``, ``errors``
+describes errors in user code, ``process`` has ``DPEXP_HOME``.
 Every room may import this one; it imports no other room and not torch.
 """
 
 from dpexp.config.errors import ConfigError, did_you_mean, unknown
-from dpexp.config.home import home
+from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, option_names, options_with_role
 from dpexp.config.strategy_options import (
     REFERENCE,

@@ -57,8 +57,6 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-# --- checks --------------------------------------------------------------------------------------
-
 _TYPE_NAMES = {
     str: "a text",
     int: "a whole number",

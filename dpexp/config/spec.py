@@ -29,9 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpexp.config.errors import ConfigError, available, did_you_mean, unknown
+from dpexp.config.errors import ConfigError, as_config_error, available, describe, did_you_mean, unknown
 from dpexp.config.options import as_type
-from dpexp.config.user_errors import as_config_error, describe
 
 _FACTORY = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?")
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)

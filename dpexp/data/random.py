@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
-from dpexp.config.user_errors import as_config_error
+from dpexp.config.errors import as_config_error
 from dpexp.data.base import Samples, Source
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.rng import generator

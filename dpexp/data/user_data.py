@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config import ConfigError, spec
+from dpexp.config.errors import as_config_error
 from dpexp.config.features import Features
-from dpexp.config.user_errors import as_config_error
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
 

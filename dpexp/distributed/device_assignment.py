@@ -8,7 +8,7 @@ from dpexp.devices import Selection
 from dpexp.distributed.world import World
 
 
-def select(config: RunConfig, world: World | None) -> Selection:
+def assign_device(config: RunConfig, world: World | None) -> Selection:
     """The devices of this process: the one of a rank, or all that the options name.
 
     A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import LaunchOptions, RunConfig
-from dpexp.config.child_processes import end_with_parent, python_path
+from dpexp.config.process import end_with_parent, python_path
 from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dpexp.config.user_errors import describe
+from dpexp.config.errors import describe
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.strategies.wrappers import Wrapper, parts

@@ -93,9 +93,6 @@ def _splits(placed: Placed, ranks: int, counts: dict[int, int]) -> list[Row]:
     return splits
 
 
-# --- prediction ---
-
-
 @dataclass(frozen=True)
 class Prediction:
     """Rows of ``shapes`` as ``observe`` returns them, and bytes of parameters and buffers by device.

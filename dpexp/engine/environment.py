@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
+from dpexp.config.process import ROOT
 from dpexp.record import Row
 
-_ROOT = Path(__file__).resolve().parents[2]
 _LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
 
 
@@ -29,10 +31,10 @@ def environment() -> Row:
         "host": platform.node(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
-        "git": git(_ROOT),
+        "git": git(ROOT),
         "argv": list(sys.argv),
         "packages": packages,
-        "lock": lock(_ROOT / "requirements.lock", packages),
+        "lock": lock(ROOT / "requirements.lock", packages),
     }
 
 
@@ -65,15 +67,11 @@ def lock(path: Path, packages: Mapping[str, str]) -> Row:
         content = path.read_bytes()
     except OSError:
         return {"sha256": None, "differs": None}
-    versions = {_normalized(name): version.partition("+")[0] for name, version in packages.items()}
+    versions = {canonicalize_name(name): version.partition("+")[0] for name, version in packages.items()}
     locked = _LOCKED.findall(content.decode())
-    found = {name: (versions.get(_normalized(name)), version) for name, version in locked}
+    found = {name: (versions.get(canonicalize_name(name)), version) for name, version in locked}
     differs = {name: version for name, (version, wanted) in found.items() if version != wanted}
     return {"sha256": hashlib.sha256(content).hexdigest(), "differs": differs}
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def cpu_name() -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
-from dpexp.config.user_errors import describe
+from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.engine.observe import preserved
 from dpexp.strategies import Strategy

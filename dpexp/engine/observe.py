@@ -97,9 +97,6 @@ def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[
                         buffer.copy_(saved[name])
 
 
-# --- device map ----------------------------------------------------------------------------------
-
-
 def device_map(placed: Placed) -> list[Row]:
     """A row for each parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas.
 

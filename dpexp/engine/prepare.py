@@ -15,7 +15,7 @@ from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.distributed import World
-from dpexp.distributed.device_assignment import select
+from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.checkpoint import Checkpoints
@@ -94,7 +94,7 @@ def prepare(config: RunConfig, *, one_batch: bool = True, group: ProcessGroup | 
         torch.set_num_threads(config.threads)
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
-    selection = select(config, World.of())
+    selection = assign_device(config, World.of())
     source = data.source(config.data, config.loss)
     torch.manual_seed(config.seed)
     model = models.build(config.model, source.features)
@@ -121,7 +121,7 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
 
     Raises ConfigError, LostContact.
     """
-    used = select(config, world).used
+    used = assign_device(config, world).used
     options = config.options if isinstance(config.options, RankOptions) else None
     group = init_process_group(world, options, used[0] if used else devices.HOST)
     prepared, error, facts = None, None, {}

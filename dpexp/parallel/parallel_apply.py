@@ -101,9 +101,6 @@ def _input_device(value: Any) -> torch.device:
     return HOST if first is None else first.device
 
 
-# --- the state of the caller's thread ------------------------------------------------------------
-
-
 def _tasks(forward: Callable[[int], None], devices: Sequence[torch.device]) -> list[Callable[[], None]]:
     """``forward(replica)`` as a task for each worker, which first takes over the state of this thread."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -149,9 +146,6 @@ def _restore_default_threads(threads: int) -> None:
     if _default_changed.is_set() and not isinstance(threading.current_thread(), Worker):
         _default_changed.clear()
         torch.set_num_threads(threads)
-
-
-# --- exceptions ----------------------------------------------------------------------------------
 
 
 def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:

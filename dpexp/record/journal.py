@@ -89,10 +89,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._extended.append(lists)  # all at once: Ctrl-C cannot come between two lists
 
     def truncate(self, lengths: Mapping[str, int]) -> None:
-        """Shorten lists of the Record to these lengths, from which the run resumes.
-
-        Written at once. Raises JournalError.
-        """
+        """Shorten lists of the Record, written at once: the run resumes there. Raises JournalError."""
         self.flush()
         shorter = {key: min(length, self._lengths.get(key, 0)) for key, length in lengths.items()}
         self._write(cut=shorter)

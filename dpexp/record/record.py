@@ -109,9 +109,10 @@ class Record:
 
     def summarize(self) -> Row:
         """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
+        total_ms = sum(self.steps["time_ms"])
         self.summary |= {
             "step_ms": spread(self.steps["time_ms"]),
-            "samples_per_s": _rate(self.steps["samples"], self.steps["time_ms"]),
+            "samples_per_s": 1000.0 * sum(self.steps["samples"]) / total_ms if total_ms > 0 else None,
             "phases_ms": {name: statistics.median(ms) for name, ms in self.phases.items() if ms},
             "phase_coverage": _coverage(self.timeline),
         }
@@ -166,11 +167,6 @@ def now() -> str:
 def new_run_id() -> str:
     """Twelve random hex digits; users may abbreviate them."""
     return secrets.token_hex(6)
-
-
-def _rate(samples: Sequence[int], time_ms: Sequence[float]) -> float | None:
-    total = sum(time_ms)
-    return 1000.0 * sum(samples) / total if total > 0 else None
 
 
 def _coverage(timeline: Iterable[Row]) -> float | None:

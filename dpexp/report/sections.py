@@ -4,17 +4,20 @@ The terminal summary, the note on the MLflow page and the notebook's display ren
 that they cannot disagree.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
+from dpexp.config.options import flag_name, option_fields
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.statistics import usual_steps
-from dpexp.report.command import command
 from dpexp.report.findings import apply_rules
 
 ROWS = 14
@@ -142,7 +145,7 @@ def _device_map(record: Record) -> Section | None:
     return Section("Device map", tuple(lines), table=_table(columns, rows))
 
 
-def _modules(place: layout.Place) -> str:
+def _modules(place: layout.DeviceContents) -> str:
     """The modules of a device, as ``fc``, ``a copy of fc`` or ``12 modules``."""
     own, copies = [
         [name or "(model)" for name in names] if len(names) <= 4 else [f"{len(names)} modules"]
@@ -204,3 +207,29 @@ def _next_commands(record: Record) -> Section:
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     return Table(columns, tuple(rows[:ROWS]), max(0, len(rows) - ROWS))
+
+
+def command(record: Record) -> str:
+    """``python scripts/run.py whole --virtual 8``; the recorded argv where the config is not ours to read."""
+    try:
+        config = RunConfig.from_dict(record.config)
+        usual = RunConfig(config.strategy).to_dict()
+    except ConfigError:
+        return shlex.join(["python", *record.environment.get("argv", [])])
+    words = ["python", "scripts/run.py", config.strategy]
+    chosen = config.to_dict()
+    left_out = options_with_role("delivery", "label")
+    for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
+        for field in option_fields(cls):
+            if field.name not in left_out and chosen[field.name] != usual[field.name]:
+                words += _option(field.name, field.metadata["flag"], chosen[field.name])
+    return shlex.join(words)
+
+
+def _option(name: str, flag: str | None, value: Any) -> list[str]:
+    if isinstance(value, bool) and flag:
+        yes, no = flag.split("/")
+        return [yes if value else no]
+    if isinstance(value, list):
+        return [word for item in value for word in (flag_name(name), str(item))]
+    return [] if value is None else [flag_name(name), str(value)]

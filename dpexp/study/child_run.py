@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.config.child_processes import python_path
-from dpexp.config.home import ROOT
+from dpexp.config.process import ROOT, python_path
 from dpexp.record import Record, Row
 
 CODE = """

@@ -14,9 +14,9 @@ from typing import Any
 
 from dpexp.config import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis.statistics import Interval, Samples, bootstrap_runs, ratio_of_medians
+from dpexp.report.analysis.statistics import Interval, RunSamples, bootstrap_runs, ratio_of_medians
 from dpexp.report.sections import Section
-from dpexp.study.experiment import RELATIONS, Claim, Experiment, Outcome, RunsByCell, measured_runs
+from dpexp.study.experiment import RELATIONS, Claim, ClaimOutcome, Experiment, RunsByCell, measured_runs
 from dpexp.study.metrics import Metric, metric, samples, value
 
 
@@ -25,7 +25,7 @@ class Verdict:
     """How Records judge a claim: the outcome, and the figures that it comes from."""
 
     claim: Claim
-    outcome: Outcome
+    outcome: ClaimOutcome
     figures: str
     is_timed: bool
 
@@ -47,34 +47,34 @@ def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
     for cell in cells:
         missing = [name for name in (cell, claim.against) if name and not runs.get(name)]
         if missing:
-            results.append((Outcome.NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
+            results.append((ClaimOutcome.NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
             continue
         outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, cell, runs)
         results.append((outcome, f"{cell}: {figures}" if len(cells) > 1 else figures))
-    worst = min(results, key=lambda result: list(Outcome).index(result[0]))
-    if worst[0] == Outcome.HOLDS and not kind.is_timed and len(cells) > 1:
-        worst = (Outcome.HOLDS, f"in all {len(cells)} cells")
+    worst = min(results, key=lambda result: list(ClaimOutcome).index(result[0]))
+    if worst[0] == ClaimOutcome.HOLDS and not kind.is_timed and len(cells) > 1:
+        worst = (ClaimOutcome.HOLDS, f"in all {len(cells)} cells")
     return Verdict(claim, *worst, kind.is_timed)
 
 
-def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Outcome, str]:
+def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
     times = samples(claim.metric, runs[cell])
     baseline = samples(claim.metric, runs[claim.against]) if claim.against else None
     if not times or baseline == []:
-        return Outcome.NOT_MEASURED, f"no {claim.metric} in the records"
+        return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
     found = interval(times, baseline)
     satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
-    outcome = Outcome.NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
+    outcome = ClaimOutcome.NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
     show = units.ratio if claim.against else kind.show
     return outcome, f"{show(found.value)} (95% interval {show(found.low)} to {show(found.high)})"
 
 
-def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Outcome, str]:
+def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
     try:
         fact = value(claim.metric, runs[cell])
         baseline = value(claim.metric, runs[claim.against]) if claim.against else None
     except ConfigError as error:
-        return Outcome.CONTRADICTED, str(error)
+        return ClaimOutcome.CONTRADICTED, str(error)
     if not claim.against:
         is_missing = fact != fact  # NaN
         return _outcome(is_missing or RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
@@ -86,11 +86,11 @@ def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Outc
     return _outcome(RELATIONS[claim.relation](quotient, claim.value)), figures
 
 
-def _outcome(holds: Any) -> Outcome:
-    return Outcome.HOLDS if holds else Outcome.CONTRADICTED
+def _outcome(holds: Any) -> ClaimOutcome:
+    return ClaimOutcome.HOLDS if holds else ClaimOutcome.CONTRADICTED
 
 
-def interval(first: Sequence[Samples], second: Sequence[Samples] | None) -> Interval:
+def interval(first: Sequence[RunSamples], second: Sequence[RunSamples] | None) -> Interval:
     """The ratio of the medians of two cells' runs, or the median of one cell's, with its 95% interval."""
     estimate: Callable[[Any, Any], Any] = ratio_of_medians if second is not None else lambda median, _: median
     return bootstrap_runs(estimate, first, first if second is None else second)

@@ -46,7 +46,7 @@ class Program:
 Run = RunConfig | Program
 
 
-class Outcome(StrEnum):
+class ClaimOutcome(StrEnum):
     """What Records show of a claim, the worst first."""
 
     CONTRADICTED = "contradicted"
@@ -71,10 +71,10 @@ class Claim:
     relation: str
     value: Any = 1.0
     against: str = ""
-    stated: str = Outcome.HOLDS
+    stated: str = ClaimOutcome.HOLDS
 
     def __post_init__(self) -> None:
-        verdicts = (Outcome.HOLDS, Outcome.NOT_SHOWN, Outcome.CONTRADICTED)
+        verdicts = (ClaimOutcome.HOLDS, ClaimOutcome.NOT_SHOWN, ClaimOutcome.CONTRADICTED)
         for name, found, known in (("relation", self.relation, RELATIONS), ("stated", self.stated, verdicts)):
             if found not in known:
                 raise ConfigError(f"claim '{self.text}': {name} is '{found}'; choose from {', '.join(known)}")

@@ -30,21 +30,20 @@ if TYPE_CHECKING:
 
 KEY = "dpexp"
 """The key of the digest in the PNG's text."""
-DPI = 130
+FIGURE_DPI = 130
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#332288", "#E69F00", "#56B4E9", "#5F6B7A")
 BASELINE, LIMIT = SERIES[7], palette.PHASES["replicate"]
-MARKERS = "osD^vPX*"
 
 
 def save(spec: Spec, runs: RunsByCell, path: Path) -> None:
     """Draw the figure into a PNG that carries the digest of its data."""
-    data = gather(spec, runs)
-    draw(spec, data).savefig(path, dpi=DPI, metadata={KEY: data_digest(spec, data), "Software": None})
+    data = figure_data(spec, runs)
+    draw(spec, data).savefig(path, dpi=FIGURE_DPI, metadata={KEY: data_digest(spec, data), "Software": None})
 
 
 def shows(path: Path, spec: Spec, runs: RunsByCell) -> bool:
     """Whether the PNG was drawn from these Records."""
-    return stored_digest(path) == data_digest(spec, gather(spec, runs))
+    return stored_digest(path) == data_digest(spec, figure_data(spec, runs))
 
 
 def data_digest(spec: Spec, data: list[Row]) -> str:
@@ -64,7 +63,7 @@ def stored_digest(path: Path) -> str | None:
         return None
 
 
-def gather(spec: Spec, runs: RunsByCell) -> list[Row]:
+def figure_data(spec: Spec, runs: RunsByCell) -> list[Row]:
     """The figure as data: a row for each bar, dot or line. Cells that were not measured are left out."""
     if isinstance(spec, Lines):
         return [_line(spec, label, points, runs) for label, points in spec.series.items()]
@@ -168,7 +167,7 @@ def _draw_dots(spec: Dots, data: list[Row]) -> Figure:
         dots = [row for row in data if row["label"] == label]
         shift = 0.14 * (number - (len(labels) - 1) / 2)
         xs, ys = [row["value"] for row in dots], [rows.index(row["row"]) + shift for row in dots]
-        marker, color = MARKERS[number % len(MARKERS)], SERIES[number % len(SERIES)]
+        marker, color = style.MARKERS[number % len(style.MARKERS)], SERIES[number % len(SERIES)]
         axes.plot(xs, ys, marker, color=color, label=style.escape(label), markersize=6)
     _draw_limits(axes, spec.limits)
     axes.set_xscale("log")
@@ -208,7 +207,9 @@ def _draw_splits(spec: Splits, data: list[Row]) -> Figure:
 
 def _draw_lines(spec: Lines, data: list[Row], axes: Axes) -> None:
     kind, _ = metric(spec.metric)
-    for row, color, marker in zip(data, itertools.cycle(SERIES), itertools.cycle(MARKERS), strict=False):
+    for row, color, marker in zip(
+        data, itertools.cycle(SERIES), itertools.cycle(style.MARKERS), strict=False
+    ):
         label = style.escape(row["label"])
         axes.plot(row["x"], row["y"], marker=marker, color=color, label=label, markersize=5)
         axes.fill_between(row["x"], row["low"], row["high"], color=color, alpha=0.18, linewidth=0)

@@ -19,7 +19,16 @@ from dpexp.report.render.markdown import escape, table
 from dpexp.report.sections import Table
 from dpexp.study import claims, figure, metrics
 from dpexp.study.claims import Verdict
-from dpexp.study.experiment import CHECKSUMS, CONFIG, README, Experiment, Outcome, RunsByCell, checksums, load
+from dpexp.study.experiment import (
+    CHECKSUMS,
+    CONFIG,
+    README,
+    ClaimOutcome,
+    Experiment,
+    RunsByCell,
+    checksums,
+    load,
+)
 
 FIGURE = "figure.png"
 INDEX_BLOCK = "index"
@@ -65,7 +74,7 @@ class ExperimentReadme:
         if not self.main_runs:
             return "**Not answered:** nothing was measured yet."
         answer = fill(self.experiment.answer, self.main_runs)
-        weak = [verdict for verdict in self.main_verdicts if verdict.outcome != Outcome.HOLDS]
+        weak = [verdict for verdict in self.main_verdicts if verdict.outcome != ClaimOutcome.HOLDS]
         timed = [verdict for verdict in self.main_verdicts if verdict.is_timed]
         reasons = (f"“{verdict.claim.text}” is {verdict.outcome}: {verdict.figures}" for verdict in weak)
         why = escape("; ".join(reasons))
@@ -237,7 +246,7 @@ def _index_row(readme: ExperimentReadme) -> tuple[str, ...]:
         return (link, question, "not measured", "-", "-", "-")
     records = records_of(readme.main_runs)
     counts = Counter(verdict.outcome for verdict in readme.main_verdicts)
-    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(Outcome) if counts[name])
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(ClaimOutcome) if counts[name])
     answer = readme.answer().replace("|", "\\|")
     return (link, question, answer, escape(machine(records[0])), _date(records), outcomes)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
-from dpexp.config.home import ROOT
+from dpexp.config.process import ROOT
 from dpexp.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
@@ -95,7 +95,7 @@ def reproduce(record: Record, *, exact: bool = False) -> Reproduction:
         child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
     if child.record is None:
         raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
-    return compare(record, child.record, exact=exact)
+    return compare_records(record, child.record, exact=exact)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
 
 
-def compare(then: Record, now: Record, *, exact: bool = False) -> Reproduction:
+def compare_records(then: Record, now: Record, *, exact: bool = False) -> Reproduction:
     """Which parts of two Records of one config are equal, and which must be."""
     differences = _differences(then, now)
     same_bits = not any(difference.affects == "bits" for difference in differences)

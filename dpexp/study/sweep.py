@@ -37,7 +37,7 @@ from dpexp.record import (
     summaries,
     write_atomically,
 )
-from dpexp.report.command import command
+from dpexp.report.sections import command
 from dpexp.run import PARENT
 from dpexp.study.child_run import ChildRun, run_command, run_in_child
 from dpexp.study.experiment import CHECKSUMS, RECORDS, SWEEP, Experiment, PlannedRun, checksums, read_record

@@ -12,7 +12,7 @@ from dpexp.tracking.ledger import DeliveryLockedError
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import LOG, Upload
 
-LOCK_TIMEOUT_S = 60.0
+DELIVERY_LOCK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def close(folder: Path) -> Result:
 
 def _deliver(store: Store, folder: Path, again: bool) -> Result:
     try:
-        with ledger.delivery_lock(folder, LOCK_TIMEOUT_S):
+        with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
             if not again and ledger.is_complete(folder, store.name):
                 return Result(folder.name, "already")
             return Result(folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message)

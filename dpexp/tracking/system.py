@@ -16,8 +16,6 @@ import psutil
 
 from dpexp.record.journal import encode_line
 
-SYSTEM = "system.jsonl"
-
 
 class Sampler:
     """A thread that samples the machine and one process at an interval into a file."""

@@ -31,12 +31,12 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record)
     import mlflow
 
     mlflow.set_tracking_uri(uri)
-    for step in select(steps(record)):
+    for step in select_steps(steps(record)):
         _log(step, experiment_id, mlflow_run_id, record)
     mlflow.flush_trace_async_logging()
 
 
-def select(candidates: list[Step]) -> list[Step]:
+def select_steps(candidates: list[Step]) -> list[Step]:
     """The typical step, and the first step with the smallest batch where its size differs."""
     usual = typical(candidates)
     if usual is None:

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dpexp.config.child_processes import end_with_parent, python_path
+from dpexp.config.process import end_with_parent, python_path
 from dpexp.record import redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 

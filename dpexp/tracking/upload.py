@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.record import JOURNAL, RECORD, JournalReader, Record, finish, is_open, load
+from dpexp.record.import_journals import SYSTEM
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.ledger import LedgerEntry
 from dpexp.tracking.mlflow_run import MlflowRun
 from dpexp.tracking.store import BATCH, Store
-from dpexp.tracking.system import SYSTEM
 from dpexp.tracking.uploader import Delivery
 
 LOG = "uploader.log"

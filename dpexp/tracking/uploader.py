@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
-from dpexp.config.child_processes import python_path
+from dpexp.config.process import python_path
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpexp.record import Row, is_open, redact
+from dpexp.record.import_journals import SYSTEM
 from dpexp.tracking import ledger, system
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
@@ -55,7 +56,7 @@ class CommandPipe:
                     journal, self.resumed = Path(command["journal"]), command["again"]
                     self.journal = journal
                     # The run may end before mlflow is imported: sample the machine from now on.
-                    self.sampler = system.start(journal.with_name(system.SYSTEM), self._parent)
+                    self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
                 elif command["do"] in ("finish", "abandon"):
                     break
                 self._changed.set()

@@ -15,7 +15,7 @@ from record_factory import whole
 import dpexp
 from dpexp.config import ConfigError, RunConfig
 from dpexp.record import Record
-from dpexp.study.reproduce import Reproduction, compare, config_of, reproduce, worktree
+from dpexp.study.reproduce import Reproduction, compare_records, config_of, reproduce, worktree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,11 +59,11 @@ def test_bits_need_not_be_equal_under_another_torch_but_shapes_must() -> None:
     then, now = pair()
     now.environment["torch"] = "9.9.9"
     now.digest["weights"] = "0" * 64
-    result = compare(then, now)
+    result = compare_records(then, now)
     assert checked(result, "weights at the end") == (False, False, "other bits")
     assert result.is_reproduced
     now.shapes[1] = {**now.shapes[1], "device": "cpu:7"}
-    result = compare(then, now)
+    result = compare_records(then, now)
     assert not result.is_reproduced
     assert "row 1" in checked(result, "shapes")[2]
     assert "cpu:7" in checked(result, "shapes")[2]
@@ -73,26 +73,26 @@ def test_a_difference_of_the_environment_names_what_it_affects() -> None:
     then, now = pair()
     now.environment |= {"threads": 4, "host": "another"}
     then.environment["packages"], now.environment["packages"] = {"numpy": "1"}, {"numpy": "2"}
-    found = [(one.what, one.affects) for one in compare(then, now).differences]
+    found = [(one.what, one.affects) for one in compare_records(then, now).differences]
     assert found == [("threads", "bits"), ("host", "time"), ("numpy", "nothing expected")]
 
 
 def test_other_data_is_no_reproduction() -> None:
     then, now = pair()
     now.data["sha256"] = "d" * 64
-    assert not compare(then, now).is_reproduced
+    assert not compare_records(then, now).is_reproduced
 
 
 def test_times_of_another_kind_of_execution_are_not_compared() -> None:
     then, now = pair()
     now.execution = "real"
-    assert checked(compare(then, now), "time of a step")[2].startswith("not compared")
+    assert checked(compare_records(then, now), "time of a step")[2].startswith("not compared")
 
 
 def test_dirty_code_is_a_warning() -> None:
     then, now = pair()
     then.environment["git"] = {**then.environment["git"], "dirty": True}
-    (warning,) = compare(then, now).warnings
+    (warning,) = compare_records(then, now).warnings
     assert "uncommitted" in warning
 
 

@@ -9,7 +9,7 @@ from record_factory import hybrid, whole
 
 from dpexp.record import Record
 from dpexp.report.analysis.timeline import steps
-from dpexp.tracking.traces import log_traces, select
+from dpexp.tracking.traces import log_traces, select_steps
 
 # MLflow warns of its own use of what SQLAlchemy deprecated, and of untyped functions of its own.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -94,5 +94,5 @@ def test_hybrid_shows_the_transfer_with_its_bytes(store: tuple[str, str]) -> Non
 
 
 def test_a_record_without_timeline_has_no_trace(store: tuple[str, str]) -> None:
-    assert select(steps(Record())) == []
+    assert select_steps(steps(Record())) == []
     assert delivered(store, Record()) == []

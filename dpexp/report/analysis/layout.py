@@ -14,7 +14,7 @@ TRANSFER = "embedding.transfer"
 
 
 @dataclass
-class Place:
+class DeviceContents:
     """One device: bytes of parameters and buffers by module, the originals and the replicas' copies."""
 
     device: str
@@ -36,12 +36,12 @@ class Move:
     bytes: int
 
 
-def places(record: Record) -> list[Place]:
+def places(record: Record) -> list[DeviceContents]:
     """Every device that stores or computes something: the host first, then by index."""
     devices = {*record.devices["used"], record.devices["output"] or "cpu"}
     devices |= {row["device"] for row in record.device_map + record.shapes}
     devices |= {device for row in record.device_map for device in row["replicas"]}
-    found = {device: Place(device) for device in sorted(devices, key=device_order)}
+    found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
     for row in record.device_map:
         found[row["device"]].own[row["module"]] += row["bytes"]
         for device in row["replicas"]:

@@ -17,7 +17,7 @@ from dpexp.record import Record, spread
 if TYPE_CHECKING:
     import numpy as np
 
-Samples = Sequence[float]
+RunSamples = Sequence[float]
 RESAMPLES = 1000
 MOST_SAMPLES, MOST_RUNS = 400, 40
 """Of more samples, or runs, an evenly spaced subset of this size is resampled; the interval gets wider."""
@@ -71,7 +71,10 @@ class Interval:
 
 
 def bootstrap_runs(
-    estimate: Callable[[Any, Any], Any], first: Sequence[Samples], second: Sequence[Samples], seed: int = 0
+    estimate: Callable[[Any, Any], Any],
+    first: Sequence[RunSamples],
+    second: Sequence[RunSamples],
+    seed: int = 0,
 ) -> Interval:
     """The 95% percentile bootstrap (Efron, 1979) of an estimate from two medians, each over several runs.
 
@@ -93,7 +96,7 @@ def ratio_of_medians(first: Any, second: Any) -> Any:
     return first / second
 
 
-def _resampled_medians(runs: Sequence[Samples], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _resampled_medians(runs: Sequence[RunSamples], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """The median of each of the RESAMPLES resamples."""
     import numpy as np
 

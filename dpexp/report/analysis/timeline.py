@@ -130,9 +130,6 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
     )
 
 
-# --- shapes and bytes of a bar -------------------------------------------------------------------
-
-
 def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
     """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
     split = next(iter(layout.replicated_calls(group)), None)

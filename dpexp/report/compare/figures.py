@@ -12,7 +12,6 @@ from dpexp.report.compare.tables import labels, shown
 from dpexp.report.figures import palette, style
 
 MOST_BARS, MOST_AXES = 24, 4
-MARKERS = "osD^vPX*"
 
 
 def stacked_phases_figure(group: Group) -> Figure | None:
@@ -72,7 +71,7 @@ def _scaling(axes: Axes, group: Group) -> None:
             [cell.devices for cell in line],
             [gain.value for gain in gains],
             yerr=[[gain.value - gain.low for gain in gains], [gain.high - gain.value for gain in gains]],
-            marker=MARKERS[number % len(MARKERS)],
+            marker=style.MARKERS[number % len(style.MARKERS)],
             color=colors[(2 + 3 * number) % len(colors)],
             linewidth=1.4,
             capsize=3,

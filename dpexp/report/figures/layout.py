@@ -94,7 +94,7 @@ def _rows(record: Record) -> dict[str, int]:
     return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
 
-def _lines(place: layout.Place, rows: dict[str, int], used: list[str]) -> list[str]:
+def _lines(place: layout.DeviceContents, rows: dict[str, int], used: list[str]) -> list[str]:
     lines = [f"{_short(name)}  {units.size(count)}" for name, count in place.own.items()]
     if len(lines) > MOST_MODULES:
         rest = list(place.own.values())[MOST_MODULES - 1 :]
@@ -144,9 +144,6 @@ def _draw(axes: Axes, box: Box) -> None:
     for line in box.lines:
         y -= LINE_HEIGHT
         axes.text(left, y, style.escape(line), fontsize=8.5, color=style.INK, va="center")
-
-
-# --- arrows --------------------------------------------------------------------------------------
 
 
 def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:

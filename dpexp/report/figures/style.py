@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 DPI = 110
+MARKERS = "osD^vPX*"
 EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
 """The outline of a bar."""
 

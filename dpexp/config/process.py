@@ -1,4 +1,4 @@
-"""Child processes: how they import this package, and how they end when their parent does."""
+"""This process and its children: where dpexp is, DPEXP_HOME, and what a child process inherits."""
 
 import contextlib
 import ctypes
@@ -6,9 +6,14 @@ import os
 import signal
 from pathlib import Path
 
-from dpexp.config.home import ROOT
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that ``dpexp`` is imported from."""
 
-PR_SET_PDEATHSIG = 1
+
+def home() -> Path:
+    """The folder of the runs, the MLflow store and its artifacts: ``DPEXP_HOME``, else ``ROOT``. Absolute."""
+    path = os.environ.get("DPEXP_HOME")
+    return Path(path).expanduser().resolve() if path else ROOT
 
 
 def python_path(root: Path = ROOT) -> str:
@@ -19,4 +24,4 @@ def python_path(root: Path = ROOT) -> str:
 def end_with_parent(sign: signal.Signals) -> None:
     """Let the kernel send this process the signal when its parent ends (Linux; elsewhere no effect)."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, sign)
+        ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
