@@ -130,7 +130,7 @@ class TorchProcessGroup(ProcessGroup):
 def init_process_group(
     world: World | None, options: RankOptions | None, device: torch.device
 ) -> ProcessGroup:
-    """The process group of this run, once all ranks have joined; of one process where there is no world.
+    """The process group of this run after all ranks have joined; without a world it has one process.
 
     Raises LostContact where they do not join within ``--comm-timeout``, ConfigError for an unknown address.
     """

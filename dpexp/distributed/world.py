@@ -29,7 +29,7 @@ class World:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> World | None:
-        """The world that the environment describes; None where the process is no rank.
+        """The world that the environment describes; None if the process is not a rank.
 
         Raises ConfigError where the variables are incomplete or contradict each other.
         """

@@ -41,7 +41,7 @@ def is_random_layer(layer: nn.Module) -> bool:
 def draws_random_numbers(module: Any) -> bool:
     """Whether a layer of the module is random and in training mode.
 
-    Of a callable that is no module, its attribute ``module`` is examined.
+    For a callable that is not a module, its attribute ``module`` is examined.
     """
     if not isinstance(module, nn.Module):
         module = getattr(module, "module", None)

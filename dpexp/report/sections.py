@@ -210,7 +210,7 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def command(record: Record) -> str:
-    """``python scripts/run.py whole --virtual 8``; the recorded argv where the config is not ours to read."""
+    """``python scripts/run.py whole --virtual 8``; the recorded argv if this dpexp cannot read the config."""
     try:
         config = RunConfig.from_dict(record.config)
         usual = RunConfig(config.strategy).to_dict()

@@ -1,4 +1,4 @@
-"""Child run: a run in a process of its own, for a sweep or a reproduction."""
+"""Child run: a run in a child process, for a sweep or a reproduction."""
 
 import contextlib
 import json

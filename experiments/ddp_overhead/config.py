@@ -40,7 +40,7 @@ CLAIMS = [
         1.02,
     ),
     Claim(
-        "Where no step maps memory anew, a step of two processes that is recorded takes at most 1.02 times a bare one.",
+        "Where no step maps new memory, a step of two processes that is recorded takes at most 1.02 times a bare one.",
         "samples:ratio",
         "kept",
         "<=",
@@ -54,7 +54,7 @@ CLAIMS = [
         0.9,
     ),
     Claim(
-        "Where no step maps memory anew, two processes reach an efficiency of 0.9 against one bare process.",
+        "Where no step maps new memory, two processes reach an efficiency of 0.9 against one bare process.",
         "samples:efficiency",
         "kept",
         ">=",
