@@ -201,8 +201,6 @@ class Measurement:
             correct += share * batch.rows
         self.journal.extend({"metrics.accuracy": [correct / test.samples]})
 
-    # --- after the timed steps ---
-
     def record_digests(self) -> None:
         """Record digests of the trained weights and of their outputs, and peak memory."""
         outputs = self.trainer.evaluate(next(self._prepared.batches(0, shuffle=False)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,9 @@ class Strategy(ABC):
 
     def configured(self, config: RunConfig) -> Strategy:
         """The same strategy with another config."""
-        return type(self)(config, self.group)
+        other = copy.copy(self)
+        other.config, other.options = config, config.options
+        return other
 
     def compiled(self, module: nn.Module) -> nn.Module:
         """The module, compiled in place if the config says so; it keeps its class and its names."""
