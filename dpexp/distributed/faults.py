@@ -19,7 +19,8 @@ from dpexp.record import Row
 COMMUNICATION = re.compile(
     "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE
 )
-ROLL_CALL_S = 5.0
+ROLL_CALL_S = 15.0
+"""Time in which every rank that is alive answers a roll call, on a busy host too."""
 
 
 class PeerError(RuntimeError):
