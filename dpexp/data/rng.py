@@ -4,6 +4,8 @@ Each purpose has its own generator: what one purpose draws does not depend on ho
 """
 
 import hashlib
+import random
+import sys
 
 import torch
 from torch import Tensor
@@ -18,6 +20,14 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     """A CPU generator for one purpose; those of different purposes and seeds are independent."""
     digest = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the global generators that user code draws from: those of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def mix(bits: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
 from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.rng import seed_globals
 from dpexp.distributed import World
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
@@ -95,8 +96,9 @@ def prepare(config: RunConfig, *, one_batch: bool = True, group: ProcessGroup | 
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
     selection = assign_device(config, World.of())
+    seed_globals(config.seed)
     source = data.source(config.data, config.loss)
-    torch.manual_seed(config.seed)
+    seed_globals(config.seed)  # the weights do not depend on how much the data drew
     model = models.build(config.model, source.features)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)

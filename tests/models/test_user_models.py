@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from command_lines import CommandLines
 
+from dpexp.config import RunConfig
+from dpexp.engine.prepare import prepare
+from dpexp.tensors import digest
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 SHORT = ["--no-track", "--steps", "3", "--warmup", "1", "--phase-steps", "1"]
 
@@ -61,4 +65,48 @@ def test_hugging_face_model_of_readme_works(
 
 def test_readme_shows_user_models_in_every_kind_of_layout() -> None:
     shown = [line.split()[0] for file in ("mine.py", "language.py") for line in commands(file)]
-    assert set(shown) == {"models", "whole", "block", "hybrid", "place"}
+    assert set(shown) == {"models", "whole", "block", "hybrid", "place", "ddp"}
+
+
+def test_random_data_of_readme_is_the_same_on_every_rank_and_in_every_run(
+    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    (line,) = [line for line in commands("mine.py") if line.startswith("ddp ")]
+    (tmp_path / "mine.py").write_text(example("mine.py"))
+    words, home = [*shlex.split(line), *SHORT, "--json"], str(dpexp_home)
+    runs = [command_lines.run(words, tmp_path, DPEXP_HOME=home) for _ in range(2)]
+    assert [run.code for run in runs] == [0, 0], runs[0].stderr
+    first, second = (json.loads(run.stdout) for run in runs)
+    assert first["digest"] == second["digest"]
+    assert first["steps"]["loss"] == second["steps"]["loss"]
+
+
+DRAWS = """
+import random
+import numpy as np
+import torch
+from torch import nn
+
+def data(more=0):
+    torch.rand(more)
+    return [(torch.rand(3) + random.random(), torch.tensor([np.random.rand()]).float()) for _ in range(4)]
+
+def model():
+    made = nn.Linear(3, 1)
+    nn.init.constant_(made.bias, random.random() + np.random.rand())
+    return made
+"""
+
+
+def test_factories_may_draw_from_any_global_generator(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+
+    def made(seed: int, more: int = 0) -> tuple[str, str]:
+        options = {"model": f"{tmp_path}/draws.py:model", "data": f"{tmp_path}/draws.py:data:more={more}"}
+        prepared = prepare(RunConfig("single", devices="cpu", seed=seed, **options))
+        return prepared.data.digest, digest(prepared.model.state_dict())
+
+    assert made(0) == made(0)
+    assert made(0)[0] != made(1)[0]
+    assert made(0)[1] != made(1)[1]
+    assert made(0)[1] == made(0, more=1)[1]  # weights do not depend on what the data draws
