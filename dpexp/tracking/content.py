@@ -15,7 +15,9 @@ therefore one row of MLflow's table, whose key consists of run, name, step, time
 """
 
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -73,6 +75,37 @@ def metric_key(list_key: str) -> str | None:
 def valid_key(key: str) -> str:
     """The key with ``_`` for every character that MLflow refuses in names, at most 250 characters long."""
     return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY]
+
+
+def series(record: Record) -> dict[str, list[Any]]:
+    """The lists of the Record that are metrics by step, by metric; an item that is no number is no point."""
+    found: dict[str, list[Any]] = {}
+    for kind in ("steps", "phases", "metrics", "system"):
+        for name, values in getattr(record, kind, {}).items():
+            key = metric_key(f"{kind}.{name}")
+            if key is not None and isinstance(values, list):
+                found.setdefault(key, values)
+    return found
+
+
+def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
+    """What MLflow must have of a Record that was delivered: {metric: {step: value}}, each point once.
+
+    The samples in ``system.jsonl`` (``system/…``) are not in the Record.
+    """
+    by_step = {
+        key: {
+            step: stored_value(value) for step, value in enumerate(values) if isinstance(value, int | float)
+        }
+        for key, values in series(record).items()
+    }
+    single = {key: {0: stored_value(value)} for key, value in summary_metrics(record).items()}
+    return {key: points for key, points in (by_step | single).items() if points}
+
+
+def stored_value(value: float) -> float:
+    """The value as MLflow stores it: an infinity as the largest number; nan stays nan."""
+    return math.copysign(sys.float_info.max, value) if math.isinf(value) else float(value)
 
 
 def summary_metrics(record: Record) -> dict[str, float]:

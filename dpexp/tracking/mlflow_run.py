@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,7 +43,11 @@ class MlflowRun:
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
         known = self.store.client.get_run(self.run_id).data.metrics
         values = content.summary_metrics(record).items()
-        new = [Point(key, value, ended, 0) for key, value in values if known.get(key) != _clamp(value)]
+        new = [
+            Point(key, value, ended, 0)
+            for key, value in values
+            if known.get(key) != content.stored_value(value)
+        ]
         for start in range(0, len(new), BATCH):
             self.store.log_points(self.run_id, new[start : start + BATCH])
 
@@ -114,8 +117,3 @@ def _attempt(record: Record, writers: Mapping[str, Callable[[Record], None]]) ->
         except Exception as error:  # whatever a figure fails on, the run itself is delivered
             problems.append(f"without its {name} ({type(error).__name__}: {short_message(error)})")
     return problems
-
-
-def _clamp(value: float) -> float:
-    """The value as MLflow stores it: an infinity as the largest number."""
-    return max(-sys.float_info.max, min(sys.float_info.max, value))

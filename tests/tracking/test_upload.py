@@ -97,6 +97,20 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert figures | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
 
 
+def test_what_mlflow_has_is_what_is_expected_of_the_record(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "expected")
+    journals.step(journal, 0, 30)
+    journal.extend({"steps.loss": [math.inf], "steps.time_ms": [1.0], "metrics.accuracy": [None, 0.5]})
+    journals.phases(journal)
+    deliver(home, journals.end(journal))
+    found = everything(uri, "expected")["metrics"]
+    stored = {key: {step: value for step, value, _ in rows} for key, rows in found.items()}
+    system = {key for key in stored if key.startswith("system/")}
+    expected = content.expected_metrics(fold(journal.path))
+    assert {key: points for key, points in stored.items() if key not in system} == expected
+    assert expected["accuracy"] == {1: 0.5, 2: 0.5, 3: 0.75}
+
+
 def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
     journal = journals.complete(home / "runs", "tables")
     deliver(home, journal)
