@@ -12,7 +12,6 @@ calls ``run_rank``, and that calls ``execute`` with the environment of its rank.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -183,7 +182,7 @@ def _finish(
 
 
 RANK_PROGRAM = "from dpexp.run import run_rank; run_rank()"
-"""What the process of a rank runs; its argument is the Job as JSON."""
+"""What the process of a rank runs."""
 
 
 class RanksError(RuntimeError):
@@ -232,12 +231,12 @@ def _recorded_error(record: Record) -> BaseException | None:
 
 
 def run_rank() -> None:
-    """Run one rank of the Job in ``sys.argv`` and exit.
+    """Run one rank of its launcher's Job and exit.
 
     The exit code is 0 once the result is written, also for a failed run: the launcher must not restart it.
     A rank that lost its peers exits with 1: the launcher restarts all ranks.
     """
-    job = Job(**json.loads(sys.argv[1]))
+    job = Job.read()
     sys.argv = job.argv
     world = World.of()
     assert world is not None

@@ -1,9 +1,14 @@
 """Launch: torchrun's agent, in this process, starts the ranks of this host and watches them.
 
-launch --> torchrun's agent --> rank 0: python -c ENTRY JOB --> RankResult --+--> launch returns the results,
-           |                --> rank 1: python -c ENTRY JOB --> RankResult --+    and the error of the agent
+launch --> torchrun's agent --> rank 0: python -c ENTRY --> RankResult --+--> launch returns the results,
+           |                --> rank 1: python -c ENTRY --> RankResult --+    and the error of the agent
            +-- a rank is lost: all ranks start again, from their last checkpoint
+
+The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
+every user of the machine.
 """
+
+from __future__ import annotations
 
 import json
 import logging
@@ -25,8 +30,10 @@ from dpexp.config.process import end_with_parent, python_path
 from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
+from dpexp.record import write_atomically
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
+JOB = "job.json"  # beside the results
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = ("torch.distributed", "torch.distributed.elastic")
 
@@ -42,29 +49,38 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """The argument of a rank: the config of the run, and the command line that started it."""
+    """What a rank does: the config of the run, and the command line that started it."""
 
     config: dict[str, Any]
     quiet: bool
     argv: list[str]
 
+    def write(self, folder: Path) -> None:
+        """Write the Job for the ranks, which find the folder in their environment."""
+        write_atomically(folder / JOB, json.dumps(vars(self)).encode())
+
+    @classmethod
+    def read(cls) -> Job:
+        """The Job of this rank."""
+        return cls(**json.loads(Path(os.environ[RESULTS], JOB).read_bytes()))
+
 
 def launch(
     config: RunConfig, count: int, entry: str, *, quiet: bool
 ) -> tuple[list[RankResult], BaseException | None]:
-    """Start ``count`` ranks on this host, each ``python -c ENTRY JOB``, and wait for their results.
+    """Start ``count`` ranks on this host, each ``python -c ENTRY``, and wait for their results.
 
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
     """
     options = config.options
     assert isinstance(options, LaunchOptions)
-    job = json.dumps(vars(Job(config.to_dict(), quiet, sys.argv)))
     with tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as name, _environment(options, count, name):
         folder = Path(name)
+        Job(config.to_dict(), quiet, sys.argv).write(folder)
         agent = _agent_config(options, count, folder)
         with _watchdog(options, folder):
-            error = _run_agent(agent, options, entry, job, folder)
+            error = _run_agent(agent, options, entry, folder)
         return read_results(folder), error
 
 
@@ -171,7 +187,7 @@ def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
 # --- reporting ---
 
 
-def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: Path) -> BaseException | None:
+def _run_agent(agent: Any, options: LaunchOptions, entry: str, logs: Path) -> BaseException | None:
     """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -179,7 +195,7 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, job: str, logs: P
     from torch.distributed.launcher.api import elastic_launch
 
     try:
-        elastic_launch(agent, sys.executable)("-c", entry, job)
+        elastic_launch(agent, sys.executable)("-c", entry)
     except ChildFailedError as error:
         fault = LaunchError(_describe_failure(error, logs))
         fault.is_cause = error.get_first_failure()[1].exitcode < 0

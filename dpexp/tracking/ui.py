@@ -21,8 +21,8 @@ from dpexp.record import redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 
 OPEN_STORE = (
-    "import sys; from pathlib import Path; from dpexp.tracking.store import Store, short_message\n"
-    "try: Store.from_environment(Path(sys.argv[1])).open()\n"
+    "import sys; from dpexp.config import home; from dpexp.tracking.store import Store, short_message\n"
+    "try: Store.from_environment(home()).open()\n"
     "except Exception as error: sys.exit(short_message(error))"
 )
 START_TIMEOUT_S = 60.0
@@ -104,8 +104,8 @@ def _check_port(host: str, port: int) -> None:
 
 def _open_in_child(store: Store) -> None:
     """Open the store in a child process, because mlflow would stay in memory here. Raises ServerError."""
-    environment = os.environ | {"PYTHONPATH": python_path()}
-    command = [sys.executable, "-c", OPEN_STORE, str(store.home)]
+    environment = os.environ | {"DPEXP_HOME": str(store.home), "PYTHONPATH": python_path()}
+    command = [sys.executable, "-c", OPEN_STORE]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
         raise ServerError(child.stderr.strip().splitlines()[-1])

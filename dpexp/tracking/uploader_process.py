@@ -1,4 +1,4 @@
-"""The uploader process: ``python -m dpexp.tracking.uploader_process HOME PARENT``, as ``Uploader`` starts it.
+"""The uploader process: ``python -m dpexp.tracking.uploader_process PARENT``, as ``Uploader`` starts it.
 
 ::
 
@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dpexp.config.process import home
 from dpexp.record import Row, is_open, redact
 from dpexp.record.import_journals import SYSTEM
 from dpexp.tracking import ledger, system
@@ -163,7 +164,7 @@ def _log(journal: Path, text: str) -> None:
         file.write(redact(text) + "\n")
 
 
-def main(home: str, parent: str) -> None:
+def main(parent: str) -> None:
     """Deliver, and exit without the exit handlers of libraries."""
     os.nice(10)
     results = os.dup(1)
@@ -174,7 +175,7 @@ def main(home: str, parent: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the main process no longer waits
             os.write(results, json.dumps(vars(delivery)).encode() + b"\n")
 
-    UploaderProcess(Path(home), CommandPipe(int(parent)), send).run()
+    UploaderProcess(home(), CommandPipe(int(parent)), send).run()
     os._exit(0)
 
 

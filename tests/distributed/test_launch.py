@@ -6,8 +6,9 @@ import os
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
-from launching import SCRIPT, free_port, record, run, start, torchrun, wait
+from launching import SCRIPT, free_port, record, run, start, torchrun, until_step, wait, words
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
@@ -29,6 +30,29 @@ def test_ranks_start_from_any_working_directory(tmp_path: Path, strategy: str) -
     found = record(wait(start(SCRIPT, *words, "--no-track", folder=tmp_path)))
     assert found["verification"]["passed"] is True
     assert len(found["devices"]["ranks"]) == 2
+
+
+def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    """The options of this run come from variables; launcher, ranks and uploader must not show one of them."""
+    strategy, _, model, *rest = words(tmp_path, steps=400)
+    secrets = {
+        "DB_PASSWORD": "canary-password",
+        "DPEXP_MODEL": model,
+        "DPEXP_RUN_NAME": "canary-name",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{dpexp_home}/canary.db",
+    }
+    run = start(SCRIPT, strategy, "--devices", "2", *rest, **secrets)
+    until_step(dpexp_home, 5, run)
+    processes = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    lines = {process.pid: " ".join(process.cmdline()) for process in processes}
+    run.terminate()
+    wait(run)
+    assert sum("run_rank" in line for line in lines.values()) == 2
+    assert any("uploader_process" in line for line in lines.values())
+    shown = [line for line in lines.values() for value in ("canary", model, str(dpexp_home)) if value in line]
+    assert not shown
 
 
 def test_a_launch_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

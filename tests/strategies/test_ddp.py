@@ -160,15 +160,15 @@ def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words:
 
 
 def ranks_alive(folder: Path) -> list[int]:
-    """The processes whose command line names the folder of this test."""
+    """The processes whose environment names the folder of this test."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                line = (entry / "cmdline").read_bytes()
+                environ = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if str(folder).encode() in line:
+            if str(folder).encode() in environ:
                 found.append(int(entry.name))
     return found
 
