@@ -6,16 +6,17 @@
                   record.json      its fold, written when the run ends                    fold.py
                   head.json        the summary of the run for lists of runs               summary.py
 
-Start reading in record.py, which defines the Record; index.py finds runs by name. Every other room may
-import this one; it imports nothing of dpexp and neither torch nor mlflow.
+Start reading in record.py, which defines the Record; reader.py reads a journal's lines, index.py finds runs
+by name. Every other room may import this one; it imports nothing of dpexp and neither torch nor mlflow.
 """
 
 from dpexp.record.durable import write_atomically
 from dpexp.record.fold import finish, fold, load
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
-from dpexp.record.journal import JOURNAL, RECORD, Journal, JournalReader, NullJournal, is_open
-from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, spread
+from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
+from dpexp.record.reader import JournalReader
+from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present, spread
 from dpexp.record.redact import redact
 from dpexp.record.summary import RunSummary
 
@@ -41,6 +42,7 @@ __all__ = [
     "load",
     "new_run_id",
     "now",
+    "present",
     "redact",
     "spread",
     "summaries",

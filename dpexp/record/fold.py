@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 
 from dpexp.record.durable import write_atomically
-from dpexp.record.journal import JOURNAL, RECORD, JournalReader, is_open
+from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
+from dpexp.record.reader import JournalReader
 from dpexp.record.record import JournalError, Record
 from dpexp.record.summary import SUMMARY, RunSummary
 
@@ -15,30 +18,51 @@ def fold(journal: Path) -> Record:
     """The Record of a journal. Raises JournalError where there is none, or a newer one.
 
     A run whose journal holds no end and has no writer was killed, and ended with the last line. Damaged
-    lines are left out and described in ``damage``.
+    and lost lines are described in ``damage``; where the first is lost, the folder names the run.
     """
     record, reader, last_at = Record(), JournalReader(journal), 0
     try:
         alive = is_open(journal)
-        for entry in reader:
+        for entry in sorted(reader, key=itemgetter("seq")):
             last_at = entry.get("at", last_at)
             try:
                 record.apply(entry)
-            except (ValueError, TypeError, AttributeError) as error:
-                reader.damage.append(f"line {reader.lines}: {error}")
+            except ValueError as error:
+                reader.damage.append(f"line {entry['seq'] + 1}: {error}")
     except OSError as error:
         raise JournalError(f"no journal at {journal}: {error.strerror}") from error
     record.damage = reader.damage + ([] if alive else reader.incomplete_line())
-    if reader.lines == len(reader.damage) and (reader.damage or reader.incomplete_line()):
-        raise JournalError(f"{journal}: every line is damaged: this is not a journal of dpexp")
+    if not reader.entries and not alive:
+        raise JournalError(f"{journal}: {_without_entries(reader, record)}")
+    if reader.lost_first and not record.run_id and RUN_ID.fullmatch(folder := journal.absolute().parent.name):
+        record.run_id = folder
     if not alive and record.status == "running":
         record.status = "killed"
         record.ended = datetime.fromtimestamp(last_at / 1000, UTC).isoformat(timespec="milliseconds")
+    if missing := record.missing_steps():
+        record.damage.append(f"{len(missing)} steps are missing: {ranges(missing)}")
     try:
         record.summarize()
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # rows that dpexp did not write
         record.damage.append(f"no summary: {type(error).__name__}: {error}")
     return record
+
+
+def _without_entries(reader: JournalReader, record: Record) -> str:
+    if reader.lines:
+        return "every line is damaged: this is not a journal of dpexp"
+    return f"its first line is incomplete ({record.damage[0]})" if record.damage else "it is empty"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-24, 30``: ascending numbers, consecutive ones joined."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def finish(journal: Path) -> Record:

@@ -8,8 +8,8 @@ a checksum of all bytes before it::
 
 ``set`` assigns values to keys, ``extend`` appends to lists whose length before is in ``from``, and ``cut``
 shortens lists, when a run resumes from a checkpoint before its last step. A dotted key is a key of a dict.
-So a journal that ends at any byte still holds everything before that byte, a damaged line loses only
-itself, and a step keeps its number.
+The line that ends the run has the ``lengths`` of all lists. So a journal that ends at any byte still holds
+everything before that byte, a lost line loses only itself and is missed, and a step keeps its number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpexp.record.durable import sync_folder
+from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
 from dpexp.record.redact import redact
 from dpexp.record.summary import SUMMARY
@@ -63,9 +64,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         journal._open(folder, _open_locked(folder / JOURNAL))
         reader = JournalReader(journal.path)
         for entry in reader:
-            journal._lengths |= entry.get("cut", {})
-            journal._count(entry.get("extend", {}))
-        journal._seq, journal._size = reader.lines, reader.offset
+            first = journal._lengths | entry.get("cut", {}) | entry.get("from", {})
+            ends = {key: first.get(key, 0) + len(items) for key, items in entry.get("extend", {}).items()}
+            journal._lengths |= entry.get("cut", {}) | ends | entry.get("lengths", {})
+        journal._seq, journal._size = reader.next_number, reader.offset
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
         for stale in (RECORD, SUMMARY):
@@ -89,9 +91,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._extended.append(lists)  # all at once: Ctrl-C cannot come between two lists
 
     def truncate(self, lengths: Mapping[str, int]) -> None:
-        """Shorten lists of the Record, written at once: the run resumes there. Raises JournalError."""
+        """Shorten lists of the Record, written at once: the run resumes there. Raises JournalError.
+
+        The lists of steps are that long even where the journal has lost lines of them.
+        """
         self.flush()
-        shorter = {key: min(length, self._lengths.get(key, 0)) for key, length in lengths.items()}
+        shorter = {
+            key: length if key.startswith("steps.") else min(length, self._lengths.get(key, 0))
+            for key, length in lengths.items()
+        }
         self._write(cut=shorter)
         self._lengths |= shorter
 
@@ -153,6 +161,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if lists:
             entry["extend"] = lists
             entry["from"] = {key: self._lengths.get(key, 0) for key in lists}
+        lengths = self._lengths | {
+            key: self._lengths.get(key, 0) + len(items) for key, items in (lists or {}).items()
+        }
+        if values and values.get("ended"):
+            entry["lengths"] = lengths
         line = encode_line(entry)
         try:
             written = 0
@@ -165,11 +178,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise
         self._seq += 1
         self._size += len(line)
-        self._count(lists or {})
-
-    def _count(self, lists: Lists) -> None:
-        for key, items in lists.items():
-            self._lengths[key] = self._lengths.get(key, 0) + len(items)
+        self._lengths = lengths
 
 
 class NullJournal(Journal):
@@ -245,51 +254,3 @@ def encode_line(entry: Row) -> bytes:
     """One line of the journal, without credentials, with its checksum."""
     body = redact(json.dumps(entry, separators=(",", ":"))).encode()[:-1]
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
-
-
-def decode_line(line: bytes) -> Row:
-    """The entry of one line. Raises ValueError for a line that differs from what was written."""
-    body, _, crc = line.rpartition(b',"crc":"')
-    if crc != b'%08x"}\n' % zlib.crc32(body):
-        raise ValueError("its checksum differs, the line is lost")
-    entry = json.loads(body + b"}")
-    if not isinstance(entry, dict):
-        raise ValueError("not an object, the line is lost")
-    return entry
-
-
-class JournalReader:
-    """Reads a journal from where the last iteration stopped, while the writer may append to it.
-
-    An incomplete line is left for the next iteration; a damaged one is described in ``damage``.
-    ``offset`` is the first byte not yet read; ``lines`` counts the lines that were read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-        self.lines = 0
-        self.damage: list[str] = []
-
-    def __iter__(self) -> Iterator[Row]:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                self.lines += 1
-                try:
-                    entry = decode_line(line)
-                except ValueError as error:
-                    self.damage.append(f"line {self.lines}: {error}")
-                    continue
-                yield entry
-
-    def incomplete_line(self) -> list[str]:
-        """The damage, if any, after the last complete line, once the writer has ended."""
-        with contextlib.suppress(FileNotFoundError):
-            rest = self.path.stat().st_size - self.offset
-            if rest:
-                return [f"line {self.lines + 1}: cut off after {rest} bytes"]
-        return []

@@ -14,6 +14,10 @@ from typing import Any
 
 SCHEMA = 1
 Row = dict[str, Any]
+SAMPLES = ("steps.", "phases.", "metrics.")
+"""Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
+MOST_LOST = 10_000_000
+"""Samples that a journal can have lost at most: a larger hole was not made by a lost line."""
 
 
 class JournalError(RuntimeError):
@@ -22,7 +26,7 @@ class JournalError(RuntimeError):
 
 @dataclass
 class Record:
-    """Schema 1, key by key; ``damage`` describes the journal lines that were lost."""
+    """Schema 1, key by key; ``damage`` describes what the journal has lost. A lost sample is None."""
 
     schema: int = SCHEMA
     run_id: str = ""
@@ -94,8 +98,14 @@ class Record:
             parent, name = self._locate(key)
             if parent is None or not isinstance(parent.setdefault(name, []), list):
                 rejected.append(key)
-            else:
+            elif _align(parent[name], key, entry.get("from", {}).get(key)):
                 parent[name].extend(values)
+            else:
+                rejected.append(key)
+        for key, length in entry.get("lengths", {}).items():
+            parent, name = self._locate(key)
+            if parent is not None and isinstance(parent.setdefault(name, []), list):
+                _align(parent[name], key, length)
         if rejected:
             raise ValueError(f"a Record cannot hold {', '.join(rejected)}")
 
@@ -109,17 +119,47 @@ class Record:
 
     def summarize(self) -> Row:
         """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
-        total_ms = sum(self.steps["time_ms"])
+        times = present(self.steps["time_ms"])
+        total_ms = sum(times)
         self.summary |= {
-            "step_ms": spread(self.steps["time_ms"]),
-            "samples_per_s": 1000.0 * sum(self.steps["samples"]) / total_ms if total_ms > 0 else None,
-            "phases_ms": {name: statistics.median(ms) for name, ms in self.phases.items() if ms},
+            "step_ms": spread(times),
+            "samples_per_s": 1000.0 * sum(present(self.steps["samples"])) / total_ms
+            if total_ms > 0
+            else None,
+            "phases_ms": {
+                name: statistics.median(kept) for name, ms in self.phases.items() if (kept := present(ms))
+            },
             "phase_coverage": _coverage(self.timeline),
         }
+        if missing := len(self.missing_steps()):
+            self.summary["missing_steps"] = missing
         flags = count_nonfinite({"loss": self.steps["loss"], **self.metrics})
         if flags:
             self.summary["nonfinite"] = flags
         return self.summary
+
+    def missing_steps(self) -> list[int]:
+        """The numbers of the measured steps whose journal lines are lost."""
+        return [number for number, ms in enumerate(self.steps["time_ms"]) if ms is None]
+
+
+def _align(values: list[Any], key: str, length: int | None) -> bool:
+    """Make a list of samples as long as it was when the line was written; False where it cannot be.
+
+    It is shorter where lines are lost, and longer where the line is lost that cut it.
+    """
+    if length is None or not key.startswith(SAMPLES):
+        return True
+    del values[length:]
+    lost = length - len(values)
+    if lost <= MOST_LOST:
+        values.extend([None] * lost)
+    return lost <= MOST_LOST
+
+
+def present(values: Iterable[Any]) -> list[Any]:
+    """The samples without those that are lost."""
+    return [value for value in values if value is not None]
 
 
 def _is_same_kind(key: str, old: Any, new: Any) -> bool:
@@ -152,9 +192,9 @@ def count_nonfinite(series: Mapping[str, Sequence[float]]) -> Row:
     """{name: {nan, inf, first}} of series with values that are not finite; ``first`` is an index."""
     flags = {}
     for name, values in series.items():
-        indices = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
+        indices = [i for i, value in enumerate(values) if value is not None and not math.isfinite(value)]
         if indices:
-            nan = sum(1 for i in indices if values[i] is None or math.isnan(values[i]))
+            nan = sum(1 for i in indices if math.isnan(values[i]))
             flags[name] = {"nan": nan, "inf": len(indices) - nan, "first": indices[0]}
     return flags
 

@@ -15,7 +15,10 @@ _SAME = ("run_id", "name", "experiment", "strategy", "execution", "status", "sta
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What ``runs.py list`` shows of a run. ``verified`` is None if nothing was checked."""
+    """What ``runs.py list`` shows of a run. ``verified`` is None if nothing was checked.
+
+    ``damage`` counts what was found wrong with the journal, ``missing_steps`` what it lost.
+    """
 
     run_id: str
     name: str
@@ -28,6 +31,8 @@ class RunSummary:
     status: str
     started: str
     ended: str | None
+    damage: int = 0
+    missing_steps: int = 0
 
     @classmethod
     def of(cls, record: Record) -> RunSummary:
@@ -37,6 +42,8 @@ class RunSummary:
             devices=list(record.devices.get("used", [])),
             verified=record.verification.get("passed") if record.verification.get("checked") else None,
             step_ms=record.summary.get("step_ms"),
+            damage=len(record.damage),
+            missing_steps=len(record.missing_steps()),
         )
 
     def to_dict(self) -> Row:

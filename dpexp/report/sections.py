@@ -12,7 +12,7 @@ from typing import Any
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
 from dpexp.config.options import flag_name, option_fields
-from dpexp.record import Record
+from dpexp.record import Record, present
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import Phase, phases
@@ -22,6 +22,9 @@ from dpexp.report.findings import apply_rules
 
 ROWS = 14
 """The most rows of a table; the others are counted, and MLflow's tables have them all."""
+
+MOST_DAMAGE = 3
+"""The most reports of damage; `runs.py check` prints all."""
 
 EXECUTIONS = {
     "real": "REAL devices, nothing emulated",
@@ -68,7 +71,10 @@ def _run(record: Record) -> Section:
     elif record.status != "finished":
         lines.insert(0, f"{record.status.upper()}: the report shows what was recorded until then")
     if record.damage:
-        lines.append(f"{len(record.damage)} damaged journal lines were left out: {record.damage[0]}")
+        others = len(record.damage) - MOST_DAMAGE
+        more = f"; and {others} more" if others > 0 else ""
+        lines.append(f"DAMAGED: {'; '.join(record.damage[-MOST_DAMAGE:])}{more}")
+        mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
     return Section(title, tuple(lines), mood)
 
@@ -165,11 +171,14 @@ def _step_time(record: Record) -> Section | None:
     ]
     rate = record.summary.get("samples_per_s")
     if rate:
-        lines.append(f"{units.number(rate)} samples/s over all {len(record.steps['time_ms'])} steps")
-    losses = [loss for loss in record.steps["loss"] if loss is not None]
+        count = len(present(record.steps["time_ms"]))
+        lines.append(f"{units.number(rate)} samples/s over all {count} steps")
+    losses = present(record.steps["loss"])
     if losses:
         lines.append(f"loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last")
-    lines += [f"{name} {values[-1]:.4g}" for name, values in record.metrics.items() if values]
+    lines += [
+        f"{name} {kept[-1]:.4g}" for name, values in record.metrics.items() if (kept := present(values))
+    ]
     return Section("Time per step", tuple(lines))
 
 

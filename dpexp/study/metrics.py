@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import ConfigError, unknown
-from dpexp.record import spread
+from dpexp.record import present, spread
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import samples as phase_samples
@@ -42,7 +42,7 @@ def _phase_ms(run: MeasuredRun, phase: str) -> list[float]:
 def _wall_s(run: MeasuredRun, _: str) -> list[float]:
     """What the sweep measured; a program that writes its Record after its work records the time itself."""
     if "process_s" in run.record.metrics:
-        return run.record.metrics["process_s"]
+        return _metric(run, "process_s")
     return [] if run.wall_s is None else [run.wall_s]
 
 
@@ -84,10 +84,16 @@ def _loss(run: MeasuredRun, samples: str) -> float:
     losses, rows = run.record.steps["loss"], run.record.steps["samples"]
     wanted, total, weight = int(samples or 1), 0.0, 0
     for loss, count in zip(reversed(losses), reversed(rows), strict=True):
+        if loss is None or count is None:  # its journal line is lost
+            continue
         total, weight = total + loss * count, weight + count
         if weight >= wanted:
             break
     return total / weight
+
+
+def _metric(run: MeasuredRun, name: str) -> list[float]:
+    return present(run.record.metrics.get(name, []))
 
 
 def _small(value: float) -> str:
@@ -107,7 +113,7 @@ METRICS: Mapping[str, Metric] = {
     "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
     "phase_ms": Metric("{}", _phase_ms, units.ms, True),
     "wall_s": Metric("whole process", _wall_s, lambda seconds: units.ms(1000 * seconds), True),
-    "samples": Metric("{}, in turn", lambda run, name: run.record.metrics.get(name, []), units.ratio, True),
+    "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
     "moved_bytes": Metric("moved a step", _moved_bytes, units.size),
     "parameter_bytes": Metric("parameters", lambda run, _: layout.parameter_bytes(run.record), units.size),
     "replicated_bytes": Metric(
@@ -118,13 +124,13 @@ METRICS: Mapping[str, Metric] = {
     "verified": Metric("equal to a single device", _verified, _yes),
     "error": Metric("error of {}s", _error, _small),
     "loss": Metric("loss", _loss, _number),
-    "metric": Metric("{}", lambda run, name: float(run.record.metrics[name][-1]), _number),
+    "metric": Metric("{}", lambda run, name: float(_metric(run, name)[-1]), _number),
     "peak_bytes": Metric("peak memory of {}", _peak_bytes, units.size, True),
     "execution": Metric("execution", lambda run, _: run.record.execution, str),
     "model": Metric("model", lambda run, _: str(run.record.config.get("model")), str),
     "strategy": Metric("strategy", lambda run, _: run.record.strategy, str),
     "weights": Metric("weights", lambda run, _: str(run.record.digest.get("weights"))[:12], str),
-    "steps": Metric("steps", lambda run, _: len(run.record.steps["time_ms"]), str),
+    "steps": Metric("steps", lambda run, _: len(present(run.record.steps["time_ms"])), str),
     "rows": Metric("batch", lambda run, _: usual_times(run.record)[0], str),
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.process import ROOT
-from dpexp.record import Record, Row
+from dpexp.record import Record, Row, present
 from dpexp.report import units
 from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
 from dpexp.report.sections import Section, Table
@@ -191,9 +191,13 @@ def _losses(before: list[float], after: list[float], same_bits: bool) -> Check:
     if not before:
         return Check("losses", None, False, "not recorded")
     for step, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old != new and (old == old or new == new):
+        if None not in (old, new) and old != new and (old == old or new == new):
             apart = abs(new - old) / abs(old) if old else abs(new)
-            end = f"; by {abs(after[-1] - before[-1]):.1e} at the end" if len(after) == len(before) else ""
+            end = (
+                f"; by {abs(present(after)[-1] - present(before)[-1]):.1e} at the end"
+                if len(after) == len(before)
+                else ""
+            )
             return Check("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
     count = min(len(before), len(after))
     return Check("losses", len(before) == len(after), same_bits, f"equal in all {count} steps")
@@ -219,7 +223,7 @@ def _warnings(then: Record, now: Record, exact: bool) -> list[str]:
     if exact and _is_dirty(then):
         found.append("--exact checked out the commit without those changes")
     if then.damage:
-        found.append(f"the record was damaged: {then.damage[0]}")
+        found.append(f"the record was damaged: {'; '.join(then.damage)}")
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record import JOURNAL, RECORD, JournalError, finish, folders, is_open, load
+from dpexp.record import JOURNAL, RECORD, JournalError, finish, folders, is_open, load, present
 from dpexp.tracking import ledger
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
@@ -68,7 +68,8 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterato
 def close(folder: Path) -> Result:
     """Write the Record of a run whose process died; ``deliver`` then ends it in the store."""
     record = finish(folder / JOURNAL)
-    return Result(folder.name, "closed", f"{record.status}, {len(record.steps['time_ms'])} steps recorded")
+    steps = len(present(record.steps["time_ms"]))
+    return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 
 
 def _deliver(store: Store, folder: Path, again: bool) -> Result:

@@ -150,7 +150,9 @@ def test_a_flipped_byte_loses_only_its_line_and_is_reported(runs: Path, tmp_path
             assert len(list(reader)) == len(lines) - 1
             lost = reader.damage + reader.incomplete_line()
             assert [text.split(":")[0] for text in lost] == [f"line {number}"]
-            assert fold(broken).damage == lost
+            record = fold(broken)
+            assert record.damage[:1] == lost
+            assert all("steps are missing" in text for text in record.damage[1:])
         start += len(line)
 
 
@@ -178,7 +180,8 @@ def test_no_damage_breaks_the_fold(runs: Path, tmp_path: Path, data: st.DataObje
         record = fold(broken)
     except JournalError:
         return
-    assert record.steps["loss"] == [x for x in record.steps["loss"] if 0 < x <= 1]
+    losses = fold(original).steps["loss"]
+    assert all(loss in (None, losses[step]) for step, loss in enumerate(record.steps["loss"]))
     assert json.loads(record.to_json())["run_id"] == record.run_id
 
 

@@ -294,7 +294,10 @@ def test_a_lost_line_does_not_renumber_other_steps(home: Path, uri: str) -> None
     journal.write_bytes(text.replace(b'"steps.time_ms":[1.025', b'"steps.time_ms":[9.025', 1))
     deliver(home, journal)
     assert steps_of(uri, "lost") == [*range(25), *range(50, 100)]
-    assert "line 4" in only_run(uri, "lost").data.tags["dpexp.damage"]
+    data = only_run(uri, "lost").data
+    assert "line 4: its checksum differs" in data.tags["dpexp.damage"]
+    assert "25 steps are missing: 25-49" in data.tags["dpexp.damage"]
+    assert data.metrics["summary/missing_steps"] == 25
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_delivered_again_on_request(home: Path, uri: str) -> None:

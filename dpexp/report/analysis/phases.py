@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dpexp.record import Record, Row, spread
+from dpexp.record import Record, Row, present, spread
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def samples(record: Record, name: str) -> list[float]:
     usual, times = usual_numbers(record), record.phases[name]
     count = sum(row["phase"] == "step" for row in record.timeline)
     if usual is None or count != len(times):
-        return times
-    return [ms for number, ms in enumerate(times) if number in usual]
+        return present(times)
+    return present(ms for number, ms in enumerate(times) if number in usual)
 
 
 def step_samples(record: Record) -> list[float]:

@@ -40,7 +40,8 @@ def steps_by_rows(record: Record) -> dict[int, list[float]]:
     """{rows of the batch: step times in ms}, in the order of the steps."""
     times: dict[int, list[float]] = {}
     for rows, time in zip(record.steps["samples"], record.steps["time_ms"], strict=False):
-        times.setdefault(rows, []).append(time)
+        if rows is not None and time is not None:  # its journal line is not lost
+            times.setdefault(rows, []).append(time)
     return times
 
 

@@ -40,11 +40,17 @@ def _run(summary: RunSummary, delivered: str) -> tuple[str, ...]:
         device_ranges(summary.devices),
         {True: "yes", False: "no", None: "-"}[summary.verified],
         f"{step['median']:.3g} ± {step['iqr'] / 2:.2g}" if step else "-",
-        summary.status,
+        summary.status + _damage(summary),
         delivered,
         summary.started[:19].replace("T", " "),
     )
     return tuple(map(_printable, row))
+
+
+def _damage(summary: RunSummary) -> str:
+    if not summary.damage:
+        return ""
+    return f", {summary.missing_steps} steps missing" if summary.missing_steps else ", damaged"
 
 
 def device_ranges(names: Sequence[str]) -> str:
