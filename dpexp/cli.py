@@ -4,6 +4,7 @@ The value of an option comes from the command line, else from ``DPEXP_<NAME>``, 
 file, else from the default of the field. Imports neither torch nor mlflow.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -25,6 +26,7 @@ from typer.core import TyperGroup
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
 from dpexp.config.errors import describe
 from dpexp.config.options import flag_name, option_fields, types_of
+from dpexp.config.process import ROOT
 from dpexp.record import JournalError
 
 PREFIX = "DPEXP_"
@@ -72,10 +74,27 @@ def app(help: str) -> typer.Typer:
 def main(app: typer.Typer) -> None:
     """Run the app; bad input is one message on stderr and exit code 2."""
     try:
+        leave_deleted_folder()
         app()
     except (ConfigError, JournalError) as error:
         print_error(error, str(error))
         sys.exit(Exit.USAGE)
+
+
+def leave_deleted_folder() -> None:
+    """Change a working directory that was deleted to ``ROOT``: MKL ends a process without one.
+
+    Raises ConfigError for a relative ``DPEXP_HOME``, which means nothing then.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.getcwd()
+        return
+    path = os.environ.get("DPEXP_HOME")
+    if path and not Path(path).expanduser().is_absolute():
+        hint = "change to one that exists, or make DPEXP_HOME absolute"
+        raise ConfigError(f"DPEXP_HOME {path}: the working directory was deleted: {hint}")
+    os.chdir(ROOT)
+    typer.echo(f"warning: the working directory was deleted; relative paths start at {ROOT}", err=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Launch: torchrun's agent, in this process, starts the ranks of this host and watches them.
 
-launch --> torchrun's agent --> rank 0: python -c ENTRY --> RankResult --+--> launch returns the results,
-           |                --> rank 1: python -c ENTRY --> RankResult --+    and the error of the agent
+launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
+           |                --> rank 1: python -P -c ENTRY --> RankResult --+    and the error of the agent
            +-- a rank is lost: all ranks start again, from their last checkpoint
 
 The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
@@ -68,7 +68,7 @@ class Job:
 def launch(
     config: RunConfig, count: int, entry: str, *, quiet: bool
 ) -> tuple[list[RankResult], BaseException | None]:
-    """Start ``count`` ranks on this host, each ``python -c ENTRY``, and wait for their results.
+    """Start ``count`` ranks on this host, each ``python -P -c ENTRY``, and wait for their results.
 
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
@@ -195,7 +195,7 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, logs: Path) -> Ba
     from torch.distributed.launcher.api import elastic_launch
 
     try:
-        elastic_launch(agent, sys.executable)("-c", entry)
+        elastic_launch(agent, sys.executable)("-P", "-c", entry)
     except ChildFailedError as error:
         fault = LaunchError(_describe_failure(error, logs))
         fault.is_cause = error.get_first_failure()[1].exitcode < 0

@@ -73,7 +73,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *arguments],
+            [sys.executable, "-P", "-m", "mlflow", "server", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -105,7 +105,7 @@ def _check_port(host: str, port: int) -> None:
 def _open_in_child(store: Store) -> None:
     """Open the store in a child process, because mlflow would stay in memory here. Raises ServerError."""
     environment = os.environ | {"DPEXP_HOME": str(store.home), "PYTHONPATH": python_path()}
-    command = [sys.executable, "-c", OPEN_STORE]
+    command = [sys.executable, "-P", "-c", OPEN_STORE]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
         raise ServerError(child.stderr.strip().splitlines()[-1])

@@ -55,7 +55,7 @@ class Uploader:
     def start(cls, home: Path) -> Uploader:
         """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
-        command = [sys.executable, "-m", "dpexp.tracking.uploader_process", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "dpexp.tracking.uploader_process", str(os.getpid())]
         env = os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()}
         process = Popen(
             command, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env, start_new_session=True

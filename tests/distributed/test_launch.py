@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import SCRIPT, free_port, record, run, start, torchrun, until_step, wait, words
+from launching import ENVIRONMENT, SCRIPT, free_port, record, run, start, torchrun, until_step, wait, words
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
@@ -19,17 +21,64 @@ class Model(nn.Linear):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
 def make():
     return Model(5, 2)
+class Embedded(nn.Sequential):
+    def example(self, samples, generator):
+        return torch.randint(50, (samples,), generator=generator), torch.zeros(samples, 2)
+def embedding():
+    return Embedded(nn.Embedding(50, 5), nn.Linear(5, 2))
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_ranks_start_from_any_working_directory(tmp_path: Path, strategy: str) -> None:
-    """``dpexp`` is found through the checkout, and a model's file through the working directory."""
-    (tmp_path / "mine.py").write_text(MODEL)
-    words = (strategy, "--devices", "2", "--model", "mine.py:make", *SHORT)
-    found = record(wait(start(SCRIPT, *words, "--no-track", folder=tmp_path)))
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder with a user's package, and with names of ours and of libraries that break imports."""
+    folder = tmp_path / "hostile"
+    for name in ("dpexp", "scripts", "torch", "mlflow", "typer"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise ImportError('{name} of the working directory')")
+    for name in ("random", "json", "run", "conftest"):
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} of the working directory')")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "mine.py").write_text(MODEL)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"), [("ddp", "package.mine:make"), ("fsdp", "package/mine.py:make")]
+)
+def test_ranks_start_from_any_working_directory(hostile: Path, strategy: str, model: str) -> None:
+    """``dpexp`` is found through the checkout, and the user's model through the working directory."""
+    words = (strategy, "--devices", "2", "--model", model, *SHORT)
+    found = record(wait(start(SCRIPT, *words, "--no-track", folder=hostile)))
     assert found["verification"]["passed"] is True
     assert len(found["devices"]["ranks"]) == 2
+
+
+def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None:
+    words = ("hybrid", "--model", "package.mine:embedding", "--host", "0", *SHORT)
+    found = record(torchrun(2, *words, folder=hostile))
+    assert found["verification"]["passed"] is True
+
+
+def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home: Path) -> None:
+    """The run, its uploader and its ranks: MKL alone would end each of them."""
+    (tmp_path / "gone").mkdir()
+    command = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && exec "$@"'
+    words = (sys.executable, SCRIPT, "ddp", "--devices", "2", *SHORT)
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert record(done)["verification"]["passed"] is True
+    assert "warning: the working directory was deleted" in done.stderr
+    relative = environment | {"DPEXP_HOME": "home"}
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *words], capture_output=True, text=True, env=relative, check=False
+    )
+    assert done.returncode == 2
+    assert "DPEXP_HOME home: the working directory was deleted" in done.stderr
 
 
 def test_no_process_of_a_run_shows_the_environment_in_its_command_line(

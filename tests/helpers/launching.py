@@ -50,10 +50,10 @@ def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Comp
     return subprocess.CompletedProcess(words, result.code, result.stdout, result.stderr)
 
 
-def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track``."""
-    agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    return wait(start(*agent, SCRIPT, *words, "--no-track"))
+def torchrun(ranks: int, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track`` in a folder."""
+    agent = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    return wait(start(*agent, SCRIPT, *words, "--no-track", folder=folder))
 
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
