@@ -28,6 +28,8 @@ MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
 LONG_VALUES = "long_values.json"
+KINDS = ("steps", "phases", "metrics", "system")
+"""The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
 _METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
 
 
@@ -38,29 +40,6 @@ class Point(NamedTuple):
     value: float
     timestamp: int
     step: int
-
-
-def points(entry: Row) -> Iterator[Point]:
-    """The points of one journal line; those of one metric ordered by step."""
-    timestamp = int(entry.get("at", 0))
-    for list_key, first, values in _lists(entry):
-        key = metric_key(list_key)
-        if key is not None:
-            for step, value in enumerate(values, start=first):
-                if isinstance(value, int | float):
-                    yield Point(key, float(value), timestamp, step)
-
-
-def _lists(entry: Row) -> Iterator[tuple[str, int, list[Any]]]:
-    """(dotted key, index of the first item, items) of every list that a line extends or sets."""
-    for key, items in entry.get("extend", {}).items():
-        if isinstance(items, list):
-            yield key, int(entry.get("from", {}).get(key, 0)), items
-    for key, value in entry.get("set", {}).items():
-        lists = value if isinstance(value, dict) else {"": value}
-        for name, items in lists.items():
-            if isinstance(items, list):
-                yield f"{key}.{name}" if name else key, 0, items
 
 
 def metric_key(list_key: str) -> str | None:
@@ -80,7 +59,7 @@ def valid_key(key: str) -> str:
 def series(record: Record) -> dict[str, list[Any]]:
     """The lists of the Record that are metrics by step, by metric; an item that is no number is no point."""
     found: dict[str, list[Any]] = {}
-    for kind in ("steps", "phases", "metrics", "system"):
+    for kind in KINDS:
         for name, values in getattr(record, kind, {}).items():
             key = metric_key(f"{kind}.{name}")
             if key is not None and isinstance(values, list):
@@ -108,8 +87,20 @@ def stored_value(value: float) -> float:
     return math.copysign(sys.float_info.max, value) if math.isinf(value) else float(value)
 
 
+def is_same_value(one: float, other: float) -> bool:
+    """Whether both are stored as the same value; nan is nan."""
+    first, second = stored_value(one), stored_value(other)
+    return math.isclose(first, second, rel_tol=1e-9) or (math.isnan(first) and math.isnan(second))
+
+
 def summary_metrics(record: Record) -> dict[str, float]:
-    """Every number of the Record's summary under its path: ``summary/step_ms/median``."""
+    """Every number of the Record's summary under its path: ``summary/step_ms/median``.
+
+    None of a run that was killed and can resume: its numbers are not final, and a metric keeps every value.
+    """
+    can_resume = record.config.get("snapshot_every") or record.config.get("resume")
+    if record.status == "killed" and can_resume:
+        return {}
     return dict(_numbers("summary", record.summary))
 
 

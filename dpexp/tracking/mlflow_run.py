@@ -41,15 +41,34 @@ class MlflowRun:
     def write_summary(self, record: Record) -> None:
         """Write the summary's numbers that differ from the store's."""
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
-        known = self.store.client.get_run(self.run_id).data.metrics
-        values = content.summary_metrics(record).items()
+        known = self._summary()
         new = [
             Point(key, value, ended, 0)
-            for key, value in values
-            if known.get(key) != content.stored_value(value)
+            for key, value in content.summary_metrics(record).items()
+            if key not in known or not content.is_same_value(known[key], value)
         ]
         for start in range(0, len(new), BATCH):
             self.store.log_points(self.run_id, new[start : start + BATCH])
+
+    def has_other_summary(self, record: Record) -> bool:
+        """Whether the store has a number of a summary that is not this Record's: of an earlier end."""
+        values = content.summary_metrics(record)
+        return any(
+            key not in values or not content.is_same_value(value, values[key])
+            for key, value in self._summary().items()
+        )
+
+    def _summary(self) -> dict[str, float]:
+        metrics = self.store.client.get_run(self.run_id).data.metrics
+        return {key: value for key, value in metrics.items() if key.startswith("summary/")}
+
+    def delete(self) -> None:
+        """Delete the run and its traces, as a user does: MLflow can restore it."""
+        client = self.store.client
+        traces = client.search_traces(locations=[self.experiment_id], run_id=self.run_id, max_results=10)
+        if traces:
+            client.delete_traces(self.experiment_id, trace_ids=[trace.info.trace_id for trace in traces])
+        client.delete_run(self.run_id)
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables and ``record.json``."""

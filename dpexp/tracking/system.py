@@ -10,10 +10,11 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
+from dpexp.record import JournalReader
 from dpexp.record.journal import encode_line
 
 
@@ -38,7 +39,7 @@ class Sampler:
     def _sample_until_stopped(self) -> None:
         psutil.cpu_percent()  # the first call only starts the clock
         with contextlib.suppress(OSError, psutil.Error), open(self._path, "ab", buffering=0) as file:
-            number, stopped = 0, False
+            number, stopped = _continue(self._path, file), False
             while not stopped:
                 file.write(encode_line(self._entry(number)))
                 number += 1
@@ -73,6 +74,17 @@ class Sampler:
         for index, handle in enumerate(self._gpus):
             values |= _sample_gpu(index, handle)
         return values
+
+
+def _continue(path: Path, file: IO[bytes]) -> int:
+    """The number of the next sample: a resumed run continues the file. A line that was cut off is closed."""
+    reader = JournalReader(path)
+    for _ in reader:
+        pass
+    if not reader.incomplete_line():
+        return reader.lines
+    file.write(b"\n")
+    return reader.lines + 1
 
 
 def _gpu_handles() -> list[Any]:

@@ -1,24 +1,24 @@
 """Upload: delivers one journal to one store, every point once.
 
-Points are delivered in the order of their steps, so the last step that the store has of a metric says where
-to continue. The store is queried whenever that is in doubt: in a new process, and after a call that failed
-and may have arrived nevertheless. A point that arrives twice all the same is one row: see ``content``.
+The points of a metric are delivered in the order of their steps, so the last one that the store has says
+where to continue, and whether the journal has taken it back since, and perhaps others before it. MLflow
+cannot remove points: the MLflow run is then deleted, and a new one gets every point. The store is queried
+whenever that is in doubt: in a new process, when a run resumes, and after a call that failed and may have
+arrived nevertheless. A point that arrives twice all the same is one row: see ``content``.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dpexp.record import JOURNAL, RECORD, JournalReader, Record, finish, is_open, load
-from dpexp.record.import_journals import SYSTEM
+from dpexp.record import JOURNAL, RECORD, Record, finish, is_open, load
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.ledger import LedgerEntry
 from dpexp.tracking.mlflow_run import MlflowRun
+from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import BATCH, Store
 from dpexp.tracking.uploader import Delivery
 
@@ -38,70 +38,68 @@ class Upload:
         self.journal = journal
         self.folder = journal.parent
         self._may_exist = not fresh or store.is_remote
-        self._restart()
-
-    def _restart(self) -> None:
-        """Read the journal again from its first line, for an MLflow run that is yet to be found."""
-        self._record = Record()
-        self._readers = [JournalReader(self.journal), JournalReader(self.folder / SYSTEM)]
-        self._unread = self._read()
-        self._pending: list[Point] = []
-        self._last_steps: dict[str, int] = {}
+        self._samples = Samples(self.folder)
         self._run: MlflowRun | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """The MLflow run is yet to be found, and what it has."""
+        self._run = None
+        self._last_steps: dict[str, int] = {}
         self._in_doubt = True
+        self._is_behind = False  # the store has points of a longer copy of the journal
+
+    @property
+    def _record(self) -> Record:
+        return self._samples.record
 
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
-        while self._fill():
-            self._send()
-        if self._record.run_id:
-            self.attach()
+        self._read()
+        while self._record.run_id and self._send():
+            pass
 
-    def _fill(self) -> list[Point]:
-        """The next batch; empty when everything that is written so far was read."""
-        self._pending += islice(self._unread, BATCH - len(self._pending))
-        if len(self._pending) < BATCH:
-            self._unread = self._read()
-            self._pending += islice(self._unread, BATCH - len(self._pending))
-        return self._pending
+    def _read(self) -> None:
+        self._in_doubt |= self._samples.read()
 
-    def _read(self) -> Iterator[Point]:
-        """The points that were not read yet; other facts are applied to ``_record`` on the way."""
-        journal, system = self._readers
-        for entry in journal:
-            with contextlib.suppress(ValueError):  # `fold` reports what does not fit a Record
-                self._record.apply({"set": entry.get("set", {})})
-            yield from content.points(entry)
-        with contextlib.suppress(FileNotFoundError):
-            for entry in system:
-                yield from content.points(entry)
-
-    def _send(self) -> None:
-        """Deliver the pending points that the store does not have."""
-        run = self.attach()  # of a deleted run the first points become pending
-        new = [point for point in self._pending if point.step > self._last_steps.get(point.key, -1)]
-        if new:
+    def _send(self) -> bool:
+        """Deliver the next batch; False when the store has every point that was read so far."""
+        run = self.attach()  # of a new run the first points are the next
+        batch = list(islice(self._samples.points(self._last_steps), BATCH))
+        if batch:
             self._in_doubt = True
-            self.store.log_points(run.run_id, new)
+            self.store.log_points(run.run_id, batch)
             self._in_doubt = False
-        self._last_steps |= {point.key: point.step for point in new}
-        self._pending = []
+        self._last_steps |= {point.key: point.step for point in batch}
+        return bool(batch)
 
     def attach(self) -> MlflowRun:
         """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
         if not self._record.run_id:
-            self._fill()
+            self._read()
         if self._run is None:
             self._run = self._from_ledger() or self._search() or self._create()
         if self._in_doubt:
-            run = self._active(self._run.run_id)
-            if run is None:  # a user deleted it, or another machine's run replaces it
-                self._restart()
+            found = self._active(self._run.run_id)
+            if found is None:  # a user deleted it, or another machine's run replaces it
+                self._forget()
                 self._may_exist = True
                 return self.attach()
-            self._last_steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
+            latest = [Point(m.key, m.value, m.timestamp, int(m.step)) for m in found.data.to_proto().metrics]
+            if any(map(self._samples.took_back, latest)):
+                self.rebuild()
+                return self.attach()
+            self._is_behind = any(map(self._samples.is_behind, latest))
+            self._last_steps = {point.key: point.step for point in latest}
             self._in_doubt = False
         return self._run
+
+    def rebuild(self) -> None:
+        """Delete the MLflow run, which has points that were taken back: the next call makes a new one."""
+        if self._run is not None:
+            self._run.delete()
+        self._forget()
+        self._may_exist = True
 
     def _from_ledger(self) -> MlflowRun | None:
         """The run that the ledger names, if it still exists."""
@@ -193,6 +191,18 @@ class Upload:
         ledger.write(self.folder, self.store.name, entry)
         return problems
 
+    def _without_other_summary(self, run: MlflowRun, record: Record) -> MlflowRun:
+        """The run, rebuilt if it has the summary of an earlier end, after which the run was resumed.
+
+        A sweep without steps keeps its MLflow run, which is the parent of others.
+        """
+        has_steps = any(content.series(record).values())
+        if not has_steps or self._is_behind or not run.has_other_summary(record):
+            return run
+        self.rebuild()
+        self.advance()
+        return self.attach()
+
     def _was_replaced(self) -> bool:
         """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
         self._in_doubt, before = True, self._run
@@ -204,7 +214,7 @@ class Upload:
         closed = (self.folder / RECORD).exists()
         record = load(self.folder) if closed else finish(self.journal)
         self.advance()
-        run = self.attach()
+        run = self._without_other_summary(self.attach(), record)
         run.write_config(record)
         run.write_summary(record)
         run.write_files(record, self.folder / RECORD)
@@ -212,7 +222,7 @@ class Upload:
         ended = content.to_epoch_ms(record.ended)
         self.store.client.set_terminated(run.run_id, record.status.upper(), ended)
         if self._search() not in (None, run):  # another machine delivers it too, and its run stays
-            self._restart()
+            self._forget()
             return self.facts()
         where = self.store.where(run.experiment_id, run.run_id)
         return Delivery(True, "; ".join([where, *problems]), run.experiment_id, run.run_id)

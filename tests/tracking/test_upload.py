@@ -16,9 +16,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
+from store_faults import Death, DyingClient
 
 from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold
 from dpexp.tracking import content, ledger, sync, upload
+from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
 
@@ -181,11 +183,15 @@ def test_markup_in_a_name_stays_text_in_every_page(home: Path, uri: str) -> None
     assert name not in found["tags"]["mlflow.note.content"]
 
 
-def test_lists_that_a_line_sets_are_metrics_by_step() -> None:
-    entry = {"at": 7, "set": {"phases": {"forward": [1.0, 2.0]}, "config": {"block": ["a"]}, "shapes": [{}]}}
-    assert list(content.points(entry)) == [
-        content.Point("time_ms/forward", 1.0, 7, 0),
-        content.Point("time_ms/forward", 2.0, 7, 1),
+def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "runs", "lists")
+    journal.set(phases={"forward": [1.0, 2.0]}, config={"block": ["a"]}, shapes=[{}])
+    journal.close()
+    samples = Samples(journal.folder)
+    samples.read()
+    assert [(p.key, p.value, p.step) for p in samples.points({})] == [
+        ("time_ms/forward", 1.0, 0),
+        ("time_ms/forward", 2.0, 1),
     ]
 
 
@@ -200,30 +206,6 @@ def test_a_second_delivery_changes_nothing(home: Path, uri: str) -> None:
     (journal.parent / ledger.LEDGER).unlink()
     deliver(home, journal)
     assert everything(uri, "again") == first
-
-
-class Death(BaseException):  # not an Exception, so that nothing catches it
-    """The uploader process dies here."""
-
-
-class DyingClient:
-    """MLflow's own client, whose process dies at call number ``calls``, before or after it arrives."""
-
-    def __init__(self, client: MlflowClient, calls: int, arrives: bool) -> None:
-        self._client, self._calls, self._arrives = client, calls, arrives
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._calls -= 1
-            if self._calls >= 0:
-                return method(*args, **kwargs)
-            if self._arrives:
-                method(*args, **kwargs)
-            raise Death(name)
-
-        return call
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
@@ -282,9 +264,7 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     repeated = Upload(store, journal)
     repeated.attach()
     repeated._last_steps = {}
-    while batch := repeated._fill():
-        assert len(batch) <= upload.BATCH
-        repeated._send()
+    assert repeated._send()
     assert everything(uri, "late") == first
 
 

@@ -1,0 +1,127 @@
+"""Samples: the points of a run as its journal and ``system.jsonl`` stand now, each with the time of its line.
+
+The values are folded like a Record, and the times of their lines like the values: so steps that a resumed run
+takes back (``cut``), and lists that it sets again, leave both. A point's timestamp is therefore that of the
+line which holds it, and tells a step from the one that was taken back before it.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpexp.record import JOURNAL, JournalReader, Record, Row
+from dpexp.record.import_journals import SYSTEM
+from dpexp.tracking import content
+from dpexp.tracking.content import KINDS, Point
+
+
+@dataclass
+class _Folded(Record):
+    """A Record with the samples of ``system.jsonl``."""
+
+    system: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class Samples:
+    """What was read so far of one run's files, in their present state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.record: Record = _Folded()
+        self._times: Record = _Folded()
+        self._reached: dict[str, int] = {}
+        """The length that a list once had, by metric."""
+        self._journal = JournalReader(folder / JOURNAL)
+        self._system = JournalReader(folder / SYSTEM)
+
+    def read(self) -> bool:
+        """Read what was appended. Returns whether it took samples back, or set lists of samples anew."""
+        replaced = False
+        for entry in self._journal:
+            changes = "cut" in entry or any(_kind(key) in KINDS for key in entry.get("set", {}))
+            if changes:
+                self._note_lengths()
+            self._apply(entry)
+            replaced |= changes
+        with contextlib.suppress(FileNotFoundError):
+            for entry in self._system:  # its place in the file is its step, whichever process wrote it
+                self._apply(entry | {"from": dict.fromkeys(entry.get("extend", {}), self._system.lines - 1)})
+        return replaced
+
+    def _apply(self, entry: Row) -> None:
+        for record, each in ((self.record, entry), (self._times, _times(entry))):
+            with contextlib.suppress(ValueError, TypeError, AttributeError):  # `fold` reports them
+                _place(record, each)
+                record.apply(each)
+
+    def _note_lengths(self) -> None:
+        for key, values in content.series(self.record).items():
+            self._reached[key] = max(len(values), self._reached.get(key, 0))
+
+    def points(self, sent: Mapping[str, int]) -> Iterator[Point]:
+        """The points after the last step that was ``sent`` of each metric; those of a metric by step."""
+        for key, values in content.series(self.record).items():
+            for step in range(sent.get(key, -1) + 1, len(values)):
+                if isinstance(values[step], int | float):
+                    yield Point(key, float(values[step]), self._time(key, step), step)
+
+    def _time(self, key: str, step: int) -> int:
+        times = content.series(self._times).get(key, [])
+        return int(times[step] or 0) if step < len(times) else 0
+
+    def is_behind(self, point: Point) -> bool:
+        """Whether a step of the store is beyond all that this journal ever held: from a longer copy of it."""
+        if point.key.startswith(("summary/", "system/")):
+            return False
+        return point.step >= self._length_once(point.key)
+
+    def _length_once(self, key: str) -> int:
+        """The greatest length that a list ever had."""
+        return max(len(content.series(self.record).get(key, [])), self._reached.get(key, 0))
+
+    def took_back(self, point: Point) -> bool:
+        """Whether the journal took back, or has replaced, a point of the store.
+
+        A lost line takes nothing back.
+        """
+        if point.step >= self._length_once(point.key):
+            return False
+        values = content.series(self.record).get(point.key, [])
+        if point.step >= len(values):
+            return True
+        value = values[point.step]
+        if not isinstance(value, int | float):
+            return False
+        same = content.is_same_value(value, point.value)
+        return not same or point.timestamp != self._time(point.key, point.step)
+
+
+def _kind(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _times(entry: Row) -> Row:
+    """The entry with its time in place of each of its samples."""
+    at = int(entry.get("at", 0))
+
+    def times(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: times(item) for name, item in value.items()}
+        return [at] * len(value) if isinstance(value, list) else value
+
+    stamped = {
+        kind: {key: times(value) for key, value in entry.get(kind, {}).items() if _kind(key) in KINDS}
+        for kind in ("set", "extend")
+    }
+    return entry | stamped
+
+
+def _place(record: Record, entry: Row) -> None:
+    """Make lists as long as a line found them, so that a lost line leaves a hole."""
+    for key, first in entry.get("from", {}).items():
+        kind, _, name = key.partition(".")
+        values = getattr(record, kind, {}).get(name) if kind in KINDS else None
+        if kind in KINDS:
+            values = getattr(record, kind).setdefault(name, [])
+            values[first:] = [None] * max(0, first - len(values))

@@ -1,0 +1,203 @@
+"""Runs that take steps back, delivered while they run and later: MLflow has what the journal folds to."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+from mlflow_reader import history, only_run
+from store_faults import Death, DyingClient
+
+from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold, now
+from dpexp.record.import_journals import SYSTEM
+from dpexp.record.journal import encode_line
+from dpexp.tracking import content, system, upload
+from dpexp.tracking.store import Store
+from dpexp.tracking.upload import Upload
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
+    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
+]
+
+
+@pytest.fixture(scope="module")
+def store_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose store all runs share."""
+    home = tmp_path_factory.mktemp("home")
+    Store.from_environment(home).open()
+    return home
+
+
+@pytest.fixture(scope="module")
+def store_uri(store_home: Path) -> str:
+    return f"sqlite:///{store_home / 'mlflow.db'}"
+
+
+values = count(1)  # each is another, so that a step that was taken back differs from the one in its place
+
+
+def stored_points(uri: str, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Every point of the run's metrics, repeated ones too."""
+    run = only_run(uri, run_id)
+    found = {key: history(uri, run.info.run_id, key) for key in run.data.metrics}
+    return {key: [(step, value) for step, value, _ in points] for key, points in found.items()}
+
+
+def expected_points(journal: Path) -> dict[str, list[tuple[int, float]]]:
+    """The points of the journal's fold, and of the lines of ``system.jsonl``, each once."""
+    found = {key: sorted(points.items()) for key, points in content.expected_metrics(fold(journal)).items()}
+    if journal.with_name(SYSTEM).exists():
+        for number, entry in enumerate(JournalReader(journal.with_name(SYSTEM))):
+            for key, (value,) in entry["extend"].items():
+                found.setdefault(content.metric_key(key) or "", []).append((number, value))
+    return found
+
+
+@dataclass
+class Run:
+    """One run through its attempts, with an uploader that may die at any call."""
+
+    home: Path
+    uri: str
+    random: random.Random
+    journal: Journal
+    steps: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.samples = 0
+        self.restart_uploader(fresh=True)
+
+    def restart_uploader(self, fresh: bool = False) -> None:
+        self.store = Store.from_environment(self.home)
+        self.client: Any = self.store.open()
+        self.upload = Upload(self.store, self.journal.path, fresh=fresh)
+
+    # --- what may happen ---
+
+    def take_steps(self) -> None:
+        number = self.random.randint(1, 9)
+        numbers = [float(next(values)) for _ in range(number)]
+        lists = {"steps.loss": numbers, "steps.time_ms": [n / 100 for n in numbers]}
+        self.journal.extend(lists | {"steps.samples": [30] * number})
+        self.steps += number
+        if self.random.random() < 0.8:
+            self.journal.flush()
+
+    def time_phases(self) -> None:
+        self.journal.set(phases={"forward": [float(next(values)) for _ in range(3)]})
+        self.journal.flush()
+
+    def sample_the_machine(self) -> None:
+        entry = {"extend": {"system.cpu": [float(next(values))]}, "from": {"system.cpu": self.samples}}
+        with open(self.journal.folder / SYSTEM, "ab") as file:
+            file.write(encode_line({"seq": self.samples, "at": next(values)} | entry))
+        self.samples += 1
+
+    def deliver(self) -> None:
+        self._unless_the_uploader_dies(self.upload.advance)
+
+    def die_and_resume(self) -> None:
+        """The main process is killed: what it did not flush is lost, and its uploader may see the end."""
+        self.journal._file.close()
+        self._end()
+
+    def stop_and_resume(self) -> None:
+        """A signal, or an error, ends the attempt; its checkpoint is of the last step."""
+        self.journal.set(status=self.random.choice(["killed", "failed"]), ended=now())
+        self.journal.close()
+        finish(self.journal.path)
+        self._end()
+
+    def _end(self) -> None:
+        if self.random.random() < 0.5:
+            self._unless_the_uploader_dies(self.upload.facts)
+        self.journal = Journal.reopen(self.journal.folder)
+        self.journal.set(status="running", ended=None)
+        self.journal.flush()
+        self.restart_uploader()
+        if self.random.random() < 0.5:
+            self.deliver()
+        recorded = len(fold(self.journal.path).steps["loss"])
+        self.steps = self.random.choice([recorded, self.random.randint(0, recorded)])
+        self.journal.truncate({f"steps.{key}": self.steps for key in ("loss", "time_ms", "samples")})
+
+    def _unless_the_uploader_dies(self, action: Any) -> None:
+        if self.random.random() < 0.3:
+            calls, arrives = self.random.randint(0, 6), self.random.random() < 0.5
+            self.store.client = DyingClient(self.client, calls, arrives)  # type: ignore[assignment]
+        try:
+            action()
+            self.store.client = self.client
+        except Death:
+            self.log.append("the uploader died")
+            self.restart_uploader()
+
+
+HAPPENINGS = {
+    Run.take_steps: 8,
+    Run.deliver: 5,
+    Run.sample_the_machine: 2,
+    Run.time_phases: 1,
+    Run.die_and_resume: 2,
+    Run.stop_and_resume: 1,
+}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_mlflow_has_what_the_journal_folds_to(
+    store_home: Path, store_uri: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "BATCH", 7)
+    rng = random.Random(seed)
+    config = {"batch_size": 30, "snapshot_every": 5}
+    run = Run(store_home, store_uri, rng, journals.begin(store_home / "runs", f"seed{seed}", config=config))
+    for happening in rng.choices(list(HAPPENINGS), list(HAPPENINGS.values()), k=25):
+        run.log.append(happening.__name__)
+        happening(run)
+    run.take_steps()
+    finish(journals.end(run.journal))
+    run._unless_the_uploader_dies(run.upload.facts)
+    Upload(run.store, run.journal.path).facts()
+    assert stored_points(store_uri, f"seed{seed}") == expected_points(run.journal.path), run.log
+    assert only_run(store_uri, f"seed{seed}").info.status == "FINISHED"
+
+
+def test_a_shorter_copy_of_a_journal_takes_nothing_back(
+    store_home: Path, store_uri: str, tmp_path: Path
+) -> None:
+    journal = journals.begin(store_home / "runs", "longer")
+    journals.step(journal, 0, 10)
+    (tmp_path / "runs").mkdir()
+    copy = tmp_path / "runs" / "longer"
+    shutil.copytree(journal.folder, copy)
+    journals.step(journal, 10, 10)
+    finish(journals.end(journal))
+    store = Store.from_environment(store_home)
+    Upload(store, journal.path).facts()
+    run_id = only_run(store_uri, "longer").info.run_id
+    Upload(store, copy / JOURNAL).facts()
+    assert only_run(store_uri, "longer").info.run_id == run_id
+    assert [step for step, _ in stored_points(store_uri, "longer")["loss"]] == list(range(20))
+
+
+def test_the_next_attempt_continues_the_samples_of_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / SYSTEM
+    numbers: list[int] = []
+    for lost_bytes in (0, 20, 0):  # a killed uploader leaves an incomplete line
+        sampler = system.start(path, os.getpid())
+        assert sampler is not None
+        sampler.stop()
+        numbers = [entry["seq"] for entry in JournalReader(path)]
+        os.truncate(path, path.stat().st_size - lost_bytes)
+    lost = set(range(max(numbers))) - set(numbers)
+    assert len(lost) == 1
+    assert numbers == sorted({*range(max(numbers) + 1)} - lost)
