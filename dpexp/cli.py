@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
-from dpexp.config.errors import describe
+from dpexp.config.errors import describe, shortened, shown, text_of
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import ROOT
 from dpexp.record import JournalError
@@ -34,6 +34,7 @@ OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
 """Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""
+MAX_CONFIG_BYTES = 1_000_000
 DEBUG = "--debug"
 """The option that shows the traceback of an error, also of an error in the other options."""
 
@@ -72,13 +73,16 @@ def app(help: str) -> typer.Typer:
 
 
 def main(app: typer.Typer) -> None:
-    """Run the app; bad input is one message on stderr and exit code 2."""
+    """Run the app; bad input is one message on stderr and exit code 2, any other error one and 1."""
     try:
         leave_deleted_folder()
         app()
     except (ConfigError, JournalError) as error:
-        print_error(error, str(error))
+        print_error(error, text_of(error))
         sys.exit(Exit.USAGE)
+    except Exception as error:
+        print_unexpected(error)
+        sys.exit(Exit.FAILED)
 
 
 def leave_deleted_folder() -> None:
@@ -99,7 +103,7 @@ def leave_deleted_folder() -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn an unexpected exception into one message and exit code 1, and Ctrl-C into exit code 130."""
+    """Turn any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
     try:
         yield
     except (ConfigError, JournalError, typer.Exit, BrokenPipeError):
@@ -107,17 +111,22 @@ def exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt as error:
         print_error(error, "interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from error
-    except (Exception, SystemExit) as error:  # the code of a model may call sys.exit
-        hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
-        print_error(error, f"{describe(error).rstrip('.')}{hint}")
+    except BaseException as error:  # the code of a model may call sys.exit, or raise anything
+        print_unexpected(error)
         raise typer.Exit(Exit.FAILED) from error
+
+
+def print_unexpected(error: BaseException) -> None:
+    """Print an error that has no message for users."""
+    hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"
+    print_error(error, f"{describe(error).rstrip('.')}{hint}")
 
 
 def print_error(error: BaseException, message: str) -> None:
     """Print the message on stderr, after the traceback with ``--debug``."""
     if DEBUG in sys.argv:
         typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"error: {shortened(message)}", err=True)
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -167,7 +176,7 @@ def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[An
         except ValueError:
             origin = f" ({variable})" if os.environ.get(variable) == value else ""
             name = "whole number" if kind is int else "number"
-            raise typer.BadParameter(f"'{value}' is not a {name}{origin}") from None
+            raise typer.BadParameter(f"{shown(value)} is not a {name}{origin}") from None
 
     return parse
 
@@ -186,15 +195,28 @@ def read_config(path: Path, strategy: str) -> dict[str, Any]:
     """The options in a TOML, JSON or YAML file. Raises ConfigError for unknown keys and wrong values."""
     where = f"--config {path}"
     try:
-        values = _parse(path.read_bytes().decode(), path.suffix)
+        values = _parse(_read(path), path.suffix)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: it is nested too deeply; it must hold keys and values") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: it must hold keys and values, found a {type(values).__name__}")
     if values.setdefault("strategy", strategy) != strategy:
-        raise ConfigError(f"{where}: it is for strategy '{values['strategy']}', the command is '{strategy}'")
+        found = shown(values["strategy"])
+        raise ConfigError(f"{where}: it is for strategy {found}, the command is '{strategy}'")
     RunConfig.from_dict(values, where)
     return {key: value for key, value in values.items() if key != "strategy" and value is not None}
+
+
+def _read(path: Path) -> str:
+    """The text of a file that is no larger than a config may be. Raises OSError, ValueError."""
+    size = path.stat().st_size
+    if not path.is_file() and not path.is_dir():
+        raise ValueError("it is not a regular file")
+    if size > MAX_CONFIG_BYTES:
+        raise ValueError(f"it has {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
+    return path.read_bytes().decode()
 
 
 def _parse(text: str, suffix: str) -> Any:

@@ -100,7 +100,7 @@ def select(config: RunConfig) -> Selection:
     if requested == "auto":
         return Selection(("auto",), tuple(present))
     if requested.isdecimal():
-        count = int(requested)
+        count = int(requested[:9])
         if count < 1:
             raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
         if count > len(present):

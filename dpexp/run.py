@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
+from dpexp.config.errors import startup_errors
 from dpexp.distributed import SigtermHandler, Terminated, World
-from dpexp.distributed.faults import LostContact, error_row
+from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.engine.progress import ProgressBar
@@ -72,7 +73,7 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
 def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     """Like ``run``, but return the error that ended the run early.
 
-    Raises ConfigError, and any other error that prevents the start of the run: then nothing is written.
+    Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of()
     if world is None and isinstance(config.options, LaunchOptions):
@@ -82,8 +83,9 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     is_recorder = world is None or world.rank == 0
     uploader = Uploader.start(home()) if config.track and is_recorder else None
     try:
-        prepared = _prepare(config, world)
-        journal = _open_journal(prepared)
+        with startup_errors(JournalError, PeerError):
+            prepared = _prepare(config, world)
+            journal = _open_journal(prepared)
     except BaseException:
         if uploader is not None:
             uploader.abandon()
@@ -195,7 +197,8 @@ def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
     from dpexp.distributed.device_assignment import processes
     from dpexp.engine.prepare import prepare
 
-    prepare(config)
+    with startup_errors():
+        prepare(config)
     results, fault = launch(config, processes(config), RANK_PROGRAM, quiet=quiet)
     for result in results:
         if result.status == "refused":

@@ -13,6 +13,7 @@ import typer
 
 from dpexp import cli
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
+from dpexp.config.errors import startup_errors
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -70,7 +71,8 @@ def _preview(config: RunConfig, as_json: bool) -> None:
     from dpexp.engine.dry_run import dry_run
     from dpexp.report.render import listing
 
-    planned = dry_run(config)
+    with startup_errors():
+        planned = dry_run(config)
     typer.echo(json.dumps(planned, indent=1) if as_json else listing.dry_run(planned))
 
 
@@ -132,7 +134,7 @@ def models(
         found = registry()
         typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
-    with cli.exit_on_error():
+    with cli.exit_on_error(), startup_errors():
         modules = inventory(name, data)
     typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 

@@ -1,15 +1,21 @@
 """User errors: ConfigError for bad input, and exceptions in user code, described in one line."""
 
 import difflib
+import reprlib
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpexp.config.process import ROOT
 
 _PACKAGE = ROOT / "dpexp"
 _LIBRARIES = ("site-packages", "dist-packages", "importlib")
+
+
+_MAX_CHARACTERS, _MAX_LINES = 2000, 15
+_MAX_NAME = 100
 
 
 class ConfigError(ValueError):
@@ -28,35 +34,75 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f": did you mean '{close[0]}'?" if close else ""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
+def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for a name that is not known: ``WHERE: unknown KIND 'NAME'; there are …``."""
-    known = sorted(known)
+    known, name = sorted(known), shortened(str(found), _MAX_NAME)
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {kind} '{name}'; {available(known)}{did_you_mean(name, known)}")
 
 
 @contextmanager
 def as_config_error(what: str) -> Iterator[None]:
-    """Turn every exception inside into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
+    """Turn any exception but Ctrl-C into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
     try:
         yield
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # user code may raise any, such as SystemExit
         raise ConfigError(f"{what} raised {describe(error)}") from error
+
+
+@contextmanager
+def startup_errors(*passing: type[BaseException]) -> Iterator[None]:
+    """Turn whatever keeps a run from its start into a ConfigError, not Ctrl-C and the types ``passing``."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, (ConfigError, KeyboardInterrupt, *passing)):
+            raise
+        raise ConfigError(f"the run cannot start: {describe(error)}") from error
+
+
+def shortened(text: str, characters: int = _MAX_CHARACTERS, lines: int = _MAX_LINES) -> str:
+    """The text, or where it is too long its beginning with the number of characters that it has."""
+    beginning = "\n".join(text[:characters].split("\n")[:lines])
+    return text if beginning == text else f"{beginning}… ({len(text)} characters)"
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, short however deep or long it is."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = _MAX_NAME
+    short.maxlevel = 3
+    try:
+        return short.repr(value)
+    except ValueError:  # Python refuses to write a number of thousands of digits
+        return f"a very long {type(value).__name__}"
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also of an exception whose ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"(its text cannot be shown: __str__ raised {type(raised).__name__})"
 
 
 def describe(error: BaseException) -> str:
     """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
+    text, cause = text_of(error), error.__cause__
+    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    cause = error.__cause__
+        return described
+    described = shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2)
     if cause is None:
-        return text + _user_line(error)
-    if str(cause) not in str(error):
-        text += f", because of {type(cause).__name__}: {cause}"
-    return text + (_user_line(error) or _user_line(cause))
+        return described + _user_line(error)
+    reason = text_of(cause)
+    if reason not in text:
+        described += (
+            f", because of {type(cause).__name__}: {shortened(reason, _MAX_CHARACTERS // 4, _MAX_LINES // 4)}"
+        )
+    return described + (_user_line(error) or _user_line(cause))
 
 
 def _user_line(error: BaseException) -> str:

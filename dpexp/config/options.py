@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal
 
-from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.errors import ConfigError, did_you_mean, shown
 
 Role = Literal["computation", "control", "delivery", "label"]
 """What an option decides: what is computed; where and how long; whether MLflow gets it; under which names."""
@@ -38,6 +38,9 @@ def option(
     metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
+
+MAX_TEXT = 5000
+"""Characters of a text: no path of the file system is longer, nor any list of options that someone writes."""
 
 control_option = functools.partial(option, role="control")
 
@@ -79,11 +82,11 @@ def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
         elif isinstance(value, bool) != (kind is bool):
             continue  # a bool is also an int
         elif kind is float and isinstance(value, int):
-            return float(value)
+            return float(value) if abs(value) < 2**1023 else math.inf
         elif isinstance(value, kind):
             return value
     prefix, names = f"{where}: " if where else "", " or ".join(_TYPE_NAMES[kind] for kind in kinds)
-    raise ConfigError(f"{prefix}'{name}' takes {names}, found {value!r}")
+    raise ConfigError(f"{prefix}'{name}' takes {names}, found {shown(value)}")
 
 
 def validate(config: object) -> None:
@@ -94,12 +97,15 @@ def validate(config: object) -> None:
         object.__setattr__(config, field.name, value)
         problem = "" if value is None else _problem(value, field.metadata)
         if problem:
-            raise ConfigError(f"{flag_name(field.name)} {to_json(value)!r}: it must {problem}")
+            raise ConfigError(f"{flag_name(field.name)} {shown(to_json(value))}: it must {problem}")
 
 
 def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     """What a value of the right type must be and is not; empty if it is."""
     low, high, choices = limits["min"], limits["max"], limits["choices"]
+    texts = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+    if any(len(text) > MAX_TEXT for text in texts):
+        return f"have at most {MAX_TEXT} characters"
     if choices and value not in choices:
         return f"be one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
     if isinstance(value, float) and not math.isfinite(value):
@@ -107,7 +113,7 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     if low is not None and value < low:
         return f"be at least {low:g}"
     if high is not None and value > high:
-        return f"be at most {high}"
+        return f"be at most {high:.0f}"
     return "name at least one" if value == () else ""
 
 

@@ -48,11 +48,17 @@ class RunConfig:
     loss: str = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
-    batch_size: int = option(30, "Samples in a global batch; the last of an epoch may have fewer.", min=1)
-    steps: int = control_option(100, "Measured steps.", min=1)
-    epochs: int | None = control_option(None, "Train for this number of epochs instead of --steps.", min=1)
-    warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0)
-    phase_steps: int = control_option(20, "Steps timed phase by phase, after the measured ones.", min=0)
+    batch_size: int = option(
+        30, "Samples in a global batch; the last of an epoch may have fewer.", min=1, max=10**9
+    )
+    steps: int = control_option(100, "Measured steps.", min=1, max=10**9)
+    epochs: int | None = control_option(
+        None, "Train for this number of epochs instead of --steps.", min=1, max=10**9
+    )
+    warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0, max=10**9)
+    phase_steps: int = control_option(
+        20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9
+    )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
@@ -63,7 +69,9 @@ class RunConfig:
         False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
     )
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
-    threads: int | None = control_option(None, "CPU threads of torch. Default: as torch chooses.", min=1)
+    threads: int | None = control_option(
+        None, "CPU threads of torch. Default: as torch chooses.", min=1, max=1024
+    )
     devices: str = control_option(
         "auto",
         "auto (every accelerator), a number of accelerators, names as cuda:0,cuda:1, or cpu.",
@@ -80,15 +88,14 @@ class RunConfig:
     )
     track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track", role="delivery")
     track_timeout: float = option(
-        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, role="delivery"
+        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6, role="delivery"
     )
     experiment: str = option("dpexp", "MLflow experiment.", role="label")
     run_name: str = option("", "Name of the run. Default: strategy, model and devices.", role="label")
     options: StrategyOptions = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGY_OPTIONS:
-            raise unknown("strategy", str(self.strategy), STRATEGY_OPTIONS)
+        _check_strategy(self.strategy)
         object.__setattr__(self, "options", self._strategy_options())
         if not self.model:
             object.__setattr__(self, "model", DEFAULT_MODELS.get(self.strategy, "linear"))
@@ -127,8 +134,7 @@ class RunConfig:
         if "strategy" not in flat:
             raise ConfigError(f"{where}: no 'strategy'; {available(STRATEGY_OPTIONS)}")
         strategy = flat["strategy"]
-        if strategy not in STRATEGY_OPTIONS:
-            raise unknown("strategy", str(strategy), STRATEGY_OPTIONS, where)
+        _check_strategy(strategy, where)
         known = option_names(strategy)
         for key in flat:
             if key != "strategy" and key not in known:
@@ -145,6 +151,11 @@ class RunConfig:
         """SHA-256 of the canonical JSON of ``to_dict``."""
         canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _check_strategy(found: object, where: str = "") -> None:
+    if not isinstance(found, str) or found not in STRATEGY_OPTIONS:
+        raise unknown("strategy", found, STRATEGY_OPTIONS, where)
 
 
 def option_names(strategy: str) -> list[str]:

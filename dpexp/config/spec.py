@@ -29,7 +29,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpexp.config.errors import ConfigError, as_config_error, available, describe, did_you_mean, unknown
+from dpexp.config.errors import (
+    ConfigError,
+    as_config_error,
+    available,
+    describe,
+    did_you_mean,
+    shown,
+    unknown,
+)
 from dpexp.config.options import as_type
 
 _FACTORY = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?")
@@ -140,14 +148,14 @@ def _literal(text: str) -> Any:
         return text == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # {[]: 1}, or deeply nested
         return text
 
 
 def _checked(option: Option, value: Any, where: str) -> Any:
     value = str(value) if option.type is str else as_type(value, option.type, option.name, where)
     if option.min is not None and isinstance(value, int | float) and not value >= option.min:
-        raise ConfigError(f"{where}: '{option.name}' must be at least {option.min:g}, found {value!r}")
+        raise ConfigError(f"{where}: '{option.name}' must be at least {option.min:g}, found {shown(value)}")
     return value
 
 

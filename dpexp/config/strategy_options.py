@@ -30,10 +30,13 @@ class RankOptions(StrategyOptions):
         choices=("auto", "gloo", "nccl"),
     )
     comm_timeout: float = control_option(
-        60.0, "Seconds of silence after which a rank counts as lost.", min=1.0
+        60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )
     snapshot_every: int | None = control_option(
-        None, "Steps between snapshots; restarted ranks, and --resume, continue from the newest.", min=1
+        None,
+        "Steps between snapshots; restarted ranks, and --resume, continue from the newest.",
+        min=1,
+        max=10**9,
     )
     resume: str = control_option("", "Continue this run from its newest snapshot.", metavar="RUN")
 
@@ -46,15 +49,17 @@ class LaunchOptions(RankOptions):
     rdzv_endpoint: str = control_option(
         "", "Rendezvous address, the same on each host. Default: only this host.", metavar="HOST:PORT"
     )
-    join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0)
-    max_restarts: int = control_option(3, "Number of restarts of lost ranks.", min=0)
+    join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)
+    max_restarts: int = control_option(3, "Number of restarts of lost ranks.", min=0, max=10**6)
 
 
 @dataclass(frozen=True)
 class DdpOptions(LaunchOptions):
     """Options of ``ddp``."""
 
-    bucket_mb: float = option(25.0, "Megabytes of gradients that are all-reduced together.", min=0.001)
+    bucket_mb: float = option(
+        25.0, "Megabytes of gradients that are all-reduced together.", min=0.001, max=1e6
+    )
     find_unused: bool = option(
         False,
         "Search every step for parameters without a gradient, instead of raising an error for them.",

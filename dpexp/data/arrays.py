@@ -41,6 +41,8 @@ class ArraysSource(TensorSource):
     def _read(self) -> dict[str, Array]:
         if not self.path.exists():
             raise ConfigError(f"{self.where}: there is no file {self.path}")
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise ConfigError(f"{self.where}: {self.path} is not a regular file")
         try:
             with open(self.path, "rb") as file:  # closed whatever numpy raises
                 archive = np.load(file, allow_pickle=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 BYTES = 256
 CHUNK = 1 << 24
 """Bytes that are in memory at once while the digest is computed."""
+MAX_ENTRIES = 100_000
+"""Names below a folder, of whatever kind: a folder of more, such as /, is not a data set."""
+MAX_FOLDER_BYTES = 1 << 31
+"""The files of a folder are joined in memory; a single file is not read into memory and may have any size."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
 """The text files of a folder; a file that the user names may have any suffix."""
 
@@ -43,12 +48,31 @@ class TextSource(Source):
     def _find_files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        if not self.path.is_dir():
+        if not self.path.exists():
             raise ConfigError(f"{self.where}: there is no file or folder {self.path}")
-        files = sorted(f for f in self.path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+        if not self.path.is_dir():
+            raise ConfigError(f"{self.where}: {self.path} is not a regular file or a folder")
+        files = [path for path in self._entries() if path.suffix.lower() in SUFFIXES and path.is_file()]
         if not files:
             raise ConfigError(f"{self.where}: no text file in {self.path} (looked for {' '.join(SUFFIXES)})")
-        return files
+        if sum(file.stat().st_size for file in files) > MAX_FOLDER_BYTES:
+            raise ConfigError(
+                f"{self.where}: the text files in {self.path} have more than {MAX_FOLDER_BYTES} bytes, to "
+                "be joined in memory: join them into one file, which may have any size"
+            )
+        return sorted(files)
+
+    def _entries(self) -> Iterator[Path]:
+        """What is below the folder, except in folders that are links."""
+        count = 0
+        for folder, _, names in os.walk(self.path):
+            count += 1 + len(names)
+            if count > MAX_ENTRIES:
+                raise ConfigError(
+                    f"{self.where}: {self.path} has more than {MAX_ENTRIES} files and folders: name a folder "
+                    "of the text alone"
+                )
+            yield from (Path(folder) / name for name in names)
 
     def dataset(self, model: nn.Module, seed: int) -> TextDataset:
         self.view_for(model)

@@ -19,6 +19,8 @@ from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
 
+MAX_SAMPLES = 10**12
+"""An epoch of more would last for years; an endless data set may return any length up to this."""
 DIGESTED = 10_000
 """The digest is computed over at most so many samples, evenly spaced."""
 
@@ -57,6 +59,11 @@ class UserSource(Source):
             samples = len(dataset)
         if samples == 0:
             raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
+        if samples > MAX_SAMPLES:
+            raise ConfigError(
+                f"{self.where}: the dataset of {self.name} has {samples} samples, and a run can take at most "
+                f"{MAX_SAMPLES}: let __len__ return how many samples an epoch has"
+            )
         with as_config_error(f"{self.where}: sample 0 of {self.name}"):
             sample = dataset[0]
         if not isinstance(sample, list | tuple) or len(sample) != 2:

@@ -7,6 +7,8 @@ from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig
 from dpexp.devices import Selection
 from dpexp.distributed.world import World
 
+MAX_RANKS = 1024
+
 
 def assign_device(config: RunConfig, world: World | None) -> Selection:
     """The devices of this process: the one of a rank, or all that the options name.
@@ -44,13 +46,19 @@ def processes(config: RunConfig) -> int:
     return count or max(1, len(accelerators))
 
 
+def _ranks_on_the_cpu(text: str) -> int:
+    if len(text) > 4 or int(text) > MAX_RANKS:
+        raise ConfigError(f"--devices {text}: at most {MAX_RANKS} processes can be started on a host")
+    return int(text)
+
+
 def _per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
     """(number of ranks that the options name, or None; the accelerators for them, none on the CPU)."""
     text, count = config.devices.strip(), config.virtual
     accelerators: tuple[torch.device, ...] = ()
     if count is None and text != "cpu":
-        if text.isdecimal() and int(text) > 0 and not devices.accelerators():
-            count = int(text)
+        if text.isdecimal() and text.strip("0") and not devices.accelerators():
+            count = _ranks_on_the_cpu(text)
         else:
             accelerators = devices.select(config).used
             count = None if text == "auto" else len(accelerators)

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpexp.config.errors import shortened, text_of
 from dpexp.distributed.world import Member
 from dpexp.record import Row
 
 COMMUNICATION = re.compile(
     "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE
 )
+MAX_TEXT = 1_000_000
+"""Characters of a message or traceback in a Record."""
 ROLL_CALL_S = 15.0
 """Time in which every rank that is alive answers a roll call, on a busy host too."""
 
@@ -41,14 +44,15 @@ def error_row(error: BaseException) -> Row:
     kind, trace = type(error).__name__, "".join(traceback.format_exception(error))
     if isinstance(error, PeerError):
         kind, trace = error.kind, error.traceback or trace
-    return {"type": kind, "message": str(error), "traceback": trace}
+    message, trace = (shortened(text, MAX_TEXT, MAX_TEXT) for text in (text_of(error), trace))
+    return {"type": kind, "message": message, "traceback": trace}
 
 
 def is_communication(error: BaseException) -> bool:
     """Whether it is the error of a connection to a peer, which broke or timed out."""
     import torch.distributed as dist
 
-    is_known = type(error) is RuntimeError and COMMUNICATION.search(str(error)) is not None
+    is_known = type(error) is RuntimeError and COMMUNICATION.search(text_of(error)) is not None
     return is_known or isinstance(error, dist.DistError)
 
 

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.config import ConfigError, RankOptions
+from dpexp.config.errors import text_of
 from dpexp.distributed.faults import Faults, LostContact
 from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.world import Member, World
@@ -50,7 +51,7 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Wait until every rank calls this."""
 
-    def check_agreement(self, error: Exception | None, facts: dict[str, str]) -> None:
+    def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
         """Raises the error of this rank; ConfigError where another rank has one, or where facts differ."""
         if error is not None:
             raise error
@@ -100,8 +101,8 @@ class TorchProcessGroup(ProcessGroup):
     def barrier(self) -> None:
         distributed.barrier()
 
-    def check_agreement(self, error: Exception | None, facts: dict[str, str]) -> None:
-        by_rank = self.all_gather((f"{type(error).__name__}: {error}" if error else "", facts))
+    def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
+        by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
         super().check_agreement(error, facts)
         for member, (message, others) in zip(self.members, by_rank, strict=True):
             if message:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dpexp.config.errors import describe
+from dpexp.config.errors import describe, text_of
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.strategies.wrappers import Wrapper, parts
@@ -34,7 +34,7 @@ def explained(error: BaseException) -> str:
     """What ended a run: the exception, the line of the user's code that raised it, and what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was measured is recorded"
-    message = str(error)
+    message = text_of(error)
     if type(error).__module__.startswith("dpexp."):
         return message
     advice = next((f": {text}" for pattern, text in ADVICE.items() if re.search(pattern, message)), "")

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 
 from dpexp import devices
 from dpexp.config import ConfigError, LaunchOptions, RunConfig
+from dpexp.config.errors import text_of
 from dpexp.distributed.device_assignment import processes
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
@@ -158,7 +159,7 @@ def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:
 
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
     """The message for an operation on two devices; empty for any other error."""
-    message = str(error)
+    message = text_of(error)
     mixed = re.search(r"(cpu(?::\d+)?)[^\n]*?(?:,| and )\s*(cpu(?::\d+)?)", message)
     if "device" not in message or mixed is None:
         return ""

@@ -31,7 +31,7 @@ def check_model(model: nn.Module, config: RunConfig) -> None:
             copy.deepcopy(model)
         except Exception as error:
             raise ConfigError(
-                f"the model cannot be copied ({type(error).__name__}: {error}), "
+                f"the model cannot be copied ({describe(error)}), "
                 "and verification compares copies: --no-check runs it without"
             ) from error
 

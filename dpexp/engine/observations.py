@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from dpexp import devices
 from dpexp.distributed.world import Member
 from dpexp.engine.environment import environment, torch_environment
-from dpexp.engine.observe import device_map, observe
+from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed
 from dpexp.engine.prepare import Prepared
 from dpexp.record import Row, now
 from dpexp.strategies import Placed
@@ -74,14 +74,17 @@ class Observations:
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""
-        counts: list[int] = []
+        counts: dict[int, int] = {}
+        numbers = observed(self._prepared.batches_per_epoch)
 
         def inputs() -> Iterator[tuple[Any, ...]]:
-            for batch in self._prepared.local_batches(0):
-                counts.append(batch.rows)
+            first = self._prepared.local_batches(0)
+            for number in numbers:
+                batch = next(first if number < EPOCH_LIMIT else self._prepared.local_batches(0, first=number))
+                counts[number] = batch.rows
                 yield batch.inputs
 
-        rows = observe(self._placed, inputs())
+        rows = observe(self._placed, inputs(), numbers)
         return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:

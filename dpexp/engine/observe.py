@@ -3,9 +3,10 @@
 Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from operator import itemgetter
 from typing import Any
 
@@ -64,21 +65,22 @@ class ShapeLog:
         self.rows.append(((self.batch, replica is not None, order, replica or 0), row))
 
 
-def observe(placed: Placed, batches: Iterable[tuple[Any, ...]]) -> list[Row]:
-    """``shapes`` rows of one epoch. ``batches`` are the model's positional arguments, batch by batch."""
+def observed(batches: int) -> list[int]:
+    """The numbers of the batches to observe in an epoch of so many."""
+    return [*range(min(batches, EPOCH_LIMIT)), *([batches - 1] if batches > EPOCH_LIMIT else [])]
+
+
+def observe(
+    placed: Placed, batches: Iterable[tuple[Any, ...]], numbers: Sequence[int] | None = None
+) -> list[Row]:
+    """``shapes`` rows of batches, which are the model's positional arguments.
+
+    ``numbers`` are their numbers in the epoch: by default 0, 1, ….
+    """
     log = ShapeLog(placed)
-
-    def forward(index: int, inputs: tuple[Any, ...]) -> None:
-        log.batch = index
-        placed.module(*devices.move(inputs, placed.input_device))
-
-    index, inputs = -1, ()
     with preserved(placed.module, placed.devices), torch.no_grad(), log.hooks():
-        for index, inputs in enumerate(batches):
-            if index < EPOCH_LIMIT:
-                forward(index, inputs)
-        if index >= EPOCH_LIMIT:
-            forward(index, inputs)
+        for inputs, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
+            placed.module(*devices.move(inputs, placed.input_device))
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
 
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from math import ceil
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ class Prepared:
     @property
     def batches_per_epoch(self) -> int:
         """How many global batches an epoch has, a smaller last one included."""
-        return ceil(self.data.samples / self.config.batch_size)
+        return -(-self.data.samples // self.config.batch_size)
 
     @property
     def execution(self) -> str:
@@ -134,7 +133,9 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
             "data": prepared.data.digest if world else "",
             "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
         }
-    except Exception as raised:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:
         error = raised
     group.check_agreement(error, facts)
     assert prepared is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
+from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
 from dpexp.record import Record, present
 from dpexp.report import units
@@ -67,7 +68,8 @@ def _run(record: Record) -> Section:
         lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
         mood = mood or "warn"
     if record.error:
-        lines.insert(0, f"{record.status.upper()}: {record.error['type']}: {record.error['message']}")
+        message = shortened(str(record.error["message"]))
+        lines.insert(0, f"{record.status.upper()}: {record.error['type']}: {message}")
     elif record.status != "finished":
         lines.insert(0, f"{record.status.upper()}: the report shows what was recorded until then")
     if record.damage:

@@ -7,6 +7,7 @@ case for sparse gradients with an optimizer that does not support them: dpexp tr
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pytest
 from command_lines import CommandLines, CommandResult
 
 from dpexp.record import fold
+from dpexp.tracking.content import MAX_TAG, fit, tags
 
 USER = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
@@ -60,6 +62,14 @@ def npz(**arrays: Any) -> Callable[[Path], None]:
     return lambda path: np.savez(path, **arrays)
 
 
+def sparse(path: Path) -> None:
+    """A file of 3 GB that takes no room on the disk."""
+    with open(path, "wb") as file:
+        file.truncate(3 << 30)
+
+
+LAUGHS = "seed: [&a0 [x], " + ", ".join(f"&a{n + 1} [{f'*a{n}, ' * 9}]" for n in range(12)) + "]"
+"""Text of 9 ** 12 x, were it written out."""
 X, Y = np.zeros((40, 5), np.float32), np.zeros((40, 2), np.float32)
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + bytes(range(256))
 
@@ -75,6 +85,11 @@ OPTIONS = [
     bad("whole --lr fast", "Invalid value for '--lr': 'fast' is not a number"),
     bad("whole --lr nan", "--lr nan: it must be a finite number"),
     bad("whole --threads 0", "--threads 0: it must be at least 1"),
+    bad("whole --threads -1", "--threads -1: it must be at least 1"),
+    bad("whole --threads 100000000", "--threads 100000000: it must be at most 1024"),
+    bad("whole --batch-size 4611686018427387904", "it must be at most 1000000000"),
+    bad("ddp --devices 100000000", "--devices 100000000: at most 1024 processes"),
+    bad("whole --track-timeout 1e300", "--track-timeout 1e+300: it must be at most 1000000"),
     bad("whole --seed -1", "--seed -1: it must be at least 0"),
     bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),
     bad("whole --dtype float31", "--dtype 'float31'", "did you mean 'float32'?"),
@@ -147,6 +162,14 @@ MODELS = [
     bad("whole --model $user:leaving", "raised SystemExit: no GPU here (", "user_error_cases.py, line"),
     bad("whole --model leaving.py:make", "cannot import leaving.py: SystemExit: 3 (",
         files={"leaving.py": "import sys\nsys.exit(3)\n"}),
+    bad("whole --model $user:stopping", "raised Stop: not today (", "user_error_cases.py, line"),
+    bad("whole --model $user:generator_exit", "raised GeneratorExit (", "user_error_cases.py, line"),
+    bad("whole --model $user:verbose", "raised ValueError: word word", "… (200012 characters)"),
+    bad("whole --model $user:wordless", "raised WordlessError: (its text cannot be shown"),
+    bad("whole --model $user:LeavingForward", "the run cannot start: SystemExit: 0 (", "cases.py, line"),
+    bad("whole --model $user:LeavingForward --dry-run", "the run cannot start: SystemExit: 0 ("),
+    bad("whole --model $user:StoppingCopy", "the run cannot start: Stop: no copy ("),
+    bad("ddp --model $user:stopping", "raised Stop: not today ("),
     bad("whole --model $user:nothing", "returned NoneType, not a torch.nn.Module"),
     bad("whole --model $user:a_class", "returned the class Model (call it)"),
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
@@ -202,8 +225,20 @@ DATA = [
     bad("whole --data $user:stream --model $user:Model",
         "returned a Stream; it must return a map-style dataset"),
     bad("whole --data $user:empty --model $user:Model", "is empty"),
+    bad("whole --data $user:endless --model $user:Model", "has 4611686018427387904 samples", "at most"),
+    done("whole --data $user:billion --model $user:Model", "batches 0-15"),
+    bad("whole --data $user:stopping_row --model $user:Model", "sample 37 raised Stop: not today ("),
+    bad("hybrid --data text:/", "--data text:/: / has more than 100000 files and folders"),
+    bad("hybrid --data text:/dev/zero", "/dev/zero is not a regular file or a folder"),
+    bad("hybrid --data text:a", "a is not a regular file or a folder", files={"a": os.mkfifo}),
+    bad("hybrid --data text:folder", "in folder have more than 2147483648 bytes",
+        files={"folder/": "", "folder/a.txt": sparse}),
+    bad("whole --data arrays:a.npz", "a.npz is not a regular file", files={"a.npz": os.mkfifo}),
+    bad("whole --data arrays:/dev/zero", "/dev/zero is not a regular file"),
+    bad("whole --data random:samples=4611686018427387904", "Linear.example raised RuntimeError"),
     bad("whole --data $user:odd_targets", "the targets are a dict, for which there is no standard loss"),
     bad("whole --data $user:integers --model $user:Model", "module 'first'", "int64"),
+    bad("whole --model $user:StoppingExample", "StoppingExample.example raised Stop: no example"),
     bad("whole --model $user:RaisingExample", "RaisingExample.example raised OSError: no samples today"),
     bad("whole --model $user:ShortExample", "with 100 rows; found tuple with tensors [[100, 5], [99, 2]]"),
 ]  # fmt: skip
@@ -252,6 +287,13 @@ FORWARDS = [
 ]  # fmt: skip
 
 CONFIGS = [
+    bad("whole --config a.toml", "--config a.toml: it is not a regular file", files={"a.toml": os.mkfifo}),
+    bad("whole --config /dev/zero", "--config /dev/zero: it is not a regular file"),
+    bad("whole --config a.toml", "a.toml: it has 2000000 bytes", files={"a.toml": b"#" * 2_000_000}),
+    bad("whole --config a.yaml", "unknown key for whole '1'", files={"a.yaml": "1: 2"}),
+    bad("whole --config a.yaml", "found unhashable key", files={"a.yaml": "? [1]\n: 2"}),
+    bad("whole --config a.yaml", "a.yaml: it is nested too deeply", files={"a.yaml": "[" * 3000}),
+    bad("whole --config a.yaml", "'seed' takes a whole number, found [['x'], [[", files={"a.yaml": LAUGHS}),
     bad("whole --config gone.toml", "--config gone.toml: No such file"),
     bad("whole --config a.toml", "unknown key for whole 'batchsize'", "did you mean 'batch_size'?",
         files={"a.toml": "batchsize = 3"}),
@@ -329,6 +371,22 @@ def test_a_user_error_is_one_message(
         (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
         record = fold(journal)
         assert (record.status, record.damage) == (STATUS[case.code], [])
+
+
+def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
+    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    result = run(command_lines, failed("single --model $user:Verbose"), tmp_path, dpexp_home)
+    (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
+    record = fold(journal)
+    assert record.error is not None
+    assert record.error["message"] == "\n".join(40_000 * ["word"])
+    assert result.code == 1
+    assert len(result.stderr.splitlines()) < 20
+    assert "FAILED: ValueError: word" in result.stdout
+    assert len(result.stdout) < 10_000
+    fitted, _ = fit(tags(record), MAX_TAG)
+    assert len(fitted["dpexp.error"]) == MAX_TAG
 
 
 def test_there_are_many_cases_and_no_two_are_equal() -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config import RunConfig
-from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe
+from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed
 from dpexp.strategies import STRATEGIES, Placed
 from dpexp.timing import Timer
 
@@ -36,10 +36,12 @@ def test_the_model_is_not_changed() -> None:
 
 
 def test_a_long_epoch_is_observed_by_its_first_batches_and_its_last() -> None:
-    batches = [(torch.zeros(4, 2),)] * (EPOCH_LIMIT + 50) + [(torch.zeros(3, 2),)]
-    rows = observe(single(nn.Linear(2, 2)), batches)
-    assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50]
+    batches = [(torch.zeros(4, 2),)] * EPOCH_LIMIT + [(torch.zeros(3, 2),)]
+    numbers = observed(EPOCH_LIMIT + 51)
+    rows = observe(single(nn.Linear(2, 2)), batches, numbers)
+    assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50] == numbers
     assert rows[-1]["inputs"] == [[3, 2]]
+    assert observed(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
 
 
 def test_a_module_called_twice_has_two_rows() -> None:

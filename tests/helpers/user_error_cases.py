@@ -46,6 +46,33 @@ def leaving() -> nn.Module:
     sys.exit("no GPU here")
 
 
+class Stop(BaseException):
+    """As the frameworks have them that ``except Exception`` must not catch."""
+
+
+def stopping() -> nn.Module:
+    raise Stop("not today")
+
+
+def generator_exit() -> nn.Module:
+    raise GeneratorExit
+
+
+def verbose() -> nn.Module:
+    raise ValueError("word " * 40_000)
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def wordless() -> nn.Module:
+    raise WordlessError
+
+
 def raising() -> nn.Module:
     raise KeyError("no such layer")
 
@@ -120,6 +147,21 @@ class Raising(Model):
         raise KeyError("mask")
 
 
+class LeavingForward(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit(0)
+
+
+class StoppingExample(Model):
+    def example(self, samples: int, generator: torch.Generator) -> Any:
+        raise Stop("no example")
+
+
+class StoppingCopy(Model):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise Stop("no copy")
+
+
 class RaisingInReplicas(Model):
     """Raises for any batch but the full one of 30 rows and the last one of 10."""
 
@@ -136,6 +178,16 @@ class Leaving(Model):
         if self.training and torch.is_grad_enabled() and len(x) == 30 and x.dtype == torch.float32:
             sys.exit(7)
         return super().forward(x)
+
+
+class Verbose(Leaving):
+    """Raises 200 kB of text in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x)
+        except SystemExit:
+            raise ValueError("\n".join(40_000 * ["word"])) from None
 
 
 class Lazy(Model):
@@ -333,6 +385,31 @@ def integers() -> Any:
 
 def empty() -> Any:
     return []
+
+
+class Endless(Rows):
+    def __len__(self) -> int:
+        return 2**62
+
+
+def endless() -> Endless:
+    return Endless()
+
+
+class Billion(Rows):
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((5,), index / 10**9), torch.zeros(2)
+
+
+def billion() -> Billion:
+    return Billion()
+
+
+def stopping_row() -> Rows:
+    return Rows(37, stopping)
 
 
 class Stream(IterableDataset[Any]):
