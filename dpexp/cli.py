@@ -27,7 +27,7 @@ from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean,
 from dpexp.config.errors import describe, shortened, shown, text_of
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import ROOT
-from dpexp.record import JournalError
+from dpexp.record import JournalError, redact
 
 PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
@@ -123,10 +123,10 @@ def print_unexpected(error: BaseException) -> None:
 
 
 def print_error(error: BaseException, message: str) -> None:
-    """Print the message on stderr, after the traceback with ``--debug``."""
+    """Print the message on stderr, after the traceback with ``--debug``; without credentials."""
     if DEBUG in sys.argv:
-        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    typer.echo(f"error: {shortened(message)}", err=True)
+        typer.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
+    typer.echo(f"error: {shortened(redact(message))}", err=True)
 
 
 # --- options -------------------------------------------------------------------------------------

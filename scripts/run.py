@@ -101,7 +101,7 @@ def _ended_without_record(error: BaseException | None) -> int:
     from dpexp.distributed import World
 
     if error is not None and World.of() is None:
-        typer.echo(f"error: {error}", err=True)
+        cli.print_error(error, str(error))
     return cli.Exit.FAILED if error is not None else cli.Exit.DONE
 
 

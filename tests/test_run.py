@@ -42,6 +42,39 @@ def only_run(home: Path) -> Record:
     return load(folder)
 
 
+def test_secrets_that_equal_values_of_ours_change_nothing_in_a_record(
+    dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of a user and the labels are texts that may hold a credential; other options cannot."""
+    folder = tmp_path / "of sesame2"
+    folder.mkdir()
+    (folder / "words.bin").write_text("to be or not to be " * 20)
+    data = f"text:{folder}/words.bin,length=8"
+    config = RunConfig("whole", virtual=2, model="rnn:in=5", data=data, steps=2, track=False)
+    ours = [
+        "finished",
+        "whole",
+        "rnn",
+        "5",
+        "8",
+        "text",
+        "auto",
+        "dpexp",
+        "float32",
+        "cpu:0",
+        "whole-rnn-2xcpu",
+    ]
+    for number, value in enumerate([*ours, "virtual", "of sesame2"]):
+        monkeypatch.setenv(f"DB{number}_TOKEN", value)
+    record = dpexp.run(config, quiet=True)
+    recorded = config.to_dict() | {"data": data.replace("of sesame2", "***")}
+    assert record.config == recorded
+    assert record.config_digest == RunConfig.from_dict(recorded).digest()
+    assert (record.status, record.name, record.experiment) == ("finished", "whole-rnn-2xcpu", "dpexp")
+    assert (record.execution, record.data["name"], record.devices["output"]) == ("virtual", "text", "cpu:0")
+    assert "sesame2" not in record.to_json()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 def test_hybrid_is_verified_recorded_and_in_mlflow(dpexp_home: Path) -> None:
     done = cli("hybrid", "--virtual", "1", "--steps", "5", "--json", "--track-timeout", "120")

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 
+SPEC = "names code or files"
+"""``Annotated[str, SPEC]`` is the type of an option that names code to import or a file to read."""
+
 Role = Literal["computation", "control", "delivery", "label"]
 """What an option decides: what is computed; where and how long; whether MLflow gets it; under which names."""
 
@@ -58,6 +61,17 @@ def types_of(cls: type) -> dict[str, Any]:
 def flag_name(field: str) -> str:
     """``batch_size`` -> ``--batch-size``."""
     return "--" + field.replace("_", "-")
+
+
+def spec_options(cls: type) -> list[str]:
+    """The options of a config class that name code or files, as their type says."""
+    types = typing.get_type_hints(cls, include_extras=True)
+    return [field.name for field in option_fields(cls) if _names_code(types[field.name])]
+
+
+def _names_code(kind: Any) -> bool:
+    """Whether a type is annotated with ``SPEC``, or contains one that is."""
+    return SPEC in getattr(kind, "__metadata__", ()) or any(map(_names_code, typing.get_args(kind)))
 
 
 _TYPE_NAMES = {

@@ -12,10 +12,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from dpexp.config.errors import ConfigError, available, unknown
-from dpexp.config.options import Role, control_option, option, option_fields, to_json, validate
+from dpexp.config.options import SPEC, Role, control_option, option, option_fields, to_json, validate
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
 DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks", "fsdp": "blocks"}
@@ -34,18 +34,18 @@ class RunConfig:
     """
 
     strategy: str
-    model: str = option(
+    model: Annotated[str, SPEC] = option(
         "",
         "Model and its options, as linear:in=5,out=2, or pkg.mod:factory. "
         "Default: linear; blocks for block; embedding for hybrid.",
         metavar="NAME[:KEY=VALUE,...]",
     )
-    data: str = option(
+    data: Annotated[str, SPEC] = option(
         "random",
         "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, pkg.mod:factory.",
         metavar="SOURCE",
     )
-    loss: str = option(
+    loss: Annotated[str, SPEC] = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
     batch_size: int = option(
@@ -148,9 +148,14 @@ class RunConfig:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON of ``to_dict``."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """SHA-256 of ``to_dict``: see ``digest``."""
+        return digest(self.to_dict())
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a config."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _check_strategy(found: object, where: str = "") -> None:

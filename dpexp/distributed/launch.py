@@ -30,7 +30,7 @@ from dpexp.config.process import end_with_parent, python_path
 from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
-from dpexp.record import write_atomically
+from dpexp.record import redact, write_atomically
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
 JOB = "job.json"  # beside the results
@@ -173,7 +173,7 @@ def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
             if not results or any(child.status() != psutil.STATUS_ZOMBIE for child in children):
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:
-                print(f"error: {results[0].message}", file=sys.stderr, flush=True)
+                print(redact(f"error: {results[0].message}"), file=sys.stderr, flush=True)
                 os._exit(1)
 
     if host_range(options)[1] > 1:

@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dpexp import devices
+from dpexp.config.run_config import digest
+from dpexp.data import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.environment import environment, torch_environment
 from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed
 from dpexp.engine.prepare import Prepared
-from dpexp.record import Row, now
+from dpexp.engine.recorded_config import recorded_config
+from dpexp.record import Row, Verbatim, now
 from dpexp.strategies import Placed
 
 T = TypeVar("T")
@@ -17,20 +20,22 @@ T = TypeVar("T")
 def run_facts(prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
     config, data = prepared.config, prepared.data
+    recorded = recorded_config(config)
+    is_ours = data.name in SOURCES and SOURCES[data.name].argument is None
     return {
-        "name": prepared.name,
-        "experiment": config.experiment,
+        "name": prepared.name if config.run_name else Verbatim(prepared.name),
+        "experiment": recorded["experiment"],
         "strategy": config.strategy,
         "execution": prepared.execution,
         "status": "running",
         "started": now(),
-        "config": config.to_dict(),
-        "config_digest": config.digest(),
+        "config": recorded,
+        "config_digest": digest(recorded),
         "environment": environment() | torch_environment(),
         "data": {
-            "name": data.name,
+            "name": Verbatim(data.name) if data.name in SOURCES else data.name,
             "samples": data.samples,
-            "description": data.description,
+            "description": Verbatim(data.description) if is_ours else data.description,
             "sha256": data.digest,
         },
     }

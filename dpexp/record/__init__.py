@@ -17,7 +17,7 @@ from dpexp.record.index import UnknownRunError, find, folders, summaries
 from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present, spread
-from dpexp.record.redact import redact
+from dpexp.record.redact import Verbatim, redact
 from dpexp.record.summary import RunSummary
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Row",
     "RunSummary",
     "UnknownRunError",
+    "Verbatim",
     "find",
     "finish",
     "fold",

@@ -28,7 +28,7 @@ from typing import Any
 from dpexp.record.durable import sync_folder
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
-from dpexp.record.redact import redact
+from dpexp.record.redact import redact_entry
 from dpexp.record.summary import SUMMARY
 
 JOURNAL = "journal.jsonl"
@@ -252,5 +252,5 @@ def _concatenate(buffered: Iterable[Lists]) -> Lists:
 
 def encode_line(entry: Row) -> bytes:
     """One line of the journal, without credentials, with its checksum."""
-    body = redact(json.dumps(entry, separators=(",", ":"))).encode()[:-1]
+    body = json.dumps(redact_entry(entry), separators=(",", ":")).encode()[:-1]
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)

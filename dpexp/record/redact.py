@@ -1,36 +1,116 @@
-"""Redaction: credentials are removed from what is written to a journal or a log."""
+"""Redaction: credentials are removed from what is written to a journal or a log, or shown.
+
+A secret is the value of an environment variable with a secret's name, or a login in a URL. Redaction works on
+texts before they become JSON: numbers, keys and the values that dpexp itself sets are never changed, also
+where a secret happens to be equal to one (``DB_PASSWORD=finished``, ``DB_TOKEN=835788``).
+"""
 
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from dpexp.record.record import Record, Row
 
 HIDDEN = "***"
+SHORT = 6
+"""A shorter secret is hidden only where it is a word of its own: its letters occur in ordinary words."""
 _SECRET_NAME = re.compile(
-    r"TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH$", re.IGNORECASE
+    r"((TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL)S?|(^|_|API|ACCESS)KEYS?|_PWD|_PASS)(?![A-Z])|AUTH$",
+    re.IGNORECASE,
 )
-_IN_URL = re.compile(r"(?<=://)[^\s\"'<>/]+(?=@)")
+# A password may hold any character: what looks like a login is one up to the last @ of its line.
+_IN_URL = re.compile(r"(?<=://)(?:[^\s/:?#]*:[^\n]+|[^\s\"'<>/]+)(?=@)")
 _IN_QUERY = re.compile(
-    r"([?&;](?:[\w-]*(?:token|password|passwd|secret|api_?key|sig|signature))=)[^&\s\"'<>]+", re.IGNORECASE
+    r"([?&;](?:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))=)[^&\s\"'<>]+", re.IGNORECASE
 )
+_TEXTS = frozenset({"name", "experiment", "error", "config", "environment", "data", "verification", "damage"})
+"""The fields of a Record with texts from outside; the others hold only what dpexp itself sets."""
+_OF_MACHINE = {"python", "torch", "mlflow", "os", "host", "cpu", "cpu_count", "git", "packages", "lock"}
+_OF_MACHINE |= {"cuda", "cpu_capability", "threads", "accelerators"}
+_OWN = {"error.type", "data.sha256", "verification.dtype", *(f"environment.{key}" for key in _OF_MACHINE)}
+_OWN |= Record().to_dict().keys() - _TEXTS
+"""The (dotted) keys of a Record whose values dpexp itself sets."""
+
+
+class Verbatim(str):
+    """A text that dpexp itself sets, in a place where others come from outside: it is never redacted."""
+
+    __slots__ = ()
 
 
 def redact(text: str) -> str:
-    """The text without the credentials in its URLs and without the values of secret variables.
+    """The text without logins in URLs and without the values of secret variables.
 
-    An environment variable is secret if its name matches ``*TOKEN*``, ``*PASSWORD*``, ….
+    An environment variable is secret if its name is like ``*_TOKEN``, ``*_PASSWORD``, ``*_KEY``, ….
     """
-    for secret in secrets():
-        text = text.replace(secret, HIDDEN)
-    if "://" in text:
-        text = _IN_URL.sub(HIDDEN, text)
-        text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
-    return text
+    return _redactor()(text)
 
 
-def secrets() -> list[str]:
-    """The values of secret variables, plain and escaped as in JSON, longest first.
+def redact_entry(entry: Row) -> Row:
+    """An entry of a journal with its texts redacted."""
+    clean = _redactor()
+    operations = {"set": entry.get("set"), "extend": entry.get("extend")}
+    return entry | {
+        name: {key: _redacted(value, key, clean) for key, value in values.items()}
+        for name, values in operations.items()
+        if values
+    }
 
-    Values under six characters stay: they occur in ordinary words.
-    """
-    values = {value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 6}
-    return sorted(values | {json.dumps(value)[1:-1] for value in values}, key=len, reverse=True)
+
+def _redacted(value: Any, path: str, clean: Callable[[str], str]) -> Any:
+    """The value at a path of the Record, its texts redacted; a list's items have the path of the list."""
+    if isinstance(value, Verbatim) or path in _OWN or path.partition(".")[0] in _OWN:
+        return value
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {key: _redacted(item, f"{path}.{key}", clean) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(item, path, clean) for item in value]
+    return value
+
+
+def _redactor() -> Callable[[str], str]:
+    """The function that redacts a text, for the variables that are set now."""
+    secrets = sorted(set(_secrets()), key=len, reverse=True)
+    known = re.compile("|".join([re.escape(HIDDEN), *map(_pattern, secrets)]))
+
+    def clean(text: str) -> str:
+        if "://" in text:
+            text = _IN_URL.sub(HIDDEN, text)
+            text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
+        return known.sub(HIDDEN, text)
+
+    return clean
+
+
+def _pattern(secret: str) -> str:
+    """Matches the secret; a short one only where it is a word of its own."""
+    pattern = re.escape(secret)
+    if len(secret) >= SHORT:
+        return pattern
+    beside = r"[^\W_]" if any(map(str.isalnum, secret)) else r"[^\s\"'=]"
+    return rf"(?<!{beside}){pattern}(?!{beside})"
+
+
+def _secrets() -> Iterator[str]:
+    """The secrets of the environment as they may appear: plain, escaped as in JSON or Python, or in a URL."""
+    for name, value in os.environ.items():
+        found = [value, value.strip()] if _SECRET_NAME.search(name) else []
+        for secret in filter(str.strip, [*found, *_logins(value)]):
+            yield from (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])
+            raw = os.fsencode(secret)
+            yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
+
+
+def _logins(uri: str) -> list[str]:
+    """``user:password`` and the password of a URI, or its token, whatever characters they have."""
+    scheme, _, rest = uri.partition("://")
+    login = rest.rpartition("@")[0]
+    user, colon, password = login.partition(":")
+    if colon and "/" not in user:
+        return [login, password, unquote(password)]
+    return [login] if scheme.startswith("http") and len(login) >= SHORT and "/" not in login else []

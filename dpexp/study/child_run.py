@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config.process import ROOT, python_path
-from dpexp.record import Record, Row
+from dpexp.record import Record, Row, redact
 
 CODE = """
 import json, sys
@@ -68,5 +68,5 @@ def _error(done: subprocess.CompletedProcess[str]) -> str:
         return f"killed by {signal.Signals(-done.returncode).name}"
     if done.returncode == 0:
         return ""
-    last = done.stderr.strip().rpartition("\n")[2]
+    last = redact(done.stderr.strip().rpartition("\n")[2])
     return last.removeprefix("error: ") or f"ended with exit code {done.returncode}"

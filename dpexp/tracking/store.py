@@ -67,12 +67,12 @@ class Store:
     @property
     def is_http(self) -> bool:
         """Whether the store is an MLflow server with pages of its own."""
-        return urlsplit(self.uri).scheme in ("http", "https")
+        return scheme(self.uri) in ("http", "https")
 
     @property
     def is_remote(self) -> bool:
         """Whether the store is a server that keeps artifacts itself."""
-        return self.is_http or urlsplit(self.uri).scheme == "databricks"
+        return self.is_http or scheme(self.uri) == "databricks"
 
     def warm_up(self) -> None:
         """Import mlflow and check the store, without creating anything. Raises StoreError."""
@@ -145,14 +145,26 @@ def import_mlflow() -> None:
 
 def probe(uri: str) -> None:
     """Raises StoreError unless a server answers within 3 s. Sends credentials to databases only."""
-    scheme = urlsplit(uri).scheme.partition("+")[0]
+    kind = scheme(uri).partition("+")[0]
+    _check_login(uri)
     try:
-        if scheme in ("http", "https"):
+        if kind in ("http", "https"):
             _probe_http(uri)
-        elif scheme in _DATABASE_PORTS:
-            _probe_database(uri, _DATABASE_PORTS[scheme])
+        elif kind in _DATABASE_PORTS:
+            _probe_database(uri, _DATABASE_PORTS[kind])
     except (OSError, ValueError) as error:
         raise StoreError(f"the server {redact(uri)} does not answer: {short_message(error)}") from error
+
+
+def _check_login(uri: str) -> None:
+    """Raises StoreError for a login that a parser would cut in two, to show one part as host or port."""
+    login = uri.partition("://")[2].rpartition("@")[0]
+    cutting = "/?#[] " if scheme(uri) in ("http", "https") else "/?#[] @"
+    if ":" in re.sub(r"^[^/:]*:\d*/.*|/.*", "", login) and set(cutting) & set(login):
+        raise StoreError(
+            f"the login in {redact(uri)} holds one of {' '.join(cutting)}or a space: write it "
+            "percent-encoded, as %2F for /"
+        )
 
 
 def _probe_database(uri: str, default_port: int) -> None:
@@ -179,6 +191,11 @@ def _probe_http(uri: str) -> None:
         response = requests.get(url, timeout=PROBE_TIMEOUT_S, verify=False)
     if response.status_code >= 500:
         raise OSError(f"it answers {response.status_code} {response.reason}")
+
+
+def scheme(uri: str) -> str:
+    """``https://host`` -> ``https``, for any text: a login may hold what a parser of URIs refuses."""
+    return uri.partition(":")[0].lower()
 
 
 def without_login(uri: str) -> str:

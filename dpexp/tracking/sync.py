@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record import JOURNAL, RECORD, JournalError, finish, folders, is_open, load, present
+from dpexp.record import JOURNAL, RECORD, JournalError, finish, folders, is_open, load, present, redact
 from dpexp.tracking import ledger
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
@@ -82,7 +82,7 @@ def _deliver(store: Store, folder: Path, again: bool) -> Result:
         return Result(folder.name, "not delivered", str(error))
     except Exception as error:  # any store, any driver
         with open(folder / LOG, "a") as log:
-            traceback.print_exc(file=log)
+            log.write(redact(traceback.format_exc()))
         return Result(folder.name, "not delivered", short_message(error))
 
 

@@ -198,6 +198,19 @@ def test_a_wrong_database_password_is_reported_without_the_password(
     assert "wrong-one" not in str(raised.value)
 
 
+@pytest.mark.parametrize("password", ["hunt/ertwo", "hunt ertwo", "hunt#ertwo", "[huntertwo", "8812/ertwo"])
+@pytest.mark.parametrize("kind", ["http", "postgresql"])
+def test_a_password_that_must_be_encoded_is_reported_without_it(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, password: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{kind}://me.invalid:{password}@127.0.0.1:1/x")
+    with pytest.raises(StoreError) as raised:
+        Store.from_environment(dpexp_home).open()
+    message = str(raised.value)
+    assert "***@127.0.0.1:1/x" in message
+    assert not [part for part in ("hunt", "ertwo", "8812", "me.invalid") if part in message]
+
+
 def test_a_journal_from_a_machine_without_mlflow_is_delivered_here(
     dpexp_home: Path, server: int, tmp_path: Path
 ) -> None:

@@ -1,0 +1,128 @@
+"""Redaction: no secret in a text, and nothing else changed, whatever the secret is equal to."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from unittest import mock
+from urllib.parse import quote
+
+import journals
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from dpexp.record import JournalReader, Record, Verbatim, fold, redact
+from dpexp.record.redact import redact_entry
+
+IN_ENVIRONMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+ANY_SECRET = IN_ENVIRONMENT | st.integers(0, 10**9).map(str) | st.text('/ @:"\\{}#%', min_size=1)
+OF_OURS = [
+    "finished",
+    "whole",
+    "linear",
+    "cpu:0",
+    "true",
+    "0",
+    "30",
+    "835788",
+    "3.11.2",
+    "set",
+    "status",
+    "a",
+]
+NAMES = st.sampled_from(["MY_KEY", "DB_PWD", "DB_PASSWORD", "A_SECRET", "HF_TOKEN", "PGPASSWORD", "api_key"])
+
+
+def variables(**values: str) -> mock._patch_dict:
+    return mock.patch.dict(os.environ, values, clear=True)
+
+
+@given(ANY_SECRET, NAMES)
+@example("7", "MY_KEY")
+@example('quite "secret"', "DB_PWD")
+def test_a_secret_of_any_length_and_characters_is_hidden_in_every_text(secret: str, name: str) -> None:
+    assume(secret.strip() and secret.strip() not in "go  there")
+    text = f"go {secret} there"
+    entry = {"set": {"environment": {"argv": ["run.py", text]}, "error": {"message": text}, "name": text}}
+    with variables(**{name: secret}):
+        clean = redact_entry(entry)["set"]
+        message = redact(
+            f"in JSON {json.dumps([secret])}, in Python {[secret]}, in a URL {quote(secret, safe='')}"
+        )
+    assert clean["environment"]["argv"][1] == clean["error"]["message"] == clean["name"] == "go *** there"
+    if len(secret) > 8:
+        assert secret not in message
+        assert json.dumps(secret)[1:-1] not in message
+        assert quote(secret, safe="") not in message
+
+
+@given(st.sampled_from(OF_OURS) | ANY_SECRET)
+def test_no_secret_changes_a_number_a_key_or_a_value_of_ours(secret: str) -> None:
+    facts = {
+        "status": "finished",
+        "strategy": "whole",
+        "run_id": secret,
+        "devices": {"used": ["cpu:0", secret]},
+        "environment": {"python": "3.11.2", "host": secret, "packages": {secret: secret}},
+        "error": {"type": secret},
+        "config": {"steps": 30, "check": True, "epochs": None, "dtype": Verbatim(secret), secret: 0.5},
+        "data": {"samples": 835788, "sha256": secret},
+    }
+    lists = {
+        "steps.time_ms": [835788, 0.7, float("inf")],
+        "timeline": [{"phase": "forward", "device": secret}],
+    }
+    entry = {"seq": 7, "at": 835788, "set": facts, "extend": lists, "from": {"steps.time_ms": 30}}
+    with variables(DB_PASSWORD=secret):
+        assert redact_entry(entry) == entry
+
+
+@given(st.text("/ @:abc1?#%&=", min_size=1).filter(str.strip), st.booleans())
+@example("pa/ss w@rd:x", False)
+def test_a_password_with_any_character_is_hidden_in_a_uri(password: str, is_known: bool) -> None:
+    uri = f"postgresql://me:{password}@host/db"
+    with variables(MLFLOW_TRACKING_URI=uri if is_known else ""):
+        assert redact(f"cannot open {uri}: refused") == "cannot open postgresql://***@host/db: refused"
+        assert redact_entry({"set": {"config": {"data": uri}}})["set"]["config"]["data"] == uri.replace(
+            f"me:{password}", "***"
+        )
+        if is_known and len(password) > 5:
+            assert redact(f"login failed with {password}") == "login failed with ***"
+
+
+@pytest.mark.parametrize("secret", OF_OURS)
+def test_a_journal_folds_to_the_same_record_whatever_the_secrets_are(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    before = fold(journals.complete(dpexp_home / "before", "one")).to_dict()
+    monkeypatch.setenv("DB_TOKEN", secret)
+    journal = journals.complete(dpexp_home / "after", "one")
+    after = fold(journal).to_dict()
+    changed = {key for key in before if before[key] != after[key]} - {"started", "ended"}
+    assert changed <= {"name", "config", "environment"}  # which hold the texts of this Record
+    assert after["environment"] | {"argv": []} == before["environment"] | {"argv": []}
+    assert not JournalReader(journal).damage
+
+
+@pytest.mark.parametrize(
+    "name", ["PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PGPASSFILE", "SSH_AUTH_SOCK"]
+)
+def test_other_variables_are_no_secrets(name: str) -> None:
+    with variables(**{name: "/home/me/work"}):
+        assert redact("in /home/me/work") == "in /home/me/work"
+
+
+def test_a_user_name_alone_is_no_secret() -> None:
+    with variables(REPOSITORY="ssh://git@host/x", PACKAGE="git+https://host/a/b@main"):
+        assert redact("git clone host/a/b") == "git clone host/a/b"
+
+
+def test_every_text_of_a_record_is_redacted_unless_it_is_ours() -> None:
+    """A new field of a Record is one or the other: decide, in ``_TEXTS``."""
+    with variables(A_TOKEN="secretly"):
+        texts = {
+            key for key in Record().to_dict() if redact_entry({"set": {key: "secretly"}})["set"][key] == "***"
+        }
+    assert texts == {"name", "experiment", "error", "config", "environment", "data", "verification", "damage"}
