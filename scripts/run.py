@@ -78,13 +78,17 @@ def _preview(config: RunConfig, as_json: bool) -> None:
 
 def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     from dpexp import report
+    from dpexp.distributed import Terminated
     from dpexp.run import execute
 
     outcome = execute(config, quiet=quiet)
     record = outcome.record
     if record is None:
         return _ended_without_record(outcome.error)
-    if as_json:
+    is_final = outcome.error is None or isinstance(outcome.error, KeyboardInterrupt | Terminated)
+    if not is_final and _would_restart():
+        typer.echo("torchrun starts the ranks again; the last of them print the Record", err=True)
+    elif as_json:
         typer.echo(record.to_json())
     elif not quiet:
         typer.echo(report.summary(record))
@@ -93,7 +97,18 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
         typer.echo(delivery.message, err=as_json or not delivery.complete)
     if outcome.error is not None:
         return _failed(outcome.error)
-    return cli.Exit.NOT_DELIVERED if delivery is not None and not delivery.complete else cli.Exit.DONE
+    is_delivered = delivery is None or delivery.complete
+    return cli.Exit.DONE if is_delivered or _would_restart() else cli.Exit.NOT_DELIVERED
+
+
+def _would_restart() -> bool:
+    """Whether torchrun starts this host's ranks again if this one ends with another code than 0.
+
+    A finished run must not run again because its delivery is incomplete.
+    """
+    from dpexp.distributed.world import restarts_left
+
+    return restarts_left() > 0
 
 
 def _ended_without_record(error: BaseException | None) -> int:

@@ -49,6 +49,12 @@ class World:
         return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port)
 
 
+def restarts_left(environ: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun will still start this host's ranks again after one ends with an error."""
+    most, done = (environ.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    return int(most) - int(done) if most.isdecimal() and done.isdecimal() else 0
+
+
 @dataclass(frozen=True)
 class Member:
     """One rank of a process group, and its host."""

@@ -14,7 +14,7 @@ from typing import Any
 
 SCHEMA = 1
 Row = dict[str, Any]
-SAMPLES = ("steps.", "phases.", "metrics.")
+SAMPLES = ("steps.", "phases.", "metrics.", "system.")
 """Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
 MOST_LOST = 10_000_000
 """Samples that a journal can have lost at most: a larger hole was not made by a lost line."""

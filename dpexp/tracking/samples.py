@@ -52,7 +52,6 @@ class Samples:
     def _apply(self, entry: Row) -> None:
         for record, each in ((self.record, entry), (self._times, _times(entry))):
             with contextlib.suppress(ValueError, TypeError, AttributeError):  # `fold` reports them
-                _place(record, each)
                 record.apply(each)
 
     def _note_lengths(self) -> None:
@@ -115,13 +114,3 @@ def _times(entry: Row) -> Row:
         for kind in ("set", "extend")
     }
     return entry | stamped
-
-
-def _place(record: Record, entry: Row) -> None:
-    """Make lists as long as a line found them, so that a lost line leaves a hole."""
-    for key, first in entry.get("from", {}).items():
-        kind, _, name = key.partition(".")
-        values = getattr(record, kind, {}).get(name) if kind in KINDS else None
-        if kind in KINDS:
-            values = getattr(record, kind).setdefault(name, [])
-            values[first:] = [None] * max(0, first - len(values))

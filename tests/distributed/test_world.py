@@ -8,6 +8,7 @@ import pytest
 
 from dpexp.config import ConfigError
 from dpexp.distributed import World
+from dpexp.distributed.world import restarts_left
 
 TORCHRUN = {
     "RANK": "1",
@@ -38,3 +39,9 @@ def test_a_world_is_read_from_the_environment() -> None:
     assert world is not None
     assert (world.rank, world.size, world.local_rank, world.local_size) == (1, 2, 1, 2)
     assert World.of({}) is None
+
+
+@pytest.mark.parametrize(("most", "done", "left"), [("3", "0", 3), ("3", "3", 0), ("", "", 0)])
+def test_the_restarts_that_are_left_are_read_from_the_environment(most: str, done: str, left: int) -> None:
+    environ = {"TORCHELASTIC_MAX_RESTARTS": most, "TORCHELASTIC_RESTART_COUNT": done}
+    assert restarts_left(environ) == left

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -12,6 +18,7 @@ from typing import Any
 
 import journals
 import pytest
+from launching import SCRIPT, ranks_of, record, start, wait, words
 from mlflow_reader import history, only_run
 from store_faults import Death, DyingClient
 
@@ -201,3 +208,56 @@ def test_the_next_attempt_continues_the_samples_of_the_machine(tmp_path: Path) -
     lost = set(range(max(numbers))) - set(numbers)
     assert len(lost) == 1
     assert numbers == sorted({*range(max(numbers) + 1)} - lost)
+
+
+WAITING_MODEL = """
+import pathlib, time
+from torch import nn, randn, zeros
+class Waiting(nn.Linear):
+    steps = 0
+    def example(self, samples, generator):
+        return randn(samples, 6, generator=generator), zeros(samples, 2)
+    def forward(self, x):
+        self.steps += self.training
+        if self.training:
+            time.sleep(0.02)
+        while self.steps == 75 and pathlib.Path({gate!r}).exists():
+            time.sleep(0.02)
+        return super().forward(x)
+def make():
+    return Waiting(6, 2)
+"""
+"""A flush is due every half second: with steps of 20 ms, after a checkpoint in step 40 and before step 75."""
+
+
+def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
+    dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command = [*words(tmp_path, steps=80, every=40), "--track-timeout", "60"]
+    gate = tmp_path / "gate"
+    gate.touch()
+    (tmp_path / "slow.py").write_text(WAITING_MODEL.format(gate=str(gate)))
+    process = start(*agent, SCRIPT, *command)
+    until_delivered(dpexp_home / "mlflow.db", 45, process)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    gate.unlink()
+    found = record(wait(process))
+    assert (found["status"], len(found["steps"]["loss"])) == ("finished", 80)
+    journal = dpexp_home / "runs" / found["run_id"] / JOURNAL
+    uri = f"sqlite:///{dpexp_home / 'mlflow.db'}"
+    assert stored_points(uri, found["run_id"]) == expected_points(journal)
+    later = f"sqlite:///{tmp_path / 'later.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", later)
+    Upload(Store.from_environment(dpexp_home), journal).facts()
+    assert stored_points(later, found["run_id"]) == expected_points(journal)
+
+
+def until_delivered(store: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Wait until the store of the only run has this step, which the restart takes back."""
+    found = -1
+    while found < step:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+        with contextlib.suppress(sqlite3.OperationalError), closing(sqlite3.connect(store)) as connection:
+            found = connection.execute("SELECT coalesce(max(step), -1) FROM metrics").fetchone()[0]
