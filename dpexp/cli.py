@@ -30,7 +30,7 @@ from dpexp.config.process import ROOT
 from dpexp.record import JournalError, redact
 
 PREFIX = "DPEXP_"
-OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
+OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT", "DPEXP_SHARED")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
 """Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.record import write_atomically
+from dpexp.record import make_folder, write_atomically
 
 KEEP = 2
 """Checkpoints of a run that stay on disk: a run resumes from the other if the newest is damaged."""
@@ -68,7 +68,7 @@ def write(folder: Path, step: int, state: State) -> None:
     torch.save(state, buffer)
     content = buffer.getvalue()
     header = {"step": step, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, exist_ok=True)
     write_atomically(_path(folder, step), json.dumps(header).encode() + b"\n" + content)
     for old in sorted(folder.glob("step-*.pt"), reverse=True)[KEEP:]:
         old.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ Start reading in record.py, which defines the Record; reader.py reads a journal'
 by name. Every other room may import this one; it imports nothing of dpexp and neither torch nor mlflow.
 """
 
-from dpexp.record.durable import write_atomically
+from dpexp.record.durable import make_folder, private_files, private_umask, write_atomically
 from dpexp.record.fold import finish, fold, load
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
@@ -41,9 +41,12 @@ __all__ = [
     "is_open",
     "journals",
     "load",
+    "make_folder",
     "new_run_id",
     "now",
     "present",
+    "private_files",
+    "private_umask",
     "redact",
     "spread",
     "summaries",

@@ -1,17 +1,59 @@
-"""Files that survive a crash: written completely or not at all, with durable names."""
+"""Files that survive a crash, written completely or not at all, and that only their owner can read.
 
+What dpexp makes in DPEXP_HOME has the modes 0700 and 0600, whatever the umask is. With ``DPEXP_SHARED=1``,
+for a group that shares a home, the umask decides.
+"""
+
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+SHARED = "DPEXP_SHARED"
 
-def write_atomically(path: Path, content: bytes) -> None:
+
+def is_shared() -> bool:
+    """Whether the user shares DPEXP_HOME with others."""
+    return os.environ.get(SHARED, "").lower() not in ("", "0", "false")
+
+
+def private_umask() -> int:
+    """The umask of a child process that writes to DPEXP_HOME; -1 to keep the present one."""
+    return -1 if is_shared() else 0o077
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What this process makes meanwhile is for its owner alone, also what a library makes."""
+    before = os.umask(0o077)
+    if is_shared():
+        os.umask(before)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_folder(path: Path, *, exist_ok: bool = False) -> None:
+    """Make a folder of DPEXP_HOME, and those above it that are missing. Raises OSError."""
+    if not path.parent.exists():
+        make_folder(path.parent, exist_ok=True)
+    path.mkdir(0o777 if is_shared() else 0o700, exist_ok=exist_ok)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """The ``opener`` of ``open`` for a file of DPEXP_HOME."""
+    return os.open(path, flags, 0o666 if is_shared() else 0o600)
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = True) -> None:
     """Write to a temporary file, sync, rename: a reader sees the old content or the new, never a part.
 
-    Raises OSError, and leaves no temporary file behind.
+    A file outside of DPEXP_HOME is not ``private``. Raises OSError, and leaves no temporary file behind.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=private_opener if private else None) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

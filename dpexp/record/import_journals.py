@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dpexp.record.durable import write_atomically
+from dpexp.record.durable import make_folder, private_files, write_atomically
 from dpexp.record.fold import finish, fold
 from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.record import JournalError
@@ -46,8 +46,9 @@ def import_journal(journal: Path, runs: Path) -> Path:
 
 def _copy(journal: Path, folder: Path) -> None:
     """Copy all of the run's files, or none: the folder appears when it is complete."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=folder.parent) as temporary:
+    make_folder(folder.parent, exist_ok=True)
+    within = tempfile.TemporaryDirectory(prefix=".import-", dir=folder.parent)
+    with within as temporary, private_files():
         copied = Path(temporary) / folder.name
         copied.mkdir()
         shutil.copyfile(journal, copied / JOURNAL)

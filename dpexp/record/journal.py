@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpexp.record.durable import sync_folder
+from dpexp.record.durable import make_folder, private_opener, sync_folder
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
 from dpexp.record.redact import redact_entry
@@ -198,11 +198,12 @@ def _create(runs: Path, folder: Path) -> Any:
     if not runs.parent.is_dir():
         raise JournalError(f"DPEXP_HOME {runs.parent} is not a directory: make it, or correct DPEXP_HOME")
     try:
-        runs.mkdir(exist_ok=True)
-        folder.mkdir()
-        file = open(folder / JOURNAL, "xb", buffering=0)  # noqa: SIM115 - closed by Journal.close
+        make_folder(runs, exist_ok=True)
+        make_folder(folder)
+        file = open(folder / JOURNAL, "xb", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (folder / RESERVE).write_bytes(b"\0" * RESERVED_BYTES)
+        with open(folder / RESERVE, "wb", opener=private_opener) as reserve:
+            reserve.write(b"\0" * RESERVED_BYTES)
         sync_folder(folder)
         sync_folder(runs)
     except FileExistsError:

@@ -139,7 +139,7 @@ class Sweep:
                 status = "finished"
             finally:
                 journal.set(status=status, ended=now())
-        write_atomically(self.records / SWEEP, finish(journal.path).to_json().encode())
+        write_atomically(self.records / SWEEP, finish(journal.path).to_json().encode(), private=False)
 
     def _new_journal(self) -> Journal:
         journal = Journal(self.folder.parent, self.folder.name)
@@ -157,7 +157,7 @@ class Sweep:
         wall_s = time.perf_counter() - clock
         record = child.record or self._recorded_since(started, planned)
         if record is not None:
-            write_atomically(self.records / f"{planned.name}.json", record.to_json().encode())
+            write_atomically(self.records / f"{planned.name}.json", record.to_json().encode(), private=False)
         return CompletedRun(planned, record, wall_s, child.error)
 
     def _start(self, planned: PlannedRun) -> ChildRun:
@@ -200,7 +200,7 @@ class Sweep:
         target.mkdir(parents=True)
         for name in (*(f"{run.name}.json" for run in planned), SWEEP):
             shutil.copyfile(self.records / name, target / name)
-        write_atomically(target / CHECKSUMS, checksums(target).encode())
+        write_atomically(target / CHECKSUMS, checksums(target).encode(), private=False)
         return target
 
     def machine_kind(self) -> str:

@@ -5,7 +5,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record import JOURNAL, RECORD, JournalError, finish, folders, is_open, load, present, redact
+from dpexp.record import (
+    JOURNAL,
+    RECORD,
+    JournalError,
+    finish,
+    folders,
+    is_open,
+    load,
+    present,
+    private_files,
+    redact,
+)
 from dpexp.tracking import ledger
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
@@ -61,8 +72,10 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterato
         elif not _has_ended(folder):
             yield Result(folder.name, "running", "its own uploader delivers it")
         else:
-            store.open()
-            yield _deliver(store, folder, again)
+            with private_files():
+                store.open()
+                result = _deliver(store, folder, again)
+            yield result
 
 
 def close(folder: Path) -> Result:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from dpexp.config.process import end_with_parent, python_path
-from dpexp.record import redact
+from dpexp.record import private_umask, redact
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 
 OPEN_STORE = (
@@ -79,6 +79,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            umask=private_umask(),
             preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         try:
@@ -106,7 +107,9 @@ def _open_in_child(store: Store) -> None:
     """Open the store in a child process, because mlflow would stay in memory here. Raises ServerError."""
     environment = os.environ | {"DPEXP_HOME": str(store.home), "PYTHONPATH": python_path()}
     command = [sys.executable, "-P", "-c", OPEN_STORE]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, umask=private_umask()
+    )
     if child.returncode:
         raise ServerError(child.stderr.strip().splitlines()[-1])
 

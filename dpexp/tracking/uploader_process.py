@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpexp.config.process import home
-from dpexp.record import Row, is_open, redact
+from dpexp.record import Row, is_open, private_files, redact
 from dpexp.record.import_journals import SYSTEM
 from dpexp.tracking import ledger, system
 from dpexp.tracking.errors import StoreError, short_message
@@ -175,7 +175,8 @@ def main(parent: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the main process no longer waits
             os.write(results, json.dumps(vars(delivery)).encode() + b"\n")
 
-    UploaderProcess(home(), CommandPipe(int(parent)), send).run()
+    with private_files():
+        UploaderProcess(home(), CommandPipe(int(parent)), send).run()
     os._exit(0)
 
 

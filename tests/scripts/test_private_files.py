@@ -1,0 +1,47 @@
+"""Who can read what dpexp makes in DPEXP_HOME: its owner alone, unless the home is shared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import journals
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(umask: int, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    name, *arguments = map(str, words)
+    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, check=False, umask=umask
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def modes(home: Path) -> dict[str, str]:
+    """The mode of everything in the home."""
+    return {str(path.relative_to(home)): f"{path.lstat().st_mode & 0o7777:04o}" for path in home.rglob("*")}
+
+
+def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_path: Path) -> None:
+    script(0, "run.py", "hybrid", "--virtual", "1", "--steps", "3", "--quiet", "--track-timeout", "300")
+    script(0, "run.py", "whole", "--steps", "3", "--quiet", "--no-track")
+    journals.complete(tmp_path / "elsewhere", "imported")
+    script(0, "runs.py", "sync", "last", tmp_path / "elsewhere/imported", tmp_path / "elsewhere")
+    found = modes(dpexp_home)
+    assert len(found) > 40
+    assert {"mlflow.db", "mlruns", "runs", "runs/imported/journal.jsonl"} <= found.keys()
+    folders = {name for name in found if (dpexp_home / name).is_dir()}
+    assert {found[name] for name in folders} == {"0700"}, found
+    assert {found[name] for name in found.keys() - folders} == {"0600"}, found
+
+
+@pytest.mark.parametrize(("shared", "expected"), [("1", {"0775", "0664"}), ("0", {"0700", "0600"})])
+def test_in_a_shared_home_the_umask_decides(dpexp_home: Path, shared: str, expected: set[str]) -> None:
+    script(0o002, "run.py", "whole", "--steps", "3", "--quiet", "--no-track", DPEXP_SHARED=shared)
+    assert set(modes(dpexp_home).values()) == expected
