@@ -61,6 +61,8 @@ def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
     from dpexp.report.render import terminal
 
     compared = compare(folders(names))
+    for run, problem in compared.unreadable:
+        typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
     typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.compare.files import write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -13,6 +13,9 @@ import typer
 
 from dpexp import cli
 from dpexp.config import ConfigError, home
+
+if TYPE_CHECKING:
+    from dpexp.tracking.sync import Result
 
 app = cli.app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 
@@ -35,6 +38,9 @@ def list_(
     runs = _runs()
     known = summaries(runs)[:limit]
     delivery = delivered(home(), [summary.run_id for summary in known])
+    for summary in known:
+        if summary.problem:
+            typer.echo(f"warning: run {summary.run_id} is skipped: {summary.problem}", err=True)
     if as_json:
         rows = [{**summary.to_dict(), "delivered": delivery[summary.run_id]} for summary in known]
         typer.echo(json.dumps(rows))
@@ -76,7 +82,7 @@ def sync(
     folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
     untracked = 0 if folders else len(sync.untracked(home()))
     note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
-    _deliver(folders, again, f"everything is delivered{note}")
+    _deliver(folders, again, f"everything is delivered{note}", are_named=bool(runs))
 
 
 @app.command()
@@ -86,9 +92,11 @@ def reap() -> None:
 
     _runs()
     dead = sync.dead(home())
-    for folder in dead:
-        typer.echo(_line(sync.close(folder)))
-    _deliver(dead, False, "no dead run")
+    closed = {folder: sync.close(folder) for folder in dead}
+    for result in closed.values():
+        _print(result)
+    readable = [folder for folder, result in closed.items() if result.state != sync.SKIPPED]
+    _deliver(readable, False, "no dead run")
 
 
 @app.command()
@@ -112,6 +120,25 @@ def reproduce(
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
 
+@app.command()
+def remove(
+    run: Run,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
+    from dpexp.record.index import delete, read_summary
+    from dpexp.report.render import listing
+    from dpexp.tracking.ledger import delivered
+
+    folder = _find(run)
+    summary = read_summary(folder)
+    typer.echo(listing.one(summary, delivered(home(), [folder.name])[folder.name]))
+    if not yes and not typer.confirm("Delete it?"):
+        raise typer.Exit(cli.Exit.FAILED)
+    delete(folder)
+    typer.echo(f"{folder.name}  removed")
+
+
 def _runs() -> Path:
     """The folder of the runs. Raises ConfigError if DPEXP_HOME is not a directory."""
     if not home().is_dir():
@@ -119,7 +146,7 @@ def _runs() -> Path:
     return home() / "runs"
 
 
-def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
+def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool = False) -> None:
     from dpexp.tracking import sync
     from dpexp.tracking.errors import StoreError
 
@@ -129,8 +156,8 @@ def _deliver(folders: list[Path], again: bool, nothing: str) -> None:
     is_complete = True
     try:
         for result in sync.deliver(home(), folders, again=again):
-            is_complete &= result.is_well
-            typer.echo(_line(result), err=not result.is_well)
+            is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)
+            _print(result)
     except StoreError as error:
         typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
         is_complete = False
@@ -159,11 +186,15 @@ def _find(name: str) -> Path:
         raise ConfigError(str(error)) from None
 
 
-def _line(result: object) -> str:
-    from dpexp.tracking.sync import Result
+def _print(result: Result) -> None:
+    """One line; on stderr where something is wrong."""
+    from dpexp.tracking.sync import SKIPPED
 
-    assert isinstance(result, Result)
-    return f"{result.run_id}  {result.state}" + (f": {result.message}" if result.message else "")
+    if result.state == SKIPPED:
+        typer.echo(f"warning: run {result.run_id} is skipped: {result.message}", err=True)
+        return
+    message = f": {result.message}" if result.message else ""
+    typer.echo(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from dpexp.record.durable import write_atomically
 from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import JournalError, Record
+from dpexp.record.schema import wrong_types
 from dpexp.record.summary import SUMMARY, RunSummary
 
 
 def fold(journal: Path) -> Record:
-    """The Record of a journal. Raises JournalError where there is none, or a newer one.
+    """The Record of a journal. Raises JournalError where there is none, or not one that this dpexp reads.
 
     A run whose journal holds no end and has no writer was killed, and ended with the last line. Damaged
     and lost lines are described in ``damage``; where the first is lost, the folder names the run.
@@ -39,12 +40,11 @@ def fold(journal: Path) -> Record:
     if not alive and record.status == "running":
         record.status = "killed"
         record.ended = datetime.fromtimestamp(last_at / 1000, UTC).isoformat(timespec="milliseconds")
+    if wrong := wrong_types(record.to_dict()):
+        raise JournalError(f"{journal} was not written by dpexp: {wrong[0]}")
     if missing := record.missing_steps():
         record.damage.append(f"{len(missing)} steps are missing: {ranges(missing)}")
-    try:
-        record.summarize()
-    except (TypeError, ValueError, KeyError, AttributeError) as error:  # rows that dpexp did not write
-        record.damage.append(f"no summary: {type(error).__name__}: {error}")
+    record.summarize()
     return record
 
 

@@ -6,12 +6,12 @@ journals. Arguments are only compared with existing names; none becomes part of 
 
 import dataclasses
 import difflib
-import json
 import os
+import shutil
 from pathlib import Path
 
 from dpexp.record.fold import fold
-from dpexp.record.journal import JOURNAL
+from dpexp.record.journal import JOURNAL, is_open
 from dpexp.record.record import JournalError, Record
 from dpexp.record.summary import SUMMARY, RunSummary
 
@@ -35,20 +35,30 @@ def folders(runs: Path) -> list[Path]:
 def read_summary(folder: Path) -> RunSummary:
     """The summary of one run: from its file, or folded from the journal.
 
-    A folder without a readable journal has the status ``unreadable``.
+    A folder without a readable journal has the status ``unreadable``, and ``problem`` says why.
     """
     try:
-        return RunSummary(**{**json.loads((folder / SUMMARY).read_bytes()), "run_id": folder.name})
+        return dataclasses.replace(RunSummary.from_json((folder / SUMMARY).read_bytes()), run_id=folder.name)
     except (OSError, ValueError, TypeError):  # still running, or written by another version
         try:
             return dataclasses.replace(RunSummary.of(fold(folder / JOURNAL)), run_id=folder.name)
-        except JournalError:
-            return dataclasses.replace(RunSummary.of(Record()), run_id=folder.name, status=UNREADABLE)
+        except JournalError as error:
+            unreadable = RunSummary.of(Record(run_id=folder.name, status=UNREADABLE))
+            return dataclasses.replace(unreadable, problem=str(error))
 
 
 def summaries(runs: Path) -> list[RunSummary]:
     """The summaries of all runs, the newest first."""
     return sorted(map(read_summary, folders(runs)), key=lambda run: (run.started, run.run_id), reverse=True)
+
+
+def delete(folder: Path) -> None:
+    """Delete a run's folder; an interrupted deletion leaves a hidden one. Raises JournalError."""
+    if (folder / JOURNAL).exists() and is_open(folder / JOURNAL):
+        raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
+    hidden = folder.with_name(f".removed-{folder.name}")
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def find(runs: Path, name: str) -> Path:

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dpexp.record.schema import wrong_types
+
 SCHEMA = 1
 Row = dict[str, Any]
 SAMPLES = ("steps.", "phases.", "metrics.", "system.")
 """Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
+SPELLED = ("nan", "inf", "-inf")
+"""Numbers that JSON lacks."""
+ERRORS = ("output_error", "gradient_error", "tolerance")
 MOST_LOST = 10_000_000
 """Samples that a journal can have lost at most: a larger hole was not made by a lost line."""
 
@@ -67,12 +72,23 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """The inverse of ``to_dict`` and ``to_json``. Raises JournalError for a newer schema."""
+        """The inverse of ``to_dict`` and ``to_json``.
+
+        Raises JournalError for a newer schema, and ValueError for values that are not a Record's.
+        """
         check_schema(data.get("schema", 0), "record")
         known = {f.name for f in dataclasses.fields(cls)}
         record = cls(**{key: value for key, value in data.items() if key in known})
         for samples in (record.steps, record.phases, record.metrics):
-            samples |= {key: _numbers(values) for key, values in samples.items()}
+            if isinstance(samples, dict):
+                samples |= {key: _numbers(values) for key, values in samples.items()}
+        if isinstance(record.verification, dict):
+            record.verification = {
+                key: float(value) if value in SPELLED and key in ERRORS else value
+                for key, value in record.verification.items()
+            }
+        if wrong := wrong_types(record.to_dict()):
+            raise ValueError(f"not a Record of dpexp: {wrong[0]}")
         return record
 
     def apply(self, entry: Mapping[str, Any]) -> None:
@@ -259,4 +275,4 @@ def _without_nonfinite(value: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return [float(v) if isinstance(v, str) else v for v in values] if isinstance(values, list) else values
+    return [float(v) if v in SPELLED else v for v in values] if isinstance(values, list) else values

@@ -6,7 +6,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from dpexp.record.record import Record, Row
+from dpexp.record.record import Record, Row, present
+from dpexp.record.schema import wrong_summary_types
 
 SUMMARY = "head.json"
 """The name that it has in every home so far; without the file a summary is folded from the journal."""
@@ -17,7 +18,8 @@ _SAME = ("run_id", "name", "experiment", "strategy", "execution", "status", "sta
 class RunSummary:
     """What ``runs.py list`` shows of a run. ``verified`` is None if nothing was checked.
 
-    ``damage`` counts what was found wrong with the journal, ``missing_steps`` what it lost.
+    ``steps`` counts the measured ones, ``damage`` what is wrong with the journal, ``missing_steps`` what it
+    lost; ``problem`` says why a run cannot be read at all.
     """
 
     run_id: str
@@ -32,7 +34,9 @@ class RunSummary:
     started: str
     ended: str | None
     damage: int = 0
+    steps: int = 0
     missing_steps: int = 0
+    problem: str = ""
 
     @classmethod
     def of(cls, record: Record) -> RunSummary:
@@ -43,8 +47,19 @@ class RunSummary:
             verified=record.verification.get("passed") if record.verification.get("checked") else None,
             step_ms=record.summary.get("step_ms"),
             damage=len(record.damage),
+            steps=len(present(record.steps["time_ms"])),
             missing_steps=len(record.missing_steps()),
         )
+
+    @classmethod
+    def from_json(cls, text: bytes) -> RunSummary:
+        """The inverse of ``to_json``. Raises ValueError or TypeError for anything else."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("not an object")
+        if wrong := wrong_summary_types(data):
+            raise ValueError(wrong[0])
+        return cls(**data)
 
     def to_dict(self) -> Row:
         """JSON-ready."""

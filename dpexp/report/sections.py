@@ -68,8 +68,8 @@ def _run(record: Record) -> Section:
         lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
         mood = mood or "warn"
     if record.error:
-        message = shortened(str(record.error["message"]))
-        lines.insert(0, f"{record.status.upper()}: {record.error['type']}: {message}")
+        error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
+        lines.insert(0, f"{record.status.upper()}: {shortened(error)}")
     elif record.status != "finished":
         lines.insert(0, f"{record.status.upper()}: the report shows what was recorded until then")
     if record.damage:

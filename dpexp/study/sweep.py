@@ -28,6 +28,7 @@ from dpexp.engine.environment import environment
 from dpexp.record import (
     RECORD,
     Journal,
+    JournalError,
     Record,
     finish,
     folders,
@@ -171,7 +172,10 @@ class Sweep:
         """The Record of a run that died before it could print it, read from its folder."""
         for folder in folders(self.folder.parent):
             if folder.stat().st_mtime >= started - 1 and folder != self.folder:
-                record = load(folder)
+                try:
+                    record = load(folder)
+                except JournalError:  # another run's, which `runs.py list` names
+                    continue
                 if (record.parent, record.name) == (self.folder.name, planned.name):
                     return record
         return None

@@ -24,11 +24,15 @@ from dpexp.tracking.store import Store
 from dpexp.tracking.upload import LOG, Upload
 
 DELIVERY_LOCK_TIMEOUT_S = 60.0
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run's state: ``delivered``, ``already``, ``running``, ``closed`` or ``not delivered``."""
+    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped`` or ``not delivered``.
+
+    A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it.
+    """
 
     run_id: str
     state: str
@@ -72,6 +76,11 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterato
         elif not _has_ended(folder):
             yield Result(folder.name, "running", "its own uploader delivers it")
         else:
+            try:
+                load(folder)
+            except JournalError as error:
+                yield Result(folder.name, SKIPPED, str(error))
+                continue
             with private_files():
                 store.open()
                 result = _deliver(store, folder, again)
@@ -80,7 +89,10 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterato
 
 def close(folder: Path) -> Result:
     """Write the Record of a run whose process died; ``deliver`` then ends it in the store."""
-    record = finish(folder / JOURNAL)
+    try:
+        record = finish(folder / JOURNAL)
+    except JournalError as error:
+        return Result(folder.name, SKIPPED, str(error))
     steps = len(present(record.steps["time_ms"]))
     return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 

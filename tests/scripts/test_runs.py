@@ -12,6 +12,7 @@ import pytest
 from tracking_processes import ROOT, script
 
 from dpexp.record import JOURNAL, Record, finish, fold
+from dpexp.record.journal import encode_line
 
 
 @pytest.fixture
@@ -151,3 +152,70 @@ def test_help_and_lists_import_nothing_heavy(name: str, words: list[str]) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("set()\n")
+
+
+# --- bad runs ------------------------------------------------------------------------------------
+
+
+def bad_runs(runs: Path) -> list[str]:
+    """Runs that cannot be read, each for another reason; returns their ids."""
+    first = journals.complete(runs, "whole").read_bytes().splitlines(keepends=True)[0]
+    contents = {
+        "empty": b"",
+        "torn": first[:200],
+        "garbage": b"no journal\n",
+        "typed": encode_line({"seq": 0, "at": 1, "set": {"name": 5, "devices": [], "steps": {"loss": "x"}}}),
+    }
+    for run_id, content in contents.items():
+        (runs / run_id).mkdir()
+        (runs / run_id / JOURNAL).write_bytes(content)
+    return list(contents)
+
+
+@pytest.mark.parametrize("command", ["list", "reap", "sync", "report"])
+def test_bad_runs_are_named_and_skipped_and_block_no_other(runs: Path, command: str) -> None:
+    bad = bad_runs(runs)
+    if command == "report":
+        done = script("report.py")
+    else:
+        done = script("runs.py", command, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert "Traceback" not in done.stderr
+    warned = [line.split()[2] for line in done.stderr.splitlines() if line.startswith("warning: run ")]
+    assert sorted(warned) == sorted(bad)
+    assert done.returncode == (0 if command in ("list", "report") else 3)  # the store of "whole" is away
+    reached = "connection refused" if command == "sync" else "whole"
+    assert reached in done.stdout + done.stderr
+
+
+def test_a_bad_run_that_is_named_is_an_error_with_its_reason(runs: Path) -> None:
+    for run_id in bad_runs(runs):
+        shown = script("runs.py", "show", run_id)
+        assert shown.returncode == 2
+        assert shown.stderr.startswith(f"error: {runs / run_id / JOURNAL}")
+        assert script("runs.py", "sync", run_id).returncode == 3
+
+
+def test_remove_says_what_a_run_holds_and_deletes_it_when_confirmed(runs: Path) -> None:
+    finish(journals.complete(runs, "kept"))
+    finish(journals.complete(runs, "gone", name="mine"))
+    asked = script("runs.py", "remove", "mine")
+    assert asked.returncode != 0
+    assert "run gone 'mine': finished, 100 steps; delivered to MLflow: no\nDelete it? [y/N]" in asked.stdout
+    assert (runs / "gone").exists()
+    removed = script("runs.py", "remove", "gone", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert removed.stdout.endswith("gone  removed\n")
+    assert [path.name for path in runs.iterdir()] == ["kept"]
+
+
+def test_remove_deletes_what_cannot_be_read_and_refuses_what_is_running(runs: Path) -> None:
+    bad_runs(runs)
+    removed = script("runs.py", "remove", "torn", "--yes")
+    assert "run torn: unreadable, " in removed.stdout
+    assert not (runs / "torn").exists()
+    journal = journals.begin(runs, "going")
+    refused = script("runs.py", "remove", "going", "--yes")
+    journal.close()
+    assert refused.returncode == 2
+    assert "run going is running: end it first" in refused.stderr
+    assert journal.path.exists()

@@ -362,14 +362,14 @@ def test_a_run_that_is_deleted_in_mlflow_during_the_run_is_delivered_again_from_
 def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "bent")
     journals.step(journal, 0, 10)
-    journal.set(timeline=[{"step": 0, "phase": "step", "start_us": 0, "end_us": "late"}])
+    span = {"step": 0, "phase": "step", "replica": None, "device": "cpu:0"}
+    journal.set(timeline=[span | {"start_us": 0, "end_us": math.inf}])
     finish(journals.end(journal))
     delivery = Upload(opened(home), journal.path).complete()
     assert delivery.complete
-    assert "without its figures (TypeError" in delivery.message
+    assert "without its figures (" in delivery.message
     assert only_run(uri, "bent").info.status == "FINISHED"
     assert steps_of(uri, "bent") == list(range(10))
-    assert "no summary" in fold(journal.path).damage[0]
 
 
 def test_an_interrupted_tail_reads_each_line_once(home: Path) -> None:

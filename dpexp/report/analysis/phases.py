@@ -4,6 +4,7 @@ Phases nest in time: with the strategy ``block``, scatter lies inside forward. T
 so that a new strategy needs no change here.
 """
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ def phases(record: Record) -> list[Phase]:
     for name, depth in _tree(record):
         figures = spread(samples(record, name))
         if figures is not None:
-            share = figures["median"] / total if total else 0.0
+            share = figures["median"] / total if total and math.isfinite(total + figures["median"]) else 0.0
             found.append(Phase(name, depth, figures["median"], figures["iqr"], figures["n"], share))
     return found
 
@@ -62,7 +63,9 @@ def step_ms(record: Record) -> float:
 def rows_of(record: Record, step: int) -> int | None:
     """Rows of the batch of a phase-timed step; phase-timed steps start at the first batch of an epoch."""
     total, size = record.data.get("samples"), record.config.get("batch_size")
-    return int(min(size, total - size * (step % -(-total // size)))) if total and size else None
+    if not total or not size or min(total, size) < 1:
+        return None
+    return int(min(size, total - size * (step % -(-total // size))))
 
 
 def usual_numbers(record: Record) -> set[int] | None:

@@ -94,10 +94,14 @@ class Group:
 
 @dataclass
 class Comparison:
-    """Groups, the largest first, and the runs that could not be compared, each with the reason."""
+    """Groups, the largest first, and the runs that could not be compared, each with the reason.
+
+    ``unreadable`` are those of them whose journal cannot be read.
+    """
 
     groups: list[Group]
     left_out: list[tuple[str, str]]
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def refusals(self) -> list[str]:
         """Why the groups are not ranked against each other: one sentence for each thing that differs."""
@@ -123,18 +127,18 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
-    records, left_out = RunRecords(), []
+    records, left_out, unreadable = RunRecords(), [], []
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
     for folder in folders:
         try:
             record = records.read(folder)
         except JournalError as error:
-            left_out.append((folder.name, str(error)))
+            unreadable.append((folder.name, str(error)))
             continue
         rows, times = usual_times(record)
         if record.status != "finished" or not times:
-            why = f": {record.error['message']}" if record.error else ""
+            why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
         key, config = records.keys(record)
@@ -142,7 +146,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
         if not cell.runs:
             groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.runs.append(record)
-    return Comparison(sorted(groups.values(), key=lambda group: -len(group.cells)), left_out)
+    ranked = sorted(groups.values(), key=lambda group: -len(group.cells))
+    return Comparison(ranked, left_out + unreadable, unreadable)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -48,6 +48,7 @@ def idle_devices(evidence: Evidence) -> Finding | None:
 
 def _rows_for_all(rows: int, count: int) -> int:
     """The fewest rows, from ``rows`` on, that ``tensor.chunk(count)`` cuts into ``count`` pieces."""
+    rows = max(1, rows)
     while -(-rows // -(-rows // count)) < count:
         rows += 1
     return rows

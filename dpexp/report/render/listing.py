@@ -47,6 +47,14 @@ def _run(summary: RunSummary, delivered: str) -> tuple[str, ...]:
     return tuple(map(_printable, row))
 
 
+def one(summary: RunSummary, delivered: str) -> str:
+    """One line on what a run holds, for those who are about to delete it."""
+    name = f" '{_printable(summary.name)}'" if summary.name else ""
+    held = f"{summary.problem}" if summary.problem else f"{summary.steps} steps"
+    status = summary.status + _damage(summary)
+    return f"run {summary.run_id}{name}: {status}, {held}; delivered to MLflow: {delivered}"
+
+
 def _damage(summary: RunSummary) -> str:
     if not summary.damage:
         return ""

@@ -1,0 +1,131 @@
+"""Journals that dpexp did not write, or hardly began: each is named and skipped, and blocks no other run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpexp.record import JOURNAL, JournalError, JournalReader, load, summaries
+from dpexp.record.schema import wrong_types
+from dpexp.report import summary
+from dpexp.report.compare.grouping import compare
+from dpexp.report.compare.tables import sections
+from dpexp.report.render import listing, terminal
+from dpexp.tracking import content, sync
+from dpexp.tracking.ledger import delivered
+
+OTHERS: list[Any] = [
+    None,
+    "x",
+    "",
+    5,
+    -1,
+    -1.5,
+    True,
+    math.nan,
+    math.inf,
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": 1},
+    ["x", 2],
+]
+"""Values of every type, in place of one that dpexp wrote."""
+
+
+@pytest.fixture
+def runs(dpexp_home: Path) -> Path:
+    return dpexp_home / "runs"
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value stands in an entry: keys and indices, of long lists the first two."""
+    if place:
+        yield place
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*place, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value[:2]):
+            yield from places(item, (*place, index))
+
+
+def entries(runs: Path) -> list[dict[str, Any]]:
+    """The entries of a run with shapes, device map, timeline, checks and an error."""
+    path = runs.with_name("valid") / "valid" / JOURNAL
+    if not path.exists():
+        journal = journals.begin(path.parents[1], "valid")
+        journals.observe(journal)
+        journals.step(journal, 0, 30)
+        journals.phases(journal)
+        ranks = [{"rank": 0, "host": "laptop", "device": "cpu:0"}]
+        journal.set({"devices.ranks": ranks, "environment.accelerators": [{"name": "GPU", "memory": 1}]})
+        journals.end(journal, "failed", {"type": "E", "message": "m", "traceback": "t"})
+    return list(JournalReader(path))
+
+
+def line_of(entry: object) -> bytes:
+    """A line with the right checksum, whatever the entry is: ``encode_line`` takes only those of dpexp."""
+    body = json.dumps(entry).encode()[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def write(runs: Path, run_id: str, changed: list[dict[str, Any]]) -> Path:
+    folder = runs / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    lines = [{key: value for key, value in entry.items() if key != "crc"} for entry in changed]
+    (folder / JOURNAL).write_bytes(b"".join(map(line_of, lines)))
+    return folder
+
+
+def mutated(original: list[dict[str, Any]], number: int, place: tuple[Any, ...], value: Any) -> list[Any]:
+    changed = copy.deepcopy(original)
+    parent: Any = changed[number]
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    return changed
+
+
+def read_everywhere(home: Path, folder: Path) -> str:
+    """What list, show, reap, sync and report do with a run, without a store; returns what is said of it."""
+    (listed,) = [found for found in summaries(home / "runs") if found.run_id == folder.name]
+    said = listing.runs([listed], delivered(home, [folder.name])) + listed.problem
+    assert folder in sync.dead(home)
+    assert sync.undelivered(home) is not None
+    closed = sync.close(folder)
+    compared = compare([folder])
+    said += terminal.text(sections(compared)) + closed.message
+    try:
+        record = load(folder)
+    except JournalError as error:
+        assert closed.state == sync.SKIPPED
+        assert listed.problem
+        assert compared.unreadable
+        return said + str(error)
+    assert wrong_types(record.to_dict()) == []
+    content.expected_metrics(record), content.params(record), content.tags(record), content.tables(record)
+    return said + summary(record)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_reader_fails_on_a_value_of_another_type(runs: Path, data: st.DataObject) -> None:
+    original = entries(runs)
+    number = data.draw(st.integers(0, len(original) - 1))
+    place = data.draw(st.sampled_from(sorted(places(original[number]), key=str)))
+    value = data.draw(st.sampled_from(OTHERS))
+    assert read_everywhere(runs.parent, write(runs, "foreign", mutated(original, number, place, value)))
