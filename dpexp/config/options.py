@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal
 
+from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 
 SPEC = "names code or files"
@@ -31,13 +32,15 @@ def option(
     metavar: str | None = None,
     flag: str | None = None,
     role: Role = "computation",
+    is_name: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
     ``flag`` spells the two forms of a boolean (``--check/--no-check``); ``metavar`` stands for the value in
-    the help. Only options with the role ``computation`` change what a run computes.
+    the help; ``is_name`` marks the name of a run or an experiment. Only options with the role
+    ``computation`` change what a run computes.
     """
-    limits = {"min": min, "max": max, "choices": choices}
+    limits = {"min": min, "max": max, "choices": choices, "is_name": is_name}
     metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -128,6 +131,8 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
         return f"be at least {low:g}"
     if high is not None and value > high:
         return f"be at most {high:.0f}"
+    if limits["is_name"] and value:
+        return names.problem(value)
     return "name at least one" if value == () else ""
 
 

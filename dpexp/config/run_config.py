@@ -90,8 +90,10 @@ class RunConfig:
     track_timeout: float = option(
         10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6, role="delivery"
     )
-    experiment: str = option("dpexp", "MLflow experiment.", role="label")
-    run_name: str = option("", "Name of the run. Default: strategy, model and devices.", role="label")
+    experiment: str = option("dpexp", "MLflow experiment.", role="label", is_name=True)
+    run_name: str = option(
+        "", "Name of the run. Default: strategy, model and devices.", role="label", is_name=True
+    )
     options: StrategyOptions = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

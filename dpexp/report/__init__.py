@@ -67,5 +67,5 @@ def write_files(record: Record, folder: Path) -> list[Path]:
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=style.DPI)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in (*figures, *texts)]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
 from dpexp.record import Record, Row, present
 from dpexp.report import units
@@ -80,7 +81,7 @@ def config_of(record: Record) -> Row:
     config = {key: value for key, value in record.config.items() if value is not None}
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]
-    return config | {"experiment": "reproduce", "run_name": f"again {record.name}"}
+    return config | {"experiment": "reproduce", "run_name": fitted(f"again {record.name}", "again")}
 
 
 def reproduce(record: Record, *, exact: bool = False) -> Reproduction:

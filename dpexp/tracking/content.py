@@ -52,8 +52,17 @@ def metric_key(list_key: str) -> str | None:
 
 
 def valid_key(key: str) -> str:
-    """The key with ``_`` for every character that MLflow refuses in names, at most 250 characters long."""
-    return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY]
+    """The key with ``_`` for what MLflow refuses in it, at most 250 characters long.
+
+    MLflow takes a key for a path, which must not have empty parts, nor any of dots.
+    """
+    parts = re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY].split("/")
+    return "/".join("_" if part.strip(".") == "" else part for part in parts)
+
+
+def storable(text: str) -> str:
+    """The text without NUL and half surrogate pairs, which databases refuse."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def series(record: Record) -> dict[str, list[Any]]:
@@ -153,7 +162,7 @@ def truncate(text: str, limit: int, file: str) -> str:
 
 def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str, str]]:
     """The values with keys and lengths that MLflow accepts, and the originals of those it does not."""
-    fitted = {valid_key(key): truncate(value, limit, LONG_VALUES) for key, value in values.items()}
+    fitted = {valid_key(key): truncate(storable(value), limit, LONG_VALUES) for key, value in values.items()}
     changed = {key: value for key, value in values.items() if fitted.get(key) != value}
     return fitted, changed
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp import report
+from dpexp.config import names
 from dpexp.record import Record
 from dpexp.tracking import content
 from dpexp.tracking.content import Point
@@ -86,7 +87,7 @@ class MlflowRun:
 
     def _note(self, record: Record) -> None:
         """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
-        text = report.note(record)
+        text = content.storable(report.note(record))
         if len(text) > content.MAX_TAG:
             self.store.client.log_text(self.run_id, text, "note.md")
         note = content.truncate(text, content.MAX_TAG, "note.md")
@@ -101,7 +102,7 @@ class MlflowRun:
             return
         known = json.dumps(data, sort_keys=True, default=str).encode()
         dataset = Dataset(
-            name=str(data.get("name") or record.config.get("data")),
+            name=names.fitted(data.get("name") or record.config.get("data"), "data"),
             digest=str(data.get("sha256") or hashlib.sha256(known).hexdigest())[:36],
             source_type="code",
             source=json.dumps({"source": record.config.get("data"), "description": data.get("description")}),

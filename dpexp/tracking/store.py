@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from dpexp.config.names import folder_name
 from dpexp.record import redact
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
@@ -111,7 +112,7 @@ class Store:
 
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
-            location = None if self.is_remote else (self.artifacts / re.sub(r"[^\w.-]", "_", name)).as_uri()
+            location = None if self.is_remote else (self.artifacts / folder_name(name)).as_uri()
             try:
                 return str(self.client.create_experiment(name, artifact_location=location))
             except MlflowException as error:  # perhaps another process has just created it

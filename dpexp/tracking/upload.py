@@ -12,7 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dpexp.config import names
 from dpexp.record import JOURNAL, RECORD, Record, finish, is_open, load
+from dpexp.record.journal import RUN_ID
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
@@ -133,12 +135,12 @@ class Upload:
 
     def _create(self) -> MlflowRun:
         record, experiment = self._record, self._experiment()
-        user = str(record.environment.get("user") or "unknown")
+        user = names.fitted(record.environment.get("user") or "", "unknown")
         tags = {"dpexp.run_id": record.run_id, "mlflow.user": user}
         parent = self._parent()
         if parent is not None:
             tags["mlflow.parentRunId"] = parent.run_id
-        started, name = content.to_epoch_ms(record.started), record.name or record.run_id
+        started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         run = MlflowRun(self.store, experiment, str(created.info.run_id))
         run = self._search() or run  # another machine's, or that of a call that seemed to fail
@@ -147,11 +149,11 @@ class Upload:
         return run
 
     def _experiment(self) -> str:
-        return self.store.experiment_id(self._record.experiment or "dpexp")
+        return self.store.experiment_id(names.fitted(self._record.experiment, "dpexp"))
 
     def _parent(self) -> MlflowRun | None:
         """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet."""
-        if not self._record.parent:
+        if self._record.parent == self.folder.name or not RUN_ID.fullmatch(str(self._record.parent)):
             return None
         journal = self.folder.with_name(self._record.parent) / JOURNAL
         if not journal.exists():

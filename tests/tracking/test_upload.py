@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold
+from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold, import_journal
 from dpexp.tracking import content, ledger, sync, upload
 from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import Store
@@ -181,6 +181,56 @@ def test_markup_in_a_name_stays_text_in_every_page(home: Path, uri: str) -> None
     assert found["name"] == name
     assert name.encode() not in found["artifacts"]["timeline.html"]
     assert name not in found["tags"]["mlflow.note.content"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        ".",
+        " ",
+        "a/../../b",
+        "/etc",
+        "x" * 300,
+        "x" * 5000,
+        "💥" * 250,
+        "a\nb",
+        "a\0b",
+        "\x1b[31m",
+        "\ud800",
+    ],
+    ids=lambda name: ascii(name)[:20],
+)
+def test_a_foreign_name_is_fitted_to_what_the_store_and_the_disk_hold(
+    home: Path, uri: str, name: str, tmp_path: Path
+) -> None:
+    facts = {"experiment": name, "name": name, "parent": name, "error": {"type": name, "message": name}}
+    config = {"strategy": name, "../model": name, "a//b": "\0", "k" * 300: "v" * 7000}
+    journal = journals.complete(
+        tmp_path / "runs",
+        "foreign",
+        config=config,
+        environment={"user": name, "argv": [name]},
+        data={"name": name, "samples": 1},
+        **facts,
+    )
+    before = {path.name for path in home.iterdir()} | {"runs", "mlruns"}
+    (result,) = sync.deliver(home, [import_journal(journal, home / "runs")])
+    assert (result.state, result.message.count("without")) == ("delivered", 0), result.message
+    run = only_run(uri, "foreign")
+    assert run.info.status == "FINISHED"
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert artifacts.resolve().is_relative_to(home / "mlruns")
+    assert (artifacts / "record.json").is_file()
+    assert artifacts.parent.parent.parent == home / "mlruns"
+    assert {path.name for path in home.iterdir()} - before <= {"mlflow.db-shm", "mlflow.db-wal"}
+    long_values = json.loads((artifacts / "long_values.json").read_text())
+    assert long_values["params"]["k" * 300] == "v" * 7000
+
+
+def test_a_run_that_names_itself_as_parent_is_delivered(home: Path, uri: str) -> None:
+    deliver(home, journals.complete(home / "runs", "loop", parent="loop"))
+    assert "mlflow.parentRunId" not in only_run(uri, "loop").data.tags
 
 
 def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:

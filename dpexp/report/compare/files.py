@@ -25,7 +25,7 @@ def write(compared: Comparison, folder: Path) -> list[Path]:
     html = page.document(TITLE, "".join([*map(page.section, sections), *map(_inline, figures)]))
     written = {folder / "report.md": text, folder / "report.html": html}
     for path, content in written.items():
-        path.write_text(content, encoding="utf-8")
+        path.write_text(content, encoding="utf-8", errors="backslashreplace")
     return [*written, *figures]
 
 

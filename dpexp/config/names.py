@@ -1,0 +1,44 @@
+"""Names of experiments and runs: those that every store and file system holds, and others fitted to that."""
+
+import re
+import zlib
+
+MAX_NAME = 250
+"""Characters of a name: MLflow's databases have columns of 250 and 256."""
+_MAX_FOLDER = 80
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def problem(name: str) -> str:
+    """What a name must do and does not, as «have at most 250 characters»; empty for a good name."""
+    if len(name) > MAX_NAME:
+        return f"have at most {MAX_NAME} characters, it has {len(name)}"
+    if _UNPRINTABLE.search(name):
+        return "be one line of printable characters"
+    if not name.strip(" ."):
+        return "have a character other than dots and spaces"
+    return ""
+
+
+def fitted(name: object, default: str) -> str:
+    """The name if it is good; else a good one that is like it, a different one for each name."""
+    text = str(name)
+    if not text:
+        return default
+    return text if not problem(text) else _marked(_UNPRINTABLE.sub("_", text).strip(" ."), text, MAX_NAME)
+
+
+def folder_name(name: str) -> str:
+    """The name of a folder for this name: ASCII, short, not hidden, and a different one for each name."""
+    slug = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    return (
+        name
+        if slug == name and len(name) <= _MAX_FOLDER and name[0] != "."
+        else _marked(slug, name, _MAX_FOLDER)
+    )
+
+
+def _marked(text: str, original: str, limit: int) -> str:
+    """The text with a checksum of the original, which is what keeps two of them apart."""
+    checksum = zlib.crc32(original.encode("utf-8", "surrogatepass"))
+    return f"{text.lstrip('.')[: limit - 9]}-{checksum:08x}".lstrip("-")

@@ -1,0 +1,51 @@
+"""Names of experiments and runs: the good ones stay, every other name is refused or fitted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dpexp.config import ConfigError, RunConfig, names
+
+GOOD = ("dpexp", "a/b", "/Users/me@example.com/experiment", "5", "naïve 実験 💥", "x" * 250, "..a", "a b")
+BAD = (
+    *(" ", "   ", ".", "..", "...", ". .", "x" * 251, "x" * 300, "x" * 5000, "a\nb", "\r", "\0", "a\x00b"),
+    *("\x1b[31m", "\x7f", "\x85", "a\u2028b", "\ud800", "a\udfff", "\n" * 300),
+)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_name_stays(name: str) -> None:
+    config = RunConfig("single", experiment=name, run_name=name)
+    assert (config.experiment, config.run_name) == (name, name)
+    assert names.fitted(name, "default") == name
+
+
+@pytest.mark.parametrize("name", BAD, ids=ascii)
+@pytest.mark.parametrize("option", ["experiment", "run_name"])
+def test_a_name_that_no_store_can_hold_is_refused(option: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--{option.replace('_', '-')} .{{,130}}: it must ") as raised:
+        RunConfig.from_dict({"strategy": "single", option: name}, where="")
+    assert len(str(raised.value)) < 250
+
+
+def random_names(count: int) -> list[str]:
+    rng = random.Random(0)
+    characters = "ab/.\\:-_ \n\0\x1b\u2028\ud800é💥%?*"
+    return [
+        "".join(rng.choices(characters, k=rng.choice((1, 2, 3, 90, 249, 251, 1000)))) for _ in range(count)
+    ]
+
+
+def test_every_name_is_fitted_to_a_good_one_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    originals = {*GOOD, *BAD, *random_names(1000)}
+    fitted = [names.fitted(name, "default") for name in originals]
+    assert [names.problem(name) for name in fitted] == [""] * len(originals)
+    assert len(set(fitted)) == len(originals)
+    artifacts = tmp_path / "mlruns"
+    artifacts.mkdir()
+    for name in fitted:
+        (artifacts / names.folder_name(name)).mkdir()
+    assert len(list(artifacts.iterdir())) == len(originals)
