@@ -9,7 +9,7 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.trainer import Trainer
-from dpexp.engine.verify import Verification, VerificationError, verify
+from dpexp.engine.verification import Verification, VerificationError, verify
 from dpexp.record import Journal
 from dpexp.timing import Timer
 
@@ -51,8 +51,9 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
     result = verify(prepared)
     journal.set(verification=asdict(result))
     if not result.passed:
+        what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
         raise VerificationError(
-            f"{prepared.config.strategy} does not compute what a single device computes: relative error of "
-            f"outputs {result.output_error}, of gradients {result.gradient_error}, allowed "
-            f"{result.tolerance:g}{f' ({result.note})' if result.note else ''}. --no-check runs it unverified"
+            f"{prepared.config.strategy} does not compute what a single device computes (allowed "
+            f"{result.tolerance:g}): {what}{f' ({result.note})' if result.note else ''}. "
+            "--no-check runs it unverified"
         )

@@ -3,7 +3,6 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
 from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch, Dataset
+from dpexp.engine.model_copy import copied
 from dpexp.engine.observe import preserved
 from dpexp.strategies import Strategy
 
@@ -28,7 +28,7 @@ def check_model(model: nn.Module, config: RunConfig) -> None:
         raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
     if config.check:
         try:
-            copy.deepcopy(model)
+            copied(model, torch.float64)
         except Exception as error:
             raise ConfigError(
                 f"the model cannot be copied ({describe(error)}), "

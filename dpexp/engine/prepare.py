@@ -66,9 +66,10 @@ class Prepared:
         model = spec.name or spec.factory.rpartition(":")[2]
         return f"{self.config.strategy}-{model}-{place}"
 
-    def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
-        """The global batches of one epoch, in the order of the seed."""
-        return self.data.batches(self.config.batch_size, seed=self.config.seed, epoch=epoch, shuffle=shuffle)
+    def batches(self, epoch: int, *, first: int = 0, shuffle: bool = True) -> Iterator[Batch]:
+        """The global batches of one epoch from number ``first`` on, in the order of the seed."""
+        size, seed = self.config.batch_size, self.config.seed
+        return self.data.batches(size, seed=seed, epoch=epoch, first=first, shuffle=shuffle)
 
     def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
         """This rank's rows of the global batches of one epoch, from batch ``first`` on."""

@@ -3,6 +3,7 @@
 step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
 """
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -10,11 +11,18 @@ import torch
 from torch import nn
 
 from dpexp import devices
+from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.strategies import Placed
-from dpexp.strategies.wrappers import Forward, named_parameters, parts
+from dpexp.strategies.wrappers import Forward, named_buffers, named_parameters
 from dpexp.timing import Timer
+
+
+def sgd(config: RunConfig) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """The run's optimizer, for some parameters."""
+    # SGD without momentum has no state: that of any other optimizer belongs into Trainer.state_dict
+    return lambda parameters: torch.optim.SGD(parameters, lr=config.lr)
 
 
 class Trainer:
@@ -31,8 +39,7 @@ class Trainer:
         self._untimed = placed.module.module if isinstance(placed.module, Forward) else placed.module
         self._autocast = devices.autocast(placed.output_device, config.autocast)
         self._parameters = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
-        # SGD without momentum has no state: that of any other optimizer belongs into state_dict
-        self._optimizer = None if config.eval else torch.optim.SGD(self._parameters, lr=config.lr)
+        self._optimizer = None if config.eval else sgd(config)(self._parameters)
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
 
@@ -107,11 +114,7 @@ class Trainer:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers, on their devices, by their names in the model as written."""
-        return {
-            f"{part.name}.{key}".lstrip("."): buffer.detach()
-            for part in parts(self.placed.module)
-            for key, buffer in part.module.named_buffers(recurse=False)
-        }
+        return named_buffers(self.placed.module)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks: full parameters, buffers, and each rank's states of random generators."""

@@ -13,7 +13,7 @@ from typing import Any
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
 from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
-from dpexp.record import Record, present
+from dpexp.record import Record, Row, present
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import Phase, phases
@@ -106,18 +106,28 @@ def _verification(record: Record) -> Section:
         why = facts.get("note") or "nothing was compared with a single device"
         return Section("Not verified", (why,), "warn")
     errors = [
-        f"{kind} differ by {facts[key]:.1e}" if facts[key] else f"{kind} do not differ"
+        f"{kind} differ by {float(facts[key]):.1e}" if facts[key] else f"{kind} do not differ"
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if facts.get(key) is not None
     ]
+    steps = f" in {facts['steps']} steps" if facts.get("steps") else ""
     line = (
-        f"{' and '.join(errors) or 'compared'} from a single device "
-        f"({facts['dtype']}, relative; limit {facts['tolerance']:.0e})"
+        f"{' and '.join(errors) or 'compared'} from a single device{steps} "
+        f"({facts['dtype']}, relative; limit {float(facts['tolerance']):.0e})"
     )
-    lines = (line, facts["note"]) if facts.get("note") else (line,)
+    lines = tuple(filter(None, (line, _worst(facts), facts.get("cause"), facts.get("note"))))
     if facts["passed"]:
         return Section("Verified", lines, "good")
     return Section("NOT THE SAME as a single device", lines, "bad")
+
+
+def _worst(facts: Row) -> str:
+    """The largest error of the verification; a figure that is not finite may be a string."""
+    worst = facts.get("worst")
+    if not worst or not float(worst["error"]):
+        return ""
+    where = f" of {worst['tensor']}" if worst["tensor"] else ""
+    return f"the largest error is {float(worst['error']):.1e}: {worst['kind']}{where} in step {worst['step']}"
 
 
 def _shapes(record: Record) -> Section | None:

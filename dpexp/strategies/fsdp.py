@@ -17,6 +17,7 @@ from dpexp.config import FsdpOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.ddp import RowWeightedSync
+from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
@@ -56,6 +57,7 @@ class Fsdp(Strategy):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
+        check_no_hooks(model, "fsdp")
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.device_mesh import init_device_mesh

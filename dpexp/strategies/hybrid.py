@@ -28,6 +28,7 @@ from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import ddp_module
 from dpexp.strategies.embedding_tables import TableSync, check_shardable, shard
+from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
@@ -62,6 +63,7 @@ class Hybrid(Replicating):
             module = model.get_submodule(name)
             if options.shard_embedding:
                 check_shardable(module, f"host module '{name}'")
+                check_no_hooks(module, f"--shard-embedding of '{name}'")
             tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
             if options.sparse and not tables:
                 kind = type(module).__name__
@@ -131,6 +133,7 @@ class Pipelined(Wrapper):
         super().__init__()
         self.module = module
         self.output_device = output_device
+        self.pieces = MICRO_BATCHES
 
     def forward(self, *inputs: Any) -> Any:
         batches = parallel.scatter(inputs, [HOST] * MICRO_BATCHES)

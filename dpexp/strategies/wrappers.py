@@ -12,6 +12,7 @@ Users, and so Records, name modules as the model was written: a wrapper and what
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +31,7 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     replica_devices: tuple[torch.device, ...] = ()
+    pieces: int = 1  # of a batch that it computes apart, where it makes no replicas
     transparent: ClassVar[bool] = False  # True: its inputs and outputs are the module's, observed once
 
     def __getattr__(self, name: str) -> Any:
@@ -85,6 +87,11 @@ class Part:
         """The devices that the module is replicated to, the original's first; empty if it is not."""
         return next((each.replica_devices for each in reversed(self.wrappers) if each.replica_devices), ())
 
+    @property
+    def pieces(self) -> int:
+        """Into how many pieces the wrappers split a batch that they give to the module."""
+        return prod(max(len(each.replica_devices), each.pieces) for each in self.wrappers)
+
 
 def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
@@ -104,3 +111,12 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
             if owners.setdefault(id(parameter), part.name) == part.name:
                 named[f"{part.name}.{key}".lstrip(".")] = parameter
     return named
+
+
+def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a placed model, on their devices, by their names in the model as written."""
+    return {
+        f"{part.name}.{key}".lstrip("."): buffer.detach()
+        for part in parts(module)
+        for key, buffer in part.module.named_buffers(recurse=False)
+    }

@@ -14,7 +14,7 @@ from dpexp.config import RankOptions, RunConfig
 from dpexp.distributed import World
 from dpexp.distributed.process_group import init_process_group
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verify import verify
+from dpexp.engine.verification import verify
 from dpexp.models import MODELS
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpexp.devices import current_device, virtual
-from dpexp.engine.verify import set_comparable_mode
+from dpexp.engine.by_nature import set_comparable_mode
 from dpexp.parallel import parallel_apply
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
 
@@ -57,7 +57,8 @@ def test_layers_that_draw_in_training_are_recognized(module: nn.Module, expected
 def test_verification_puts_exactly_the_random_layers_into_eval_mode(layer: nn.Module) -> None:
     """Attributes, RReLU: two detectors used to disagree on them."""
     model = nn.Sequential(nn.Linear(2, 2), layer, PowerMean(2.0))
-    assert set_comparable_mode(model) == "dropout in eval mode (1)"
+    (note,) = set_comparable_mode(model)
+    assert note.startswith("dropout in eval mode (1): ")
     assert [is_random_layer(part) for part in model] == [False, not isinstance(layer, nn.LSTM), False]
     assert [part.training for part in model] == [True, isinstance(layer, nn.LSTM), True]
 
@@ -65,7 +66,8 @@ def test_verification_puts_exactly_the_random_layers_into_eval_mode(layer: nn.Mo
 def test_a_block_that_keeps_a_probability_leaves_its_submodules_in_training() -> None:
     block = StochasticDepth(0.2)
     block.inner = nn.ReLU()
-    assert set_comparable_mode(block) == "dropout in eval mode (the model)"
+    (note,) = set_comparable_mode(block)
+    assert note.startswith("dropout in eval mode (the model): ")
     assert (block.training, block.inner.training) == (False, True)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verify import verify
+from dpexp.engine.verification import verify
 from dpexp.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]

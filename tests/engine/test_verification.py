@@ -13,14 +13,11 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config import ConfigError, RunConfig
+from dpexp.engine.by_nature import set_comparable_mode
+from dpexp.engine.compare import difference, relative_error
 from dpexp.engine.model_check import misfit_as_config_error
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.engine.verify import (
-    Verification,
-    relative_error,
-    set_comparable_mode,
-    verify,
-)
+from dpexp.engine.verification import Verification, verify
 from dpexp.strategies import STRATEGIES, Placed, Strategy
 from dpexp.strategies.base import Needs
 from dpexp.strategies.wrappers import Wrapper
@@ -164,19 +161,38 @@ def test_a_result_that_is_not_finite_fails() -> None:
 
 
 def test_errors_are_relative_to_all_tensors_together() -> None:
-    expected = [torch.tensor([3.0]), torch.tensor([4.0])]
-    assert relative_error([torch.tensor([3.0]), torch.tensor([4.5])], expected) == pytest.approx(0.1)
-    assert relative_error([torch.zeros(2)], [torch.zeros(2)]) == 0.0
-    assert relative_error([torch.zeros(2)], [torch.zeros(3)]) == float("inf")
+    expected = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    found = {"a": torch.tensor([3.0]), "b": torch.tensor([4.5])}
+    assert relative_error(found, expected) == pytest.approx(0.1)
+    assert difference("", found, expected).tensor == "b"
+    assert relative_error({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0.0
+    assert relative_error({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == float("inf")
+
+
+def test_sparse_tensors_are_compared_with_sparse_and_with_dense_ones() -> None:
+    rows = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 3), (4, 3), check_invariants=True)
+    other = torch.sparse_coo_tensor([[2]], torch.ones(1, 3), (4, 3), check_invariants=True)
+    for same in (rows, rows.coalesce(), rows.to_dense()):
+        assert relative_error({"a": same}, {"a": rows}) == relative_error({"a": rows}, {"a": same}) == 0.0
+        assert relative_error({"a": other}, {"a": same}) == pytest.approx((15 / 12) ** 0.5)
+
+
+def test_equal_infinities_do_not_differ_and_others_do() -> None:
+    mask = torch.tensor([0.0, float("-inf"), float("nan")])
+    assert relative_error({"mask": mask}, {"mask": mask.clone()}) == 0.0
+    for wrong in (0.0, float("inf"), float("nan")):
+        found = torch.tensor([0.0, wrong, float("nan")])
+        assert relative_error({"mask": found}, {"mask": mask}) == float("inf")
 
 
 def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_names_them() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LSTM(2, 2, 2, dropout=0.3))
-    note = set_comparable_mode(model)
-    assert note == "BatchNorm in eval mode (1); dropout in eval mode (2, 3)"
+    batch_norm, dropout = set_comparable_mode(model)
+    assert batch_norm.startswith("BatchNorm in eval mode (1): a shard uses its own statistics")
+    assert dropout.startswith("dropout in eval mode (2, 3): ")
     assert [model[index].training for index in range(4)] == [True, False, False, True]
     assert model[3].dropout == 0.0
-    assert set_comparable_mode(nn.Linear(2, 2)) == ""
+    assert set_comparable_mode(nn.Linear(2, 2)) == []
 
 
 class Drops(nn.Linear):

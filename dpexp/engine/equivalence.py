@@ -1,0 +1,106 @@
+"""Equivalence: whether a layout of a model trains as a single device does.
+
+It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from dpexp import devices
+from dpexp.data.dataset import Batch
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.by_nature import WrittenByShards, hook_notes, set_comparable_mode
+from dpexp.engine.compare import Difference
+from dpexp.engine.locate import Locator
+from dpexp.engine.model_copy import copied
+from dpexp.engine.side_by_side import DrawsRandomNumbersError, SideBySide
+from dpexp.engine.training import Loss, OptimizerFactory, Training
+from dpexp.strategies.base import Placed
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""Largest relative error that counts as rounding, by the dtype of the comparison."""
+
+LayOut: TypeAlias = Callable[[nn.Module], Placed]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The largest difference of each kind, what differs by nature (``notes``), and where a failure begins."""
+
+    worst: Mapping[str, Difference]
+    steps: int
+    tolerance: float
+    notes: Sequence[str] = ()
+    cause: str = ""
+    eval_only: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether every kind equals the single device's to rounding."""
+        return not self.cause
+
+    @property
+    def largest(self) -> Difference | None:
+        """The difference with the largest error of all kinds."""
+        return max(self.worst.values(), key=lambda each: each.error, default=None)
+
+    def error(self, kind: str) -> float | None:
+        """The relative error of one kind; None if there was nothing to compare."""
+        return self.worst[kind].error if kind in self.worst else None
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Trains a copy of the model in the layout and one on the host, a step on each of the global batches.
+
+    ``optimizer`` makes the optimizer of some parameters; without one only forwards are compared. Neither the
+    model nor the random state of the host is changed.
+    """
+
+    model: nn.Module
+    lay_out: LayOut
+    batches: Sequence[Batch]
+    loss: Loss
+    optimizer: OptimizerFactory | None = None
+    group: ProcessGroup = field(default_factory=ProcessGroup)
+    dtype: torch.dtype = torch.float64
+
+    def result(self) -> Result:
+        """Compare; every rank must call this, and gets the same result.
+
+        A model that draws random numbers outside of known layers is compared in eval mode.
+        """
+        with torch.random.fork_rng(devices=[]):
+            try:
+                return self._result(eval_only=False)
+            except DrawsRandomNumbersError:
+                pass
+        with torch.random.fork_rng(devices=[]):
+            return self._result(eval_only=True)
+
+    def _result(self, eval_only: bool) -> Result:
+        model, notes = self.comparable_copy(self.dtype, eval_only)
+        reference = Training(on_host(model), self.loss, self.optimizer, self.dtype, is_reference=True)
+        model, _ = self.comparable_copy(self.dtype, eval_only)
+        layout = Training(self.lay_out(model), self.loss, self.optimizer, self.dtype)
+        tolerance = TOLERANCE[self.dtype]
+        written = WrittenByShards(dict(self.model.named_buffers()), self.group.size, tolerance)
+        sides = SideBySide(layout, reference, self.group, tolerance, written, eval_only)
+        failure = sides.run(self.batches)
+        cause = Locator(sides, failure, self.model).message() if failure is not None else ""
+        notes += [*hook_notes(self.model, self.group.size), *written.notes(self.group)]
+        return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, eval_only)
+
+    def comparable_copy(self, dtype: torch.dtype, eval_only: bool) -> tuple[nn.Module, list[str]]:
+        """The model in this type, in a mode in which layouts can be compared, and notes about the mode."""
+        model = copied(self.model, dtype)
+        return model, set_comparable_mode(model, eval_only)
+
+
+def on_host(model: nn.Module) -> Placed:
+    """The model as a single device has it."""
+    return Placed(model, devices.HOST, devices.HOST, (devices.HOST,))

@@ -1,0 +1,32 @@
+"""Model copy: a model again, in another floating-point type, with the hooks on its parameters."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import tensors
+from dpexp.strategies.hooks import carry_hooks
+
+
+def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A deep copy with parameters and buffers of this type; each tensor is cast while it is copied."""
+    memo: dict[int, Any] = {}
+    originals = list(model.parameters())
+    for tensor in (*originals, *model.buffers()):
+        if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf:
+            memo[id(tensor)] = _copied(tensor, dtype)
+    made = tensors.cast_module(copy.deepcopy(model, memo), dtype)
+    for original in originals:
+        carry_hooks(original, memo[id(original)], memo)
+    return made
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    new: torch.Tensor = tensors.cast(tensor.detach(), dtype)
+    if new.data_ptr() == tensor.data_ptr():
+        new = new.clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(new, tensor.requires_grad)
+    return new.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,143 @@
+"""Patterns: what a difference from the single device looks like, in words; empty if like nothing known.
+
+A gradient is fitted by those of the shards, ``found = a0*g0 + a1*g1 + …``: the right one has
+each shard's share of the rows as its factor, and every usual error of a layout has factors of its own.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+CLOSE = 1e-6
+"""Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
+
+
+def is_close(found: float, expected: float) -> bool:
+    """Whether a fitted factor is this one."""
+    return math.isclose(found, expected, rel_tol=1e-4, abs_tol=1e-4)
+
+
+def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The number c of ``found = c * expected``; None if there is none."""
+    found, expected = found.flatten(), expected.flatten()
+    if found.shape != expected.shape or not bool(found.isfinite().all()):
+        return None
+    norm = float(torch.vdot(expected, expected).abs())
+    if norm == 0:
+        return None
+    scale = float(torch.vdot(expected, found).real) / norm
+    residual = float(torch.linalg.vector_norm(found - scale * expected))
+    return scale if residual <= CLOSE * math.sqrt(norm) * max(1.0, abs(scale)) else None
+
+
+def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
+    """A factor in words; ``unit`` is what has a shard of the rows."""
+    if is_close(scale, 0):
+        return "it is zero"
+    if shards > 1 and is_close(scale, shards):
+        return f"it is {shards} times too large: a sum over {shards} {unit}s where the mean is due"
+    if shards > 1 and is_close(scale, 1 / shards):
+        return f"it is 1/{shards} of it: divided by the number of {unit}s once too often"
+    return f"it is {scale:.6g} times the single device's"
+
+
+def coefficients(found: torch.Tensor, shards: Sequence[torch.Tensor]) -> list[float] | None:
+    """The factors of the shards' gradients that add up to the gradient; None if they do not determine it."""
+    parts = [_as_real(shard) for shard in shards]
+    columns, found = torch.stack(parts, dim=1), _as_real(found)
+    if len(columns) < len(shards) or not bool(found.isfinite().all()):
+        return None
+    scales = torch.linalg.vector_norm(columns, dim=0).clamp_min(1e-300)
+    solution = torch.linalg.lstsq(columns / scales, found[:, None], driver="gelsd")
+    if int(solution.rank) < len(shards):
+        return None
+    fitted = solution.solution[:, 0] / scales
+    residual = torch.linalg.vector_norm(columns @ fitted - found)
+    is_fit = float(residual) <= CLOSE * float(torch.linalg.vector_norm(found))
+    return fitted.tolist() if is_fit else None
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+
+
+def of_coefficients(found: Sequence[float], rows: Sequence[int], unit: str = "shard") -> str:
+    """The factors of the shards, which have this many rows, in words."""
+    count, total = len(rows), sum(rows)
+    ratios = [a * total / n for a, n in zip(found, rows, strict=True)]
+    named = ", ".join(map(str, rows))
+    counted = [shard for shard, ratio in enumerate(ratios) if not is_close(ratio, 0)]
+    if all(is_close(ratio, ratios[0]) for ratio in ratios):
+        return of_factor(ratios[0], count, unit)
+    if all(is_close(a, 1 / count) for a in found):
+        return f"it is the mean of the {unit}s' means, which counts their {named} rows alike"
+    if all(is_close(a, 1) for a in found):
+        return f"it is the sum of the {unit}s' means, of {named} rows"
+    if len(counted) == 1 and count > 2:
+        return f"it is that of {unit} {counted[0]} alone: the sum over {unit}s is missing"
+    if 0 < len(counted) < count:
+        missing = [str(shard) for shard in range(count) if shard not in counted]
+        return f"the rows of {unit} {', '.join(missing)} (of {count}) are missing in it"
+    shares = ", ".join(f"{a:.4g}" for a in found)
+    return f"it weights {unit}s of {named} rows by {shares}"
+
+
+def of_rows(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """What outputs look like, by their rows (dimension 0)."""
+    if found.shape != expected.shape:
+        return _of_shapes(tuple(found.shape), tuple(expected.shape))
+    scale = factor(found, expected)
+    if scale is not None:
+        return of_factor(scale, 1)
+    if found.dim() == 0 or len(found) < 2:
+        return ""
+    a, b = found.reshape(len(found), -1), expected.reshape(len(expected), -1)
+    limit = CLOSE * float(torch.linalg.vector_norm(b)) / math.sqrt(len(b))
+    origin = _origins(a, b, limit)
+    wrong = [row for row in range(len(a)) if not torch.linalg.vector_norm(a[row] - b[row]) <= limit]
+    if sorted(origin) == list(range(len(b))):
+        order = ", ".join(_spans(origin))
+        return f"its rows are in another order, those of the single device as {order}: shards are swapped"
+    where = ", ".join(_spans(wrong))
+    if len(wrong) == len(a):
+        return ""
+    if not a[wrong].any():
+        return f"rows {where} are zero, the others are right: rows are dropped"
+    if all(origin[row] >= 0 for row in wrong):
+        return (
+            f"rows {where} repeat rows {', '.join(_spans([origin[row] for row in wrong]))}: rows are dropped"
+        )
+    return f"rows {where} differ, the others are right"
+
+
+def _as_real_rows(rows: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
+
+
+def _of_shapes(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if found[1:] == expected[1:] and found and found[0] < expected[0]:
+        return f"it has {found[0]} rows instead of {expected[0]}: rows are dropped"
+    return f"its shape is {found} instead of {expected}"
+
+
+def _origins(found: torch.Tensor, expected: torch.Tensor, limit: float) -> list[int]:
+    """For each row the row of the single device that it equals, -1 if there is none."""
+    apart = torch.cdist(_as_real_rows(found), _as_real_rows(expected))
+    # prefer the row itself: rows of the single device may be equal
+    apart.diagonal().sub_(limit)
+    nearest = apart.min(dim=1)
+    is_equal = nearest.values <= limit
+    return torch.where(is_equal, nearest.indices, -1).tolist()
+
+
+def _spans(rows: Sequence[int]) -> list[str]:
+    """``[15, 16, 17, 0, 1]`` -> ``15 to 17``, ``0 to 1``; at most four of them."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return texts[:4] + ["…"] * (len(texts) > 4)

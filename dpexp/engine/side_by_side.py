@@ -1,0 +1,147 @@
+"""Side by side: the layout and a single device take the same steps on the same batches.
+
+    batch --> single device: outputs, loss, gradients --+
+      |                                                 |-- compare --> both optimizers --> next batch
+      +--> layout (of a rank: its rows) ----------------+
+
+Every rank computes the single device's steps itself. Ranks agree on each error, so that all stop together.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dpexp.data.dataset import Batch
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.by_nature import WrittenByShards
+from dpexp.engine.compare import Difference, difference
+from dpexp.engine.training import Step, Training, joined
+
+KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
+
+
+class DrawsRandomNumbersError(Exception):
+    """The single device drew random numbers, so that no two layouts compute the same."""
+
+
+@dataclass
+class Failure:
+    """The first step that differs, and what both sides computed in it."""
+
+    worst: Difference
+    batch: Batch
+    found: Step
+    expected: Step
+
+
+@dataclass
+class SideBySide:
+    """``worst`` has the largest difference of each kind over all steps, on this rank.
+
+    ``may_draw``: whether the model may draw random numbers.
+    """
+
+    layout: Training
+    reference: Training
+    group: ProcessGroup
+    tolerance: float
+    written: WrittenByShards
+    may_draw: bool = False
+
+    def __post_init__(self) -> None:
+        self.worst: dict[str, Difference] = {}
+        self.steps = 0
+
+    def run(self, batches: Sequence[Batch]) -> Failure | None:
+        """Take a step on each batch, until one differs."""
+        found = expected = Step()
+        for self.steps, batch in enumerate(batches, 1):
+            state = torch.get_rng_state()
+            expected = self.reference.compute(batch)
+            if not self.may_draw and not torch.equal(state, torch.get_rng_state()):
+                raise DrawsRandomNumbersError
+            found = self._layout_step(batch, expected)
+            buffers = self.written.replace_buffers(self.layout, self.reference)
+            failed = self._failed(
+                outputs=difference("outputs", found.outputs, expected.outputs),
+                loss=_difference_of_loss(found.loss, expected.loss),
+                gradients=difference("gradients", found.gradients, expected.gradients),
+                buffers=difference("buffers", buffers, self.reference.buffers()),
+            )
+            if failed:
+                return Failure(self._cause_before(failed), batch, found, expected)
+            self.reference.update()
+            self.layout.update()
+            if expected.written:
+                self.written.replace_parameters(self.layout, self.reference, expected.written)
+        failed = self._failed(**self._after())
+        return Failure(failed, batches[-1], found, expected) if failed else None
+
+    def _layout_step(self, batch: Batch, expected: Step) -> Step:
+        """The layout's step, with the outputs and the loss of all ranks."""
+        part = batch.part(self.group.rows)
+        try:
+            found = self.layout.compute(part)
+        except Exception:
+            found = self.layout.step
+            if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
+                raise  # else the loss has refused outputs of other shapes, which are the cause
+        found.outputs = joined(self.group.all_gather(found.outputs))
+        if found.loss is not None:
+            losses = self.group.all_gather_numbers([found.loss, part.weight])
+            found.loss = math.fsum(loss * weight for loss, weight in losses if weight)
+        return found
+
+    def _after(self) -> dict[str, Difference | None]:
+        """What the optimizer has made, on both sides."""
+        layout, reference = self.layout, self.reference
+        return {
+            "parameters": difference("parameters", layout.full_parameters(), reference.full_parameters()),
+            "optimizer": difference("optimizer", layout.optimizer_state(), reference.optimizer_state()),
+        }
+
+    def _cause_before(self, failed: Difference) -> Difference:
+        """From the second step on, parameters that differ already are the cause: the optimizer's work."""
+        if self.steps == 1 or failed.kind == "buffers":
+            return failed
+        before = self._failed(**self._after())
+        return replace(before, step=self.steps - 1) if before else failed
+
+    def _failed(self, **differences: Difference | None) -> Difference | None:
+        """Add the differences of a step; returns the first with an error over the tolerance on any rank."""
+        local = [
+            replace(each or Difference(kind, 0.0), step=self.steps) for kind, each in differences.items()
+        ]
+        for each in local:
+            known = self.worst.get(each.kind)
+            if differences[each.kind] is not None and (known is None or each.error > known.error):
+                self.worst[each.kind] = each
+        by_rank = self.group.all_gather_numbers([each.error for each in local])
+        errors = [max(numbers) for numbers in zip(*by_rank, strict=True)]
+        pairs = zip(local, errors, strict=True)
+        return next(
+            (replace(each, error=error) for each, error in pairs if not error <= self.tolerance), None
+        )
+
+    def worst_of_all_ranks(self) -> dict[str, Difference]:
+        """The largest difference of each kind on any rank; every rank must call this."""
+        found: dict[str, Difference] = {}
+        for worst in self.group.all_gather(self.worst):
+            for kind, each in worst.items():
+                if kind not in found or each.error > found[kind].error:
+                    found[kind] = each
+        return found
+
+
+def _shapes(step: Step) -> list[torch.Size]:
+    return [tensor.shape for tensor in step.outputs.values()]
+
+
+def _difference_of_loss(found: float | None, expected: float | None) -> Difference | None:
+    """The loss may be near zero by cancellation: its error is relative to at least 1."""
+    if found is None or expected is None:
+        return None
+    error = abs(found - expected) / max(abs(expected), 1.0)
+    return Difference("loss", error if math.isfinite(error) else math.inf)

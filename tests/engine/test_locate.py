@@ -1,0 +1,202 @@
+"""Locate: planted bugs are caught; the message names module and parameter, and what the bug looks like."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted
+import pytest
+import torch
+from launching import start, wait
+from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
+from torch import nn
+
+from dpexp.config import RunConfig
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verification import Verification, verify
+from dpexp.strategies import Placed
+
+HELPER = Path(planted.__file__).with_name("verified_in_ranks.py")
+MODEL = f"{planted.__file__}:Net"
+
+
+def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Verification:
+    prepared = prepare(RunConfig("single", devices="cpu", model=MODEL, **config))
+    return verify(replace(prepared, strategy=Planted(place)))
+
+
+OUTPUT = "the first output in forward order that differs is of "
+GRADIENT = "the first gradient in backward order that differs is of parameter "
+PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
+    "output scaled": (
+        wrapped("second", lambda module, inputs: module(inputs) * 1.5),
+        [
+            "step 1 (30 rows): outputs differ",
+            OUTPUT + "the wrapper around module 'second'",
+            "it is 1.5 times",
+        ],
+    ),
+    "inside a module": (
+        wrapped("second", lambda module, inputs: module(inputs * 2)),
+        [OUTPUT + "module 'second'"],
+    ),
+    "shards swapped": (
+        wrapped("second", planted.swapped),
+        [OUTPUT + "the wrapper around module 'second'", "those of the single device as 15 to 29, 0 to 14"],
+    ),
+    "rows dropped": (
+        wrapped("third", planted.dropped),
+        ["step 1", "the wrapper around module 'third'", "rows 28 to 29 are zero", "rows are dropped"],
+    ),
+    "rows repeated": (
+        wrapped("", lambda module, inputs: torch.cat([module(inputs[:-1]), module(inputs[:1])])),
+        ["the wrapper around the model itself", "rows 29 repeat rows 0"],
+    ),
+    "fewer rows": (
+        wrapped("", lambda module, inputs: module(inputs[:-2])),
+        ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
+    ),
+    "mean of means": (
+        wrapped("second", weighted(mean_of_means, 3), pieces=3),
+        [
+            "step 2 (10 rows): gradients",
+            GRADIENT + "'second.",
+            "the mean of the shards' means",
+            "4, 4, 2 rows",
+        ],
+    ),
+    "mean of means of unknown shards": (
+        wrapped("second", weighted(mean_of_means, 3)),
+        [
+            "step 2 (10 rows): gradients",
+            GRADIENT + "'second.",
+            "the mean of the shards' means",
+            "4, 4, 2 rows",
+        ],
+    ),
+    "replica dropped": (
+        wrapped("", weighted(lambda rows: [1.0, 0.0, 1.0], 3), pieces=3),
+        ["step 1 (30 rows): gradients", "the rows of shard 1 (of 3) are missing in it"],
+    ),
+    "only one replica": (
+        wrapped("", weighted(lambda rows: [0.0, 0.0, 1.0], 3), pieces=3),
+        ["it is that of shard 2 alone: the sum over shards is missing"],
+    ),
+    "times n": (
+        wrapped("second", weighted(lambda rows: [2.0, 2.0], 2), pieces=2),
+        [GRADIENT + "'second.", "it is 2 times too large: a sum over 2 shards where the mean is due"],
+    ),
+    "divided by n": (
+        wrapped("", weighted(lambda rows: [0.25] * 4, 4), pieces=4),
+        ["it is 1/4 of it: divided by the number of shards once too often"],
+    ),
+    "one parameter": (scaled(3.0, "second.weight"), [GRADIENT + "'second.weight'", "it is 3 times"]),
+    "no gradient": (scaled(0.0, "first.bias"), [GRADIENT + "'first.bias'", "it is zero"]),
+    "detached": (
+        wrapped("first", lambda module, inputs: module(inputs).detach()),
+        [GRADIENT + "'first.", "the layout has no gradient for it"],
+    ),
+    "stale buffer": (
+        lambda model: planted.on_host(Stale(model)),
+        ["step 1 (30 rows): buffers (calls)", "it is stale"],
+    ),
+    "missing buffer": (lambda model: planted.on_host(Forgets(model)), ["buffers (calls)", "it is missing"]),
+    "optimizer": (
+        lambda model: planted.on_host(planted.Hides(model, "second.weight")),
+        ["after step 1: parameters (second.weight)", "the optimizer left it out"],
+    ),
+}
+
+
+class Stale(Caching):
+    """Updates the copy, never the model's."""
+
+
+class Forgets(Caching):
+    """Removes the model's buffer after it has been copied."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        del module.calls
+        self.calls_of_module = torch.zeros(())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.module.__dict__["calls"] = self.calls_of_module
+        return self.module(inputs)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught_and_described(name: str) -> None:
+    place, words = PLANTED[name]
+    result = verified(place)
+    assert result.passed is False
+    for word in words:
+        assert word in result.cause
+
+
+def test_the_message_is_the_same_every_time() -> None:
+    place, _ = PLANTED["mean of means"]
+    assert verified(place).cause == verified(place).cause
+
+
+def test_a_right_layout_has_no_cause() -> None:
+    assert verified(planted.on_host).cause == ""
+
+
+# --- over ranks ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def in_ranks(world: int) -> tuple[dict[str, dict[str, Any]], bool]:
+    """The verification of every case, and whether all ranks have the same."""
+    agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world))
+    done = wait(start(*agent, str(HELPER)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    results, is_same = json.loads(done.stdout)
+    return results, is_same
+
+
+RANKS: dict[str, list[str]] = {
+    "not weighted by rows": ["step 2 (", "the mean of the ranks' means"],
+    "not reduced": ["step 1 (", "the sum over ranks is missing"],
+    "one not reduced": ["step 1 (", "'second.weight'", "the sum over ranks is missing"],
+    "last rank dropped": ["step 1 (", "(of "],
+    "summed": ["times too large: a sum over"],
+    "divided twice": ["divided by the number of ranks once too often"],
+    "one rank differs": ["on rank 1 it is 2 times"],
+}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("wrong", RANKS)
+def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(wrong: str, world: int) -> None:
+    results, is_same = in_ranks(world)
+    assert is_same
+    assert results[wrong]["passed"] is False
+    for word in RANKS[wrong]:
+        assert word in results[wrong]["cause"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
+    found = in_ranks(world)[0][""]
+    assert (found["passed"], found["steps"]) == (True, 3)
+    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) -> None:
+    found = in_ranks(world)[0][strategy]
+    assert found["passed"] is True
+    assert "the forward writes to mean (by " in found["note"]
+    assert "table.weight (by " in found["note"]
+    assert "DistributedDataParallel sends the buffers of rank 0" in found["note"]
+    assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
+        strategy == "ddp"
+    )

@@ -1,0 +1,192 @@
+"""Planted bugs: layouts that are wrong in one way each, made for the tests of verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from dpexp import parallel
+from dpexp.config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.devices import HOST
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies import Placed, Strategy
+from dpexp.strategies.base import GradientSync, Needs
+from dpexp.strategies.ddp import RowWeightedSync
+from dpexp.strategies.wrappers import Forward, Wrapper
+from dpexp.timing import Timer
+
+Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    """Three layers, a buffer that every forward updates and one that the forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.second = nn.Linear(4, 4)
+        self.third = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(4))
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)) * self.scale)))
+
+
+class Planted(Strategy):
+    """A layout on the host, in one process or in ranks, that ``place_wrong`` makes."""
+
+    name = "planted"
+    needs = Needs(devices=True)
+
+    def __init__(self, place_wrong: Callable[[nn.Module], Placed], group: ProcessGroup | None = None) -> None:
+        super().__init__(RunConfig("single", model=f"{__file__}:Net"), group)
+        self.place_wrong = place_wrong
+
+    def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
+        return self.place_wrong(model)
+
+
+def on_host(module: nn.Module, sync: GradientSync | None = None) -> Placed:
+    return Placed(module, HOST, HOST, (HOST,), sync or GradientSync())
+
+
+class Changed(Wrapper):
+    """Computes ``change(module, inputs)``; says that it splits a batch into ``pieces``."""
+
+    def __init__(self, module: nn.Module, change: Change, pieces: int = 1) -> None:
+        super().__init__()
+        self.module, self.change, self.pieces = module, change, pieces
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.change(self.module, inputs)
+
+
+def wrapped(name: str, change: Change, pieces: int = 1) -> Callable[[nn.Module], Placed]:
+    """A layout in which this submodule (or the model) is ``Changed``."""
+
+    def place(model: nn.Module) -> Placed:
+        if not name:
+            return on_host(Changed(model, change, pieces))
+        model.set_submodule(name, Changed(model.get_submodule(name), change, pieces))
+        return on_host(Forward(model, Timer()))
+
+    return place
+
+
+def weighted(weights: Callable[[list[int]], list[float]], shards: int) -> Change:
+    """Right outputs, and the gradients of each shard's rows times its weight."""
+
+    def change(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = [module(piece) for piece in inputs.chunk(shards)]
+        of_shard = zip(outputs, weights([len(output) for output in outputs]), strict=True)
+        return torch.cat(
+            [output.detach() + (output - output.detach()) * weight for output, weight in of_shard]
+        )
+
+    return change
+
+
+def mean_of_means(rows: list[int]) -> list[float]:
+    return [sum(rows) / (len(rows) * count) for count in rows]
+
+
+def swapped(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    pieces = parallel.scatter((inputs,), [HOST] * 2)
+    return torch.cat([module(*piece) for piece in reversed(pieces)])
+
+
+def dropped(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Floor instead of ceil: the rows that do not divide by four are never computed."""
+    outputs = module(inputs)
+    kept = len(inputs) // 4 * 4
+    return torch.cat([outputs[:kept], torch.zeros_like(outputs[kept:])])
+
+
+class Caching(Wrapper):
+    """Calls the model with a copy of its buffers that it has made once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(self.module, self.copies, inputs)
+
+
+@dataclass
+class Scaled(GradientSync):
+    """Gradients times a number; those of ``names`` only, where there are any."""
+
+    module: nn.Module
+    scale: float
+    names: tuple[str, ...] = ()
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        super().backward(loss, batch)
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None and (not self.names or name in self.names):
+                parameter.grad *= self.scale
+
+
+def scaled(scale: float, *names: str) -> Callable[[nn.Module], Placed]:
+    return lambda model: on_host(model, Scaled(model, scale, names))
+
+
+class Hides(Wrapper):
+    """Keeps one parameter from whoever asks for them, such as the optimizer."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module, self.name = module, name
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        hidden = self.module.get_parameter(self.name)
+        return (each for each in super().parameters(recurse) if each is not hidden)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(inputs)
+
+
+# --- wrong in ranks -----------------------------------------------------------------------------------
+
+
+class AllReduced(RowWeightedSync):
+    """Averages the gradients over ranks after backward, as ``wrong`` changes it."""
+
+    def __init__(self, module: nn.Module, group: ProcessGroup, wrong: str) -> None:
+        super().__init__(group.size)
+        self.module, self.group, self.wrong = module, group, wrong
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        if self.wrong == "not weighted by rows":
+            batch = replace(batch, rows=1, global_rows=self.world_size)
+        super().backward(loss, batch)
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self.wrong == "not reduced" or (self.wrong == "one not reduced" and name == "second.weight"):
+                continue
+            if self.wrong == "last rank dropped" and self.group.rank == self.world_size - 1:
+                parameter.grad.zero_()
+            torch.distributed.all_reduce(parameter.grad)
+            if self.wrong != "summed":
+                parameter.grad /= self.world_size
+            if self.wrong == "divided twice":
+                parameter.grad /= self.world_size
+            if self.wrong == "one rank differs" and self.group.rank == 1:
+                parameter.grad *= 2
+
+
+def in_ranks(group: ProcessGroup, wrong: str = "") -> Planted:
+    """A layout over ranks with this bug, or without one."""
+    return Planted(lambda model: on_host(model, AllReduced(model, group, wrong)), group)
