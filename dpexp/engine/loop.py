@@ -10,7 +10,7 @@ from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import Verification, VerificationError, verify
-from dpexp.record import Journal
+from dpexp.record import Journal, pack
 from dpexp.timing import Timer
 
 
@@ -29,9 +29,9 @@ def execute(
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     observations = Observations(prepared, placed)
-    journal.set(devices=observations.device_facts(), device_map=observations.device_map())
+    journal.set(devices=observations.device_facts(), device_map=pack(observations.device_map()))
     progress.begin("observe")
-    journal.set(shapes=observations.shapes())
+    journal.set(shapes=pack(observations.shapes()))
     journal.flush()
     on_flush()
     trainer = Trainer(prepared, placed, timer)

@@ -15,6 +15,7 @@ from dpexp.record.fold import finish, fold, load
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
 from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
+from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present, spread
 from dpexp.record.redact import Verbatim, redact
@@ -44,6 +45,7 @@ __all__ = [
     "make_folder",
     "new_run_id",
     "now",
+    "pack",
     "present",
     "private_files",
     "private_umask",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dpexp.record.packing import unpack
 from dpexp.record.schema import wrong_types
 
 SCHEMA = 1
@@ -106,10 +108,11 @@ class Record:
             if key == "schema":
                 check_schema(value, "journal")
             parent, name = self._locate(key)
-            if parent is None or not _is_same_kind(name, parent.get(name), value):
+            rows = _unpacked(value) if key in ("shapes", "device_map") else value
+            if parent is None or not _is_same_kind(name, parent.get(name), rows):
                 rejected.append(key)
             else:
-                parent[name] = value
+                parent[name] = rows
         for key, values in entry.get("extend", {}).items():
             parent, name = self._locate(key)
             if parent is None or not isinstance(parent.setdefault(name, []), list):
@@ -176,6 +179,13 @@ def _align(values: list[Any], key: str, length: int | None) -> bool:
 def present(values: Iterable[Any]) -> list[Any]:
     """The samples without those that are lost."""
     return [value for value in values if value is not None]
+
+
+def _unpacked(value: Any) -> Any:
+    """Packed rows as rows; anything else as it is."""
+    with contextlib.suppress(ValueError):
+        return unpack(value) if isinstance(value, dict) else value
+    return value
 
 
 def _is_same_kind(key: str, old: Any, new: Any) -> bool:

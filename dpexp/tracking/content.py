@@ -27,6 +27,8 @@ from dpexp.record import Record, Row
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
+MAX_ROWS = 10_000
+"""Rows of a table at most, because MLflow's pages load it whole."""
 LONG_VALUES = "long_values.json"
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
@@ -130,7 +132,7 @@ def tags(record: Record) -> dict[str, str]:
     """What runs are searched and grouped by, at full length."""
     environment, git = record.environment, record.environment.get("git") or {}
     verification, error = record.verification, record.error
-    shown = [{"path": name, "type": "table"} for name in tables(record)]  # MLflow shows these as tables
+    shown = [{"path": name, "type": "table"} for name in _rows(record)]  # MLflow shows these as tables
     values: dict[str, Any] = {
         "dpexp.run_id": record.run_id,
         "dpexp.schema": record.schema,
@@ -148,6 +150,7 @@ def tags(record: Record) -> dict[str, str]:
         "mlflow.source.git.branch": git.get("branch"),
         "mlflow.loggedArtifacts": json.dumps(shown) if shown else None,
         "dpexp.error": f"{error.get('type')}: {error.get('message')}" if error else None,
+        "dpexp.tables": _cut_tables(record),
         "dpexp.damage": "; ".join(record.damage),
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
@@ -168,9 +171,21 @@ def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str
 
 
 def tables(record: Record) -> dict[str, str]:
-    """The tables' artifacts by file name; only those with rows."""
-    rows = {"shapes.json": record.shapes, "device_map.json": record.device_map}
-    return {name: table(rows) for name, rows in rows.items() if rows}
+    """The tables' artifacts by file name; only those with rows, and of many rows the first."""
+    return {name: table(rows[:MAX_ROWS]) for name, rows in _rows(record).items()}
+
+
+def _rows(record: Record) -> dict[str, list[Row]]:
+    found = {"shapes.json": record.shapes, "device_map.json": record.device_map}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _cut_tables(record: Record) -> str:
+    """Which tables are not complete."""
+    cut = {name: len(rows) for name, rows in _rows(record).items() if len(rows) > MAX_ROWS}
+    return "; ".join(
+        f"{name}: the first {MAX_ROWS} of {n} rows, all in record.json" for name, n in cut.items()
+    )
 
 
 def table(rows: list[Row]) -> str:

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold, import_journal
+from dpexp.record import JOURNAL, Journal, JournalReader, Record, finish, fold, import_journal
 from dpexp.tracking import content, ledger, sync, upload
 from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import Store
@@ -125,6 +125,16 @@ def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
     )
     theirs = everything(uri, "tables")["artifacts"]["theirs.json"]
     assert ours == json.loads(theirs)
+
+
+def test_a_table_of_very_many_rows_is_cut_and_a_tag_says_so() -> None:
+    rows = [{"batch": 0, "module": str(number)} for number in range(content.MAX_ROWS + 1)]
+    record = Record(shapes=rows, device_map=rows[:-1])
+    lengths = {name: len(json.loads(text)["data"]) for name, text in content.tables(record).items()}
+    assert lengths == dict.fromkeys(("shapes.json", "device_map.json"), content.MAX_ROWS)
+    cut = "shapes.json: the first 10000 of 10001 rows, all in record.json"
+    assert content.tags(record)["dpexp.tables"] == cut
+    assert "dpexp.tables" not in content.tags(Record(shapes=rows[:-1]))
 
 
 def test_long_values_are_complete_in_an_artifact_that_the_short_ones_name(home: Path, uri: str) -> None:
