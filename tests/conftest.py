@@ -70,6 +70,17 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """The temporary directory of the processes that this test starts; they must leave nothing in it."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    left = [path for path in folder.rglob("*") if not path.name.startswith("torchinductor_")]
+    assert not left, "torch's cache may stay, and nothing else"
+
+
 @pytest.fixture(scope="session")
 def command_lines() -> CommandLines:
     """Runs command lines of scripts/run.py cheaply, each in its own process."""

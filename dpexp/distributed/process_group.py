@@ -5,6 +5,7 @@ callers need no second code path. ``TorchProcessGroup`` is a ``torch.distributed
 """
 
 import datetime
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional  # before a group exists: its functions would keep the default group
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -124,6 +127,7 @@ class TorchProcessGroup(ProcessGroup):
             return error
 
     def destroy(self) -> None:
+        _drop_references()
         self.barrier()
         distributed.destroy_process_group()
 
@@ -163,6 +167,19 @@ def init_process_group(
             f"{str(error).splitlines()[0]}"
         ) from error
     return TorchProcessGroup(world, store, options.comm_timeout)
+
+
+def _drop_references() -> None:
+    """Drop what else refers to the process group, so that gloo joins its threads when it is destroyed.
+
+    A gloo thread that is the last to let go of a tensor asks for Python's lock. In an interpreter that is
+    ending, Python 3.11 and 3.12 end such a thread by unwinding frames of C++ that must not be unwound: the
+    process aborts («terminate called without an active exception»).
+    """
+    gc.collect()  # wrapped modules, which are in cycles
+    for each in gc.get_objects():
+        if type(each) is DeviceMesh:  # which caches of DTensor keep
+            getattr(each, "_pg_registry", {}).clear()
 
 
 @contextmanager

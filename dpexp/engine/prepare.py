@@ -81,7 +81,8 @@ class Prepared:
         return chain.from_iterable(self.local_batches(epoch) for epoch in count())
 
     def release(self) -> None:
-        """Restore the process's number of torch threads, for the next run in it."""
+        """End the use of the model, and restore the process's number of torch threads for its next run."""
+        del self.model  # sharded, it holds the process group
         torch.set_num_threads(self.threads_before)
 
 

@@ -92,33 +92,21 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         super().__init__(module, bucket_cap_mb=options.bucket_mb, find_unused_parameters=options.find_unused)
         self.timer = timer
         self.device_of_rank = device
-        self._bucket_times: list[tuple[int, int, int]] = []  # (bucket, start, end) on time.perf_counter_ns
-        self._has_hook = False
+        self._hook: AllReduce | None = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.timer.is_recording and not self._has_hook:
+        if self.timer.is_recording and self._hook is None:
             self._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-            self.register_comm_hook(None, self._all_reduce)
-            self._has_hook = True
-        self._bucket_times = []
+            self._hook = AllReduce()
+            self.register_comm_hook(self._hook, AllReduce.start)
+        if self._hook is not None:
+            self._hook.times = []
         start = time.perf_counter_ns()
         with self.timer.phase("forward"):
             outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self.timer.is_recording and torch.is_grad_enabled():
             self.timer.at_end(lambda: self._add_phases(start))
         return outputs
-
-    def _all_reduce(self, state, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
-        tensor = bucket.buffer().div_(distributed.get_world_size())
-        work = distributed.all_reduce(tensor, async_op=True)
-        assert work is not None
-        index, start, times = bucket.index(), time.perf_counter_ns(), self._bucket_times
-
-        def reduced(done: Any) -> torch.Tensor:
-            times.append((index, start, time.perf_counter_ns()))
-            return done.value()[0]  # type: ignore[no-any-return]
-
-        return work.get_future().then(reduced)
 
     def _add_phases(self, start: int) -> None:
         """Add DDP's figures of the step: backward's compute, the all-reduce, and their overlap."""
@@ -134,5 +122,29 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         self.timer.add("allreduce", device, reducing, reduced)
         self.timer.add("overlap", device, reducing, max(reducing, min(reduced, computed)))
         if physical(device) == HOST:  # on an accelerator the host's clock shows when a kernel was queued
-            for index, began, ended in sorted(self._bucket_times):
+            for index, began, ended in sorted(self._hook.times if self._hook else ()):
                 self.timer.add(f"allreduce_bucket{index}", device, began, ended)
+
+
+class AllReduce:
+    """The communication hook: averages over ranks as DDP does without one, and times each bucket.
+
+    DDP's reducer holds its hook, out of the garbage collector's sight: a hook that held the module would keep
+    it, and with it the process group and gloo's threads, until after the interpreter ends.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[tuple[int, int, int]] = []
+        """(bucket, start, end) on ``time.perf_counter_ns``, of the latest step."""
+
+    def start(self, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
+        tensor = bucket.buffer().div_(distributed.get_world_size())
+        work = distributed.all_reduce(tensor, async_op=True)
+        assert work is not None
+        index, start, times = bucket.index(), time.perf_counter_ns(), self.times
+
+        def reduced(done: Any) -> torch.Tensor:
+            times.append((index, start, time.perf_counter_ns()))
+            return done.value()[0]  # type: ignore[no-any-return]
+
+        return work.get_future().then(reduced)

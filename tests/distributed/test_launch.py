@@ -14,8 +14,14 @@ from launching import ENVIRONMENT, SCRIPT, free_port, record, run, start, torchr
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
-import torch
+import atexit, os, torch
+from pathlib import Path
 from torch import nn
+@atexit.register
+def list_threads():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    if "RANK" in os.environ:
+        Path(f"threads_of_rank_{os.environ['RANK']}").write_text("".join(names))
 class Model(nn.Linear):
     def example(self, samples, generator):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
@@ -44,20 +50,32 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
+def check_no_thread_of_gloo(folder: Path) -> None:
+    """Neither rank may have one when its interpreter ends: freeing a tensor then aborts the process."""
+    for rank in range(2):
+        threads = (folder / f"threads_of_rank_{rank}").read_text()
+        assert "python" in threads
+        assert "gloo" not in threads
+
+
 @pytest.mark.parametrize(
     ("strategy", "model"), [("ddp", "package.mine:make"), ("fsdp", "package/mine.py:make")]
 )
+@pytest.mark.usefixtures("temporary_folder")
 def test_ranks_start_from_any_working_directory(hostile: Path, strategy: str, model: str) -> None:
     """``dpexp`` is found through the checkout, and the user's model through the working directory."""
     words = (strategy, "--devices", "2", "--model", model, *SHORT)
     found = record(wait(start(SCRIPT, *words, "--no-track", folder=hostile)))
+    check_no_thread_of_gloo(hostile)
     assert found["verification"]["passed"] is True
     assert len(found["devices"]["ranks"]) == 2
 
 
+@pytest.mark.usefixtures("temporary_folder")
 def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None:
     words = ("hybrid", "--model", "package.mine:embedding", "--host", "0", *SHORT)
     found = record(torchrun(2, *words, folder=hostile))
+    check_no_thread_of_gloo(hostile)
     assert found["verification"]["passed"] is True
 
 
