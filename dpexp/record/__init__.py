@@ -11,7 +11,7 @@ by name. Every other room may import this one; it imports nothing of dpexp and n
 """
 
 from dpexp.record.durable import make_folder, private_files, private_umask, write_atomically
-from dpexp.record.fold import finish, fold, load
+from dpexp.record.fold import finish, fold, load, load_closed
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
 from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
@@ -42,6 +42,7 @@ __all__ = [
     "is_open",
     "journals",
     "load",
+    "load_closed",
     "make_folder",
     "new_run_id",
     "now",

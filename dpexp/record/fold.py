@@ -1,7 +1,7 @@
 """Fold: a journal, complete or not, becomes the Record of what it holds."""
 
 import contextlib
-import json
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -12,7 +12,10 @@ from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import JournalError, Record
 from dpexp.record.schema import wrong_types
+from dpexp.record.seal import checksum, read_derived, seal, unseal, warn_of
 from dpexp.record.summary import SUMMARY, RunSummary
+
+KEPT = "record.before-damage.json"
 
 
 def fold(journal: Path) -> Record:
@@ -72,8 +75,10 @@ def finish(journal: Path) -> Record:
     """
     record = fold(journal)
     try:
-        write_atomically(journal.with_name(RECORD), record.to_json().encode())
-        write_atomically(journal.with_name(SUMMARY), RunSummary.of(record).to_json().encode())
+        made_from = checksum(journal)
+        _keep_undamaged(journal.with_name(RECORD), record)
+        write_atomically(journal.with_name(RECORD), seal(record.to_json(), made_from))
+        write_atomically(journal.with_name(SUMMARY), seal(RunSummary.of(record).to_json(), made_from))
     except OSError as error:
         record.damage.append(f"{RECORD} could not be written: {error.strerror}")
     return record
@@ -81,8 +86,28 @@ def finish(journal: Path) -> Record:
 
 def load(folder: Path) -> Record:
     """The Record of a run's folder: ``record.json`` of a run that has ended, else the journal's fold."""
-    with contextlib.suppress(FileNotFoundError, ValueError):  # still running, or damaged
-        data = json.loads((folder / RECORD).read_bytes())
-        if isinstance(data, dict):
-            return Record.from_dict(data)
-    return fold(folder / JOURNAL)
+    return _read(folder) or fold(folder / JOURNAL)
+
+
+def load_closed(folder: Path) -> Record:
+    """``load`` of a run that has ended; ``record.json`` is written again if it is missing or damaged."""
+    return _read(folder) or finish(folder / JOURNAL)
+
+
+def _read(folder: Path) -> Record | None:
+    """The Record in ``record.json``; None, with a warning, where it is not what the journal gave."""
+    try:
+        return Record.from_dict(read_derived(folder / RECORD, folder / JOURNAL))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        warn_of(folder / RECORD, str(error))
+        return None
+
+
+def _keep_undamaged(path: Path, record: Record) -> None:
+    """Keep the Record that was made before the journal was damaged: it may hold what the journal has lost."""
+    if record.damage and path.exists():
+        with contextlib.suppress(ValueError):  # it is damaged too
+            if not unseal(path.read_bytes())[0].get("damage"):
+                os.replace(path, path.with_name(KEPT))

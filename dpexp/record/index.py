@@ -13,6 +13,7 @@ from pathlib import Path
 from dpexp.record.fold import fold
 from dpexp.record.journal import JOURNAL, is_open
 from dpexp.record.record import JournalError, Record
+from dpexp.record.seal import read_derived, warn_of
 from dpexp.record.summary import SUMMARY, RunSummary
 
 UNREADABLE = "unreadable"
@@ -38,8 +39,11 @@ def read_summary(folder: Path) -> RunSummary:
     A folder without a readable journal has the status ``unreadable``, and ``problem`` says why.
     """
     try:
-        return dataclasses.replace(RunSummary.from_json((folder / SUMMARY).read_bytes()), run_id=folder.name)
-    except (OSError, ValueError, TypeError):  # still running, or written by another version
+        data = read_derived(folder / SUMMARY, folder / JOURNAL)
+        return dataclasses.replace(RunSummary.from_dict(data), run_id=folder.name)
+    except (OSError, ValueError, TypeError) as unread:  # still running, or written by another version
+        if (folder / SUMMARY).exists():
+            warn_of(folder / SUMMARY, str(unread))
         try:
             return dataclasses.replace(RunSummary.of(fold(folder / JOURNAL)), run_id=folder.name)
         except JournalError as error:

@@ -52,11 +52,8 @@ class RunSummary:
         )
 
     @classmethod
-    def from_json(cls, text: bytes) -> RunSummary:
-        """The inverse of ``to_json``. Raises ValueError or TypeError for anything else."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("not an object")
+    def from_dict(cls, data: Row) -> RunSummary:
+        """The inverse of ``to_dict``. Raises ValueError or TypeError for anything else."""
         if wrong := wrong_summary_types(data):
             raise ValueError(wrong[0])
         return cls(**data)

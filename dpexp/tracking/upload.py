@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import names
-from dpexp.record import JOURNAL, RECORD, Record, finish, is_open, load
+from dpexp.record import JOURNAL, RECORD, Record, is_open, load, load_closed
 from dpexp.record.journal import RUN_ID
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
@@ -213,8 +213,7 @@ class Upload:
     def _facts(self) -> Delivery:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
-        closed = (self.folder / RECORD).exists()
-        record = load(self.folder) if closed else finish(self.journal)
+        record = load_closed(self.folder)
         self.advance()
         run = self._without_other_summary(self.attach(), record)
         run.write_config(record)

@@ -33,6 +33,7 @@ from dpexp.record import (
     spread,
     summaries,
 )
+from dpexp.record.seal import checksum, unseal
 from dpexp.report.render import listing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,9 @@ def test_record_json_holds_the_same_record_as_the_journal(runs: Path) -> None:
     path = journals.complete(runs)
     written = finish(path)
     assert load(path.parent) == written == fold(path)
-    assert json.loads((path.parent / RECORD).read_bytes()) == written.to_dict()
+    data, made_from = unseal((path.parent / RECORD).read_bytes())
+    assert data == written.to_dict()
+    assert made_from == checksum(path)
 
 
 def test_a_journal_cut_at_any_byte_folds_to_its_complete_lines(runs: Path, tmp_path: Path) -> None:

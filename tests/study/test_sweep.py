@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from dpexp.config import ConfigError
 from dpexp.engine.environment import lock
 from dpexp.record import Journal, JournalError, JournalReader, Record, finish
 from dpexp.record import load as load_run
+from dpexp.record.seal import unseal
 from dpexp.study.experiment import Experiment, load, measured_runs, read_record
 from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
 
@@ -173,7 +175,7 @@ def test_a_sweeps_record_is_the_file_that_the_run_wrote(experiment: Experiment) 
     (completed,) = sweep.run([planned], lambda completed: None)
     assert isinstance(completed.record, Record)
     written = sweep.folder.parent / completed.record.run_id / "record.json"
-    assert (sweep.records / "single.r1.json").read_bytes() == written.read_bytes()
+    assert json.loads((sweep.records / "single.r1.json").read_bytes()) == unseal(written.read_bytes())[0]
 
 
 def test_a_reopened_journal_continues_where_it_was_cut(dpexp_home: Path, tmp_path: Path) -> None:

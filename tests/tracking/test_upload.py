@@ -19,6 +19,7 @@ from mlflow_reader import everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
 from dpexp.record import JOURNAL, Journal, JournalReader, Record, finish, fold, import_journal
+from dpexp.record.seal import unseal
 from dpexp.tracking import content, ledger, sync, upload
 from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import Store
@@ -94,7 +95,7 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["tags"]["mlflow.source.git.commit"] == "0123abcd"
     assert "whole" in found["tags"]["mlflow.note.content"]
     assert found["datasets"] == [("random", ("ab" * 32)[:36])]
-    assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
+    assert unseal(found["artifacts"]["record.json"])[0] == record.to_dict()
     figures = {"timeline.png", "timeline.html", "phases.png", "trace.json"}
     assert figures | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpexp.config import options_with_role
 from dpexp.record import RECORD, Record, load
+from dpexp.record.seal import is_sealed
 from dpexp.report.analysis.layout import accelerator_names
 
 KEYS = frozenset(
@@ -37,12 +38,14 @@ class RunRecords:
     def read(self, folder: Path) -> Record:
         """The run's Record with ``device_map``, ``shapes``, ``phases`` and ``timeline`` left empty.
 
-        An unfinished run, or a file of another layout, is read completely. Raises JournalError.
+        An unfinished run, or a file that is damaged or of another version, is read completely. Raises
+        JournalError.
         """
         try:
-            found = self._parsed((folder / RECORD).read_bytes())
-        except (FileNotFoundError, ValueError):
+            content = (folder / RECORD).read_bytes()
+        except FileNotFoundError:
             return load(folder)
+        found = self._parsed(content) if is_sealed(content) else {}
         return Record(**found) if len(found) == len(KEYS) else load(folder)
 
     def keys(self, record: Record) -> tuple[GroupKey, str]:

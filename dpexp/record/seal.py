@@ -1,0 +1,76 @@
+"""Seal: a file that derives from a journal says from which state of it, and has a checksum of itself.
+
+::
+
+    { …,
+     "made_from": {"bytes": 5316, "crc": "1c04ab5e"},       the journal's length and checksum
+     "crc": "8d3f01aa"                                      of all bytes before
+    }
+
+So a reader finds a changed byte without reading the journal. Files of earlier versions have no seal.
+"""
+
+import functools
+import json
+import logging
+import zlib
+from pathlib import Path
+from typing import Any
+
+MADE_FROM, CRC = "made_from", "crc"
+_MARK = b',\n "crc": "'
+
+
+def checksum(path: Path) -> dict[str, Any]:
+    """The length and checksum of a file. Raises OSError."""
+    content = path.read_bytes()
+    return {"bytes": len(content), "crc": f"{zlib.crc32(content):08x}"}
+
+
+def seal(text: str, made_from: dict[str, Any]) -> bytes:
+    """The JSON object in ``text`` with what it was made from and its checksum."""
+    body = f"{text.rstrip().removesuffix('}').rstrip()},\n {json.dumps(MADE_FROM)}: {json.dumps(made_from)}"
+    return body.encode() + _MARK + b'%08x"\n}\n' % zlib.crc32(body.encode())
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether a file has a seal and no byte of it has changed."""
+    body, _, end = content.rpartition(_MARK)
+    return end == b'%08x"\n}\n' % zlib.crc32(body)
+
+
+def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The object in a file, and what it was made from; None for a file without a seal.
+
+    Raises ValueError for a file that has changed.
+    """
+    data = json.loads(content)
+    if not isinstance(data, dict):
+        raise ValueError("not an object")
+    if is_sealed(content):
+        made_from: dict[str, Any] = data.pop(MADE_FROM)
+        del data[CRC]
+        return data, made_from
+    if MADE_FROM in data or CRC in data:
+        raise ValueError("its checksum differs")
+    return data, None
+
+
+def read_derived(path: Path, journal: Path) -> dict[str, Any]:
+    """The object in a file that was made from the journal as it is now, as far as its length tells.
+
+    Raises OSError where there is none, and ValueError where it is damaged or the journal has another length.
+    """
+    data, made_from = unseal(path.read_bytes())
+    if made_from is not None and journal.exists() and journal.stat().st_size != made_from["bytes"]:
+        raise ValueError(
+            f"it was made from {made_from['bytes']} bytes of a journal of {journal.stat().st_size}"
+        )
+    return data
+
+
+@functools.cache
+def warn_of(path: Path, error: str) -> None:
+    """Say once on stderr that a derived file is not used."""
+    message = "warning: %s: %s; the journal is read instead, `runs.py check --repair` writes the file again"
+    logging.getLogger(__name__).warning(message, path, error)

@@ -1,0 +1,105 @@
+"""``check`` finds what is wrong with a run's files, and ``--repair`` mends what derives from the journal."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import journals
+import pytest
+from tracking_processes import script
+
+from dpexp.record import JOURNAL, RECORD, finish, fold, load
+from dpexp.record.check import problems, repair
+from dpexp.record.index import read_summary
+from dpexp.record.summary import SUMMARY, RunSummary
+
+
+@pytest.fixture
+def folder(dpexp_home: Path) -> Path:
+    """A run that has ended, without a fault."""
+    path = journals.complete(dpexp_home / "runs", "checked")
+    finish(path)
+    return path.parent
+
+
+def flipped(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << (place % 7)
+    path.write_bytes(content)
+
+
+def kinds(folder: Path) -> list[str]:
+    return sorted({problem.kind for problem in problems(folder)})
+
+
+def test_a_run_without_fault_has_no_problem(folder: Path) -> None:
+    assert problems(folder) == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [(RECORD, "record"), (SUMMARY, "summary")])
+def test_every_flipped_byte_of_a_derived_file_is_found_and_repaired(
+    folder: Path, name: str, kind: str
+) -> None:
+    whole, record = (folder / name).read_bytes(), fold(folder / JOURNAL)
+    places = random.Random(13).sample(range(len(whole)), 60)
+    for place in places:
+        flipped(folder / name, place)
+        assert kinds(folder) == [kind], place
+        assert load(folder) == record
+        assert read_summary(folder) == RunSummary.of(record)
+        (folder / name).write_bytes(whole)
+    flipped(folder / name, places[0])
+    repair(folder, problems(folder))
+    assert (folder / name).read_bytes() == whole
+
+
+def test_every_flipped_byte_of_a_journal_is_found(folder: Path) -> None:
+    path = folder / JOURNAL
+    whole = path.read_bytes()
+    for place in random.Random(13).sample(range(len(whole)), 60):
+        flipped(path, place)
+        assert "journal" in kinds(folder), place
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda lines: lines[:3] + lines[4:], lambda lines: lines * 2, lambda lines: []],
+    ids=["line lost", "file twice", "empty"],
+)
+def test_a_journal_that_changed_after_its_end_is_found(
+    folder: Path, change: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(change(lines)))
+    assert "journal" in kinds(folder)
+
+
+def test_repair_keeps_the_record_that_was_made_before_the_journal_was_damaged(folder: Path) -> None:
+    before = (folder / RECORD).read_bytes()
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:3] + lines[4:]))
+    repair(folder, problems(folder))
+    assert kinds(folder) == ["journal"]
+    assert (folder / "record.before-damage.json").read_bytes() == before
+
+
+def test_files_of_an_earlier_version_are_compared_with_the_journal(folder: Path) -> None:
+    data = json.loads((folder / RECORD).read_bytes())
+    del data["made_from"], data["crc"]
+    (folder / RECORD).write_text(json.dumps(data))
+    assert problems(folder) == []
+    data["steps"]["loss"][3] += 1
+    (folder / RECORD).write_text(json.dumps(data))
+    assert [problem.what for problem in problems(folder)] == ["record.json: steps differ from the journal"]
+
+
+def test_a_damaged_record_does_not_break_show_which_says_so(folder: Path) -> None:
+    flipped(folder / RECORD, 700)
+    shown = script("runs.py", "show", "checked")
+    assert shown.returncode == 0
+    assert shown.stderr.startswith(f"warning: {folder / RECORD}: ")
+    assert "the journal is read instead" in shown.stderr
