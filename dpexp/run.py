@@ -26,7 +26,7 @@ from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, JournalError, NullJournal, Record, finish, load, new_run_id, now
+from dpexp.record import Journal, JournalError, NullJournal, Record, finish, load, new_run_id, now, sign
 from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
@@ -120,11 +120,12 @@ def _open_journal(prepared: Prepared) -> Journal:
     facts, runs = run_facts(prepared), home() / "runs"
     if prepared.resumes and (runs / prepared.run_id).exists():
         journal = Journal.reopen(runs / prepared.run_id)
-        changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest")}
+        changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}
         journal.set(changed, ended=None, error=None)
     else:
         journal = Journal(runs, prepared.run_id or new_run_id())
         journal.set(facts, parent=os.environ.get(PARENT, ""))
+    journal.set(origin=sign(home(), journal.folder.name, facts["config"]))
     journal.flush()
     return journal
 

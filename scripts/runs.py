@@ -107,6 +107,9 @@ def reproduce(
     exact: Annotated[
         bool, typer.Option("--exact", help="Run the recorded commit in a git worktree.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code and read the files that a foreign Record names.")
+    ] = False,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record import load
@@ -115,7 +118,8 @@ def reproduce(
     from dpexp.study.experiment import read_record
 
     path = Path(run).expanduser()
-    result = reproduce.reproduce(read_record(path) if path.is_file() else load(_find(run)), exact=exact)
+    record = read_record(path) if path.is_file() else load(_find(run))
+    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=_warn)
     typer.echo(terminal.text(reproduce.sections(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
@@ -137,6 +141,10 @@ def remove(
         raise typer.Exit(cli.Exit.FAILED)
     delete(folder)
     typer.echo(f"{folder.name}  removed")
+
+
+def _warn(message: str) -> None:
+    typer.echo(f"warning: {message}", err=True)
 
 
 def _runs() -> Path:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 
-SPEC = "names code or files"
-"""``Annotated[str, SPEC]`` is the type of an option that names code to import or a file to read."""
+SPEC = "names something outside dpexp"
+"""``Annotated[str, SPEC]`` is the type of an option that names code to import, a file to read or a host."""
 
 Role = Literal["computation", "control", "delivery", "label"]
 """What an option decides: what is computed; where and how long; whether MLflow gets it; under which names."""
@@ -67,7 +67,7 @@ def flag_name(field: str) -> str:
 
 
 def spec_options(cls: type) -> list[str]:
-    """The options of a config class that name code or files, as their type says."""
+    """The options of a config class that name code, files or hosts, as their type says."""
     types = typing.get_type_hints(cls, include_extras=True)
     return [field.name for field in option_fields(cls) if _names_code(types[field.name])]
 

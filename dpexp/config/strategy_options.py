@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from dpexp.config.options import control_option, option, validate
+from dpexp.config.options import SPEC, control_option, option, validate
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
     nnodes: str = control_option("1", "Hosts, as 2, or minimum:maximum, as 1:2.", metavar="N[:M]")
-    rdzv_endpoint: str = control_option(
+    rdzv_endpoint: Annotated[str, SPEC] = control_option(
         "", "Rendezvous address, the same on each host. Default: only this host.", metavar="HOST:PORT"
     )
     join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)

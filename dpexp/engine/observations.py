@@ -11,6 +11,7 @@ from dpexp.engine.environment import environment, torch_environment
 from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.recorded_config import recorded_config
+from dpexp.engine.references import file_hashes
 from dpexp.record import Row, Verbatim, now
 from dpexp.strategies import Placed
 
@@ -31,6 +32,7 @@ def run_facts(prepared: Prepared) -> Row:
         "started": now(),
         "config": recorded,
         "config_digest": digest(recorded),
+        "files": file_hashes(config),
         "environment": environment() | torch_environment(),
         "data": {
             "name": Verbatim(data.name) if data.name in SOURCES else data.name,

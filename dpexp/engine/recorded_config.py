@@ -4,13 +4,9 @@ from typing import Any
 
 from dpexp.config import RunConfig
 from dpexp.config.options import flag_name, option_fields, spec_options, to_json
-from dpexp.config.spec import Entry, parse
-from dpexp.data import LOSSES, SOURCES
-from dpexp.models import MODELS
+from dpexp.config.spec import parse
+from dpexp.engine.references import REGISTRIES
 from dpexp.record import Row, Verbatim, redact
-
-REGISTRIES: dict[str, dict[str, Entry]] = {"model": MODELS, "data": SOURCES, "loss": LOSSES}
-"""The registered names of each option that names code or files."""
 
 
 def recorded_config(config: RunConfig) -> Row:

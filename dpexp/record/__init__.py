@@ -15,6 +15,7 @@ from dpexp.record.fold import finish, fold, load, load_closed
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
 from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
+from dpexp.record.origin import is_ours, sign
 from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present, spread
@@ -40,6 +41,7 @@ __all__ = [
     "folders",
     "import_journal",
     "is_open",
+    "is_ours",
     "journals",
     "load",
     "load_closed",
@@ -51,6 +53,7 @@ __all__ = [
     "private_files",
     "private_umask",
     "redact",
+    "sign",
     "spread",
     "summaries",
     "write_atomically",

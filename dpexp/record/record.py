@@ -48,6 +48,8 @@ class Record:
     parent: str = ""  # the run id of the sweep that this run belongs to
     config: Row = field(default_factory=dict)
     config_digest: str = ""
+    origin: str = ""  # the signature of the home and user that made the run
+    files: list[Row] = field(default_factory=list)  # {path, sha256} of those that the config names
     environment: Row = field(default_factory=dict)
     data: Row = field(default_factory=dict)
     devices: Row = field(default_factory=lambda: {"requested": [], "used": [], "output": ""})

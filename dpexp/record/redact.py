@@ -26,11 +26,19 @@ _IN_URL = re.compile(r"(?<=://)(?:[^\s/:?#]*:[^\n]+|[^\s\"'<>/]+)(?=@)")
 _IN_QUERY = re.compile(
     r"([?&;](?:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))=)[^&\s\"'<>]+", re.IGNORECASE
 )
-_TEXTS = frozenset({"name", "experiment", "error", "config", "environment", "data", "verification", "damage"})
+_TEXTS = frozenset(
+    {"name", "experiment", "error", "config", "environment", "data", "verification", "files", "damage"}
+)
 """The fields of a Record with texts from outside; the others hold only what dpexp itself sets."""
 _OF_MACHINE = {"python", "torch", "mlflow", "os", "host", "cpu", "cpu_count", "git", "packages", "lock"}
 _OF_MACHINE |= {"cuda", "cpu_capability", "threads", "accelerators"}
-_OWN = {"error.type", "data.sha256", "verification.dtype", *(f"environment.{key}" for key in _OF_MACHINE)}
+_OWN = {
+    "error.type",
+    "data.sha256",
+    "files.sha256",
+    "verification.dtype",
+    *(f"environment.{key}" for key in _OF_MACHINE),
+}
 _OWN |= Record().to_dict().keys() - _TEXTS
 """The (dotted) keys of a Record whose values dpexp itself sets."""
 

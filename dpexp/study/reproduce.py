@@ -11,12 +11,10 @@ differs: torch, the kind of devices, the CPU's vector instructions, the number o
 """
 
 import dataclasses
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.names import fitted
@@ -26,6 +24,8 @@ from dpexp.report import units
 from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
+from dpexp.study.trust import changed_files, check_trust
+from dpexp.study.worktree import worktree
 
 MATTERS: dict[str, tuple[str, ...]] = {
     "bits": ("torch", "cuda", "cpu_capability", "threads", "accelerators"),
@@ -84,41 +84,27 @@ def config_of(record: Record) -> Row:
     return config | {"experiment": "reproduce", "run_name": fitted(f"again {record.name}", "again")}
 
 
-def reproduce(record: Record, *, exact: bool = False) -> Reproduction:
+def reproduce(
+    record: Record, *, exact: bool = False, trust: bool = False, warn: Callable[[str], None] = warnings.warn
+) -> Reproduction:
     """Run it again and compare; ``exact`` from a checkout of the recorded commit.
 
-    Raises ConfigError if the Record's config, data or commit is not available here.
+    ``trust`` also runs code and reads files that a Record from elsewhere names; ``warn`` is called, before
+    anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and if its
+    config, data or commit is not available here.
     """
     config = config_of(record)
     if not exact:
         RunConfig.from_dict(config, where=f"record {record.run_id}")
+    if not trust:
+        check_trust(record, config, exact=exact)
+    for change in changed_files(record, config):
+        warn(change)
     with worktree(record) if exact else nullcontext(ROOT) as root:
         child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
     if child.record is None:
         raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
     return compare_records(record, child.record, exact=exact)
-
-
-@contextmanager
-def worktree(record: Record) -> Iterator[Path]:
-    """The recorded commit in a temporary worktree. Raises ConfigError if git does not have it."""
-    commit = (record.environment.get("git") or {}).get("commit")
-    if not commit:
-        raise ConfigError("--exact: the record names no commit: it was not made from a git checkout")
-    with tempfile.TemporaryDirectory(prefix="dpexp-exact-") as folder:
-        path = Path(folder) / "code"
-        added = _git("worktree", "add", "--detach", str(path), commit)
-        if added.returncode:
-            reason = added.stderr.strip().rpartition("\n")[2] or "git is not installed"
-            raise ConfigError(f"--exact: commit {commit} cannot be checked out: {reason}")
-        try:
-            yield path
-        finally:
-            _git("worktree", "remove", "--force", str(path))
-
-
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
 
 
 def compare_records(then: Record, now: Record, *, exact: bool = False) -> Reproduction:

@@ -15,7 +15,8 @@ from record_factory import whole
 import dpexp
 from dpexp.config import ConfigError, RunConfig
 from dpexp.record import Record
-from dpexp.study.reproduce import Reproduction, compare_records, config_of, reproduce, worktree
+from dpexp.study.reproduce import Reproduction, compare_records, config_of, reproduce
+from dpexp.study.worktree import worktree
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,190 @@
+"""A Record from elsewhere runs no code that it names, and a file that has changed is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import journals
+import pytest
+from record_factory import whole
+
+import dpexp
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, StrategyOptions
+from dpexp.config.options import SPEC, option, option_fields, spec_options
+from dpexp.engine.references import REGISTRIES, references
+from dpexp.record import Record
+from dpexp.study.reproduce import reproduce
+from dpexp.study.trust import changed_files, check_trust
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = """
+from pathlib import Path
+from dpexp.models.linear import Linear
+Path(__file__).with_name("was-run").touch()
+def make():
+    return Linear(5, 2)
+"""
+
+
+def runs_script(*words: object, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "runs.py"), *map(str, words)]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+
+
+def traps(folder: Path) -> Iterator[dict[str, Any]]:
+    """Configs each of which leaves a file in the folder where it is run."""
+    (folder / "trap.py").write_text(MODEL)
+    command = f"touch {folder}/was-run"
+    yield {"model": f"os:system:command={command}"}
+    yield {"model": f"subprocess:getoutput:cmd={command}"}
+    yield {"model": f"{folder}/trap.py:make"}
+    yield {"data": f"os:system:command={command}"}
+    yield {"loss": f"{folder}/trap.py:make"}
+    yield {"loss": "trap:make"}
+
+
+def test_a_record_from_elsewhere_runs_nothing_that_it_names(dpexp_home: Path, tmp_path: Path) -> None:
+    """As a file, imported by ``sync``, copied into the home, and as an own Record that was altered."""
+    own = dpexp.run(RunConfig("single", steps=2, track=False), quiet=True)
+    elsewhere = tmp_path / "elsewhere"
+    for number, trap in enumerate(traps(tmp_path)):
+        config = {**own.config, **trap}
+        altered = dataclasses.replace(Record.from_dict(own.to_dict()), config=config)
+        with pytest.raises(ConfigError, match="Nothing was run") as raised:
+            reproduce(altered)
+        assert next(iter(trap.values())) in str(raised.value)
+        journals.complete(elsewhere, f"foreign{number}", config=config, origin=own.origin)
+    synced = runs_script("sync", elsewhere, folder=tmp_path)
+    assert synced.returncode == 0, synced.stderr
+    shutil.copytree(elsewhere / "foreign0", dpexp_home / "runs" / "copied")
+    for run in (dpexp_home / "runs/foreign0/record.json", "foreign2", "copied"):
+        done = runs_script("reproduce", run, folder=tmp_path)
+        assert done.returncode == 2
+        assert "--trust" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert "imports os and calls system(command='touch" in done.stderr
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_own_runs_and_names_of_dpexp_are_reproduced_and_trust_runs_the_rest(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "mine.py"
+    model.write_text(MODEL)
+    own = dpexp.run(RunConfig("single", steps=2, track=False, model=f"{model}:make"), quiet=True)
+    (tmp_path / "was-run").unlink()
+    record = tmp_path / "record.json"
+    record.write_text(own.to_json())
+    assert runs_script("reproduce", own.run_id).returncode == 0
+    (tmp_path / "was-run").unlink()
+
+    other_home = tmp_path / "other"
+    other_home.mkdir()
+    refused = runs_script("reproduce", record, DPEXP_HOME=str(other_home))
+    assert refused.returncode == 2
+    assert f"--model {model}:make imports {model} and calls make()" in refused.stderr
+    assert not (tmp_path / "was-run").exists()
+    model.write_text(MODEL + "# changed\n")
+    trusted = runs_script("reproduce", record, "--trust", DPEXP_HOME=str(other_home))
+    assert trusted.returncode == 0, trusted.stderr
+    assert (tmp_path / "was-run").exists()
+    (row,) = own.files
+    assert f"warning: {model} has changed since the run (SHA-256 {row['sha256'][:12]}… then" in trusted.stderr
+
+
+def test_a_file_that_changed_is_reported_before_anything_runs(dpexp_home: Path, tmp_path: Path) -> None:
+    folder, file = tmp_path / "texts", tmp_path / "one.bin"
+    folder.mkdir()
+    (folder / "a.txt").write_text("to be or not to be " * 20)
+    file.write_bytes(b"12345678" * 50)
+    for path in (folder, file):
+        data = f"text:{path},length=8"
+        own = dpexp.run(RunConfig("single", steps=1, track=False, model="rnn", data=data), quiet=True)
+        assert changed_files(own, own.config) == []
+        changed = folder / "a.txt" if path is folder else file
+        changed.write_text(changed.read_text().replace("5", "6").replace("not", "NOT"))
+        events: list[str] = []
+        reproduced = reproduce(own, warn=events.append)
+        assert len(events) == 1
+        assert str(path) in events[0]
+        assert own.files[0]["sha256"][:12] in events[0]
+        assert not reproduced.is_reproduced
+
+
+def test_a_commit_outside_of_the_history_needs_trust() -> None:
+    record = whole(2)
+    record.environment["git"] = {"commit": "0" * 40, "dirty": False}
+    with pytest.raises(ConfigError, match=r"commit 0000.*not in this checkout's history"):
+        reproduce(record, exact=True)
+    record.environment["git"] = {"commit": "--help"}
+    with pytest.raises(ConfigError, match="not a commit's hash"):
+        reproduce(record, exact=True)
+
+
+def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
+    with pytest.raises(ConfigError, match="credential"):
+        check_trust(whole(2), {"strategy": "whole", "model": "pkg.mod:make:token=***"}, exact=False)
+
+
+# --- the rule covers options to come --------------------------------------------------------------
+
+HARMLESS = {"devices", "experiment", "run_name", "resume", "nnodes", "block", "host", "place"}
+"""Options with free text that name nothing outside: devices, submodules, runs of this home, labels."""
+
+
+def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
+    """A new option with a text is annotated with ``SPEC``, or harmless."""
+    for cls in (RunConfig, *STRATEGY_OPTIONS.values()):
+        types = typing.get_type_hints(cls)
+        texts = {
+            field.name
+            for field in option_fields(cls)
+            if not field.metadata["choices"]
+            and {str, tuple} & {types[field.name], typing.get_origin(types[field.name])}
+        }
+        assert texts - HARMLESS == set(spec_options(cls))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutOptions(StrategyOptions):
+    """Options of a strategy to come, whose layouts are user code."""
+
+    layout: Annotated[str, SPEC] = option("", "pkg.mod:function.")
+    optimizers: tuple[Annotated[str, SPEC], ...] = option(("sgd",), "Several.")
+
+
+def test_options_to_come_are_covered_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGY_OPTIONS, "single", LayoutOptions)
+    config = RunConfig("single", options=LayoutOptions("os:system", ("a:b", "c:d")))
+    named = [str(reference) for reference in references(config)]
+    assert named == [
+        "--layout os:system uses os:system",
+        "--optimizers a:b uses a:b",
+        "--optimizers c:d uses c:d",
+    ]
+    with pytest.raises(ConfigError, match="--layout os:system"):
+        check_trust(whole(2), config.to_dict(), exact=False)
+
+
+def test_a_host_to_connect_to_needs_trust() -> None:
+    config = RunConfig("ddp", options={"rdzv_endpoint": "evil.invalid:29500"}).to_dict()
+    with pytest.raises(ConfigError, match=r"evil\.invalid"):
+        check_trust(whole(2), config, exact=False)
+
+
+def test_every_name_of_dpexp_runs_without_trust() -> None:
+    for option_name, registry in REGISTRIES.items():
+        for name, entry in registry.items():
+            text = name + ":/etc/hostname" * (entry.argument is not None)
+            config = RunConfig("single", **{option_name: text})  # type: ignore[arg-type]
+            assert len(list(references(config))) == (entry.argument is not None)
