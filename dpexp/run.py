@@ -148,7 +148,8 @@ def _run_loop(
                 status = "killed" if error is raised else "failed"
         except (Exception, SystemExit) as raised:  # the code of a model may call sys.exit
             with sigterm.deferred():
-                error, status = prepared.group.root_cause(raised), "failed"
+                error = prepared.group.root_cause(raised, lambda: sigterm.requested)
+                status = "failed"
     journal.set(status=status, ended=now(), error=error_row(error) if error else None)
     try:
         journal.close()

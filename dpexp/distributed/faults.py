@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,23 +75,33 @@ class Faults:
                 return error
         return None
 
-    def root_cause(self, error: BaseException) -> BaseException:
-        """A peer's error where ``error`` is a broken connection; else ``error``, reported to the peers."""
+    def root_cause(
+        self, error: BaseException, is_terminated: Callable[[], bool] = lambda: False
+    ) -> BaseException:
+        """A peer's error where ``error`` is a broken connection; else ``error``, reported to the peers.
+
+        It waits for the peers until ``is_terminated``: then ``error`` must do.
+        """
         if isinstance(error, PeerError):
             return error
         found: list[BaseException] = []
         # In a thread: over a link that was cut, a call to the store may not return.
-        thread = threading.Thread(target=self._exchange, args=(error, found), daemon=True)
+        thread = threading.Thread(target=self._exchange, args=(error, found, is_terminated), daemon=True)
         thread.start()
-        thread.join(max(self.timeout_s, 2 * ROLL_CALL_S))
-        if found:
-            return found[0]
+        deadline = time.monotonic() + max(self.timeout_s, 2 * ROLL_CALL_S)
+        while thread.is_alive() and time.monotonic() < deadline and not is_terminated():
+            thread.join(0.1)
+        thread.join(1.0)
+        if found or is_terminated():
+            return found[0] if found else error
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
 
-    def _exchange(self, error: BaseException, found: list[BaseException]) -> None:
+    def _exchange(
+        self, error: BaseException, found: list[BaseException], is_terminated: Callable[[], bool]
+    ) -> None:
         try:
             if is_communication(error):
-                found.append(self._roll_call(error))
+                found.append(self._roll_call(error, is_terminated))
                 return
             self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
         except (RuntimeError, OSError):
@@ -99,7 +109,7 @@ class Faults:
                 return
         found.append(error)
 
-    def _roll_call(self, error: BaseException) -> PeerError:
+    def _roll_call(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
         """The error that a peer reported; without one, the ranks that do not answer within a few seconds."""
         self.store.set(f"present/{self.rank}", "")
         deadline = time.monotonic() + min(ROLL_CALL_S, self.timeout_s)
@@ -118,4 +128,6 @@ class Faults:
                     f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the "
                     f"link to it is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
                 )
+            if is_terminated():
+                return error
             time.sleep(0.05)

@@ -8,7 +8,7 @@ import datetime
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,8 @@ class ProcessGroup:
         if error is not None:
             raise error
 
-    def root_cause(self, error: BaseException) -> BaseException:
-        """What ended this rank: ``error``, or the error of a peer that caused it."""
+    def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
+        """What ended this rank: ``error``, or the error of a peer that caused it; at once if terminated."""
         return error
 
     def peer_error_or(self, error: BaseException) -> BaseException:
@@ -117,8 +117,8 @@ class TorchProcessGroup(ProcessGroup):
                         "the same command, code and data"
                     )
 
-    def root_cause(self, error: BaseException) -> BaseException:
-        return self._faults.root_cause(error)
+    def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
+        return self._faults.root_cause(error, is_terminated)
 
     def peer_error_or(self, error: BaseException) -> BaseException:
         try:

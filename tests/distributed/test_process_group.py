@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 
-from dpexp.distributed.faults import Faults, LostContact, PeerError
+from dpexp.distributed.faults import ROLL_CALL_S, Faults, LostContact, PeerError
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import Member
 
@@ -44,6 +45,19 @@ def test_ranks_that_do_not_answer_are_named() -> None:
     found = Faults(store, 0, MEMBERS, timeout_s=0.5).root_cause(BROKEN)
     assert isinstance(found, LostContact)
     assert str(found).startswith("lost contact with rank 2 on host b: it was killed")
+
+
+def test_a_terminated_rank_does_not_wait_for_its_peers() -> None:
+    """SIGTERM during the roll call, which the main thread defers: the error that the rank has must do."""
+    asked: list[float] = []
+
+    def is_terminated() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) > 3
+
+    found = Faults(torch.distributed.HashStore(), 0, MEMBERS, timeout_s=600).root_cause(BROKEN, is_terminated)
+    assert found is BROKEN
+    assert time.monotonic() - asked[0] < ROLL_CALL_S
 
 
 def test_an_error_that_was_reported_is_a_line_of_json() -> None:
