@@ -56,7 +56,7 @@ def distance(found: torch.Tensor | None, expected: torch.Tensor | None) -> float
     if found.shape != expected.shape:
         return math.inf
     if found.is_sparse and expected.is_sparse:
-        return magnitude(found - expected)
+        return magnitude(found.cpu() - expected.cpu())
     found, expected = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (found, expected))
     pairs = zip(_chunks(found), _chunks(expected), strict=True)
     return _not_nan(math.hypot(*(_norm_of_difference(a, b) for a, b in pairs)))
@@ -64,15 +64,22 @@ def distance(found: torch.Tensor | None, expected: torch.Tensor | None) -> float
 
 def magnitude(tensor: torch.Tensor) -> float:
     """The norm over the finite entries."""
-    return math.hypot(*(_norm(torch.where(part.isfinite(), part, 0)) for part in _chunks(tensor)))
+    return math.hypot(*map(_finite_norm, _chunks(tensor)))
+
+
+def _finite_norm(part: torch.Tensor) -> float:
+    norm = _norm(part)
+    return norm if math.isfinite(norm) else _norm(torch.where(part.isfinite(), part, 0))
 
 
 def _norm_of_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    apart = found - expected
-    if not apart.isfinite().all():  # equal infinities and NaN on both sides do not differ
-        same = (found == expected) | (found.isnan() & expected.isnan())
-        apart = apart.masked_fill(same, 0)
-    return _norm(apart)
+    if torch.equal(found, expected):
+        return 0.0
+    norm = _norm(found - expected)
+    if math.isfinite(norm):
+        return norm
+    same = (found == expected) | (found.isnan() & expected.isnan())  # infinities of both sides, too
+    return _norm((found - expected).masked_fill(same, 0))
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -249,8 +249,10 @@ def _numbered(tensors: Sequence[torch.Tensor]) -> Tensors:
 
 def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor | None:
     """The pieces along the dimension that gives the expected shape; None if there is none."""
-    if len(pieces) == 1 or not expected.dim():
-        return pieces[0] if len(pieces) == 1 else None
+    if len(pieces) == 1:
+        return pieces[0]
+    if any(piece.dim() != expected.dim() for piece in pieces):
+        return None
     for dim in range(expected.dim()):
         others = [_without(tuple(piece.shape), dim) for piece in pieces]
         is_complete = sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]

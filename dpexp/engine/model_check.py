@@ -28,7 +28,7 @@ def check_model(model: nn.Module, config: RunConfig) -> None:
         raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
     if config.check:
         try:
-            copied(model, torch.float64)
+            copied(model, getattr(torch, config.dtype))
         except Exception as error:
             raise ConfigError(
                 f"the model cannot be copied ({describe(error)}), "

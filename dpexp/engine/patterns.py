@@ -116,7 +116,7 @@ def _as_real_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _of_shapes(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    if found[1:] == expected[1:] and found and found[0] < expected[0]:
+    if found and expected and found[1:] == expected[1:] and found[0] < expected[0]:
         return f"it has {found[0]} rows instead of {expected[0]}: rows are dropped"
     return f"its shape is {found} instead of {expected}"
 

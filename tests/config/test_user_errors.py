@@ -284,7 +284,7 @@ FORWARDS = [
     failed("block --virtual 2 --model $user:Unequal --block join",
            "inputs[1] has 2 rows and inputs[0] has 30", "must have the same batch size"),
     failed("whole --virtual 2 --model $user:Scalar",
-           "does not compute what a single device computes", "outputs (2,) instead of ()"),
+           "does not compute what a single device computes", "shape is (2,) instead of ()"),
     failed("single --model $user:Bursting --lr 1 --warmup 10 --steps 20",
            "the loss became inf in step 3", "comes from module 'burst'"),
     failed("whole --virtual 2 --model $user:Bursting --lr 1 --warmup 10 --steps 20",

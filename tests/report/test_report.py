@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -49,6 +50,24 @@ def test_a_note_is_short_enough_for_an_mlflow_tag() -> None:
 def test_the_kind_of_execution_comes_first() -> None:
     assert report.summary(whole(2), width=100).splitlines()[1].startswith("  VIRTUAL")
     assert report.summary(whole(2, virtual=False), width=100).splitlines()[1].startswith("  REAL")
+
+
+def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_finite() -> None:
+    worst = {"kind": "outputs", "error": float("inf"), "tensor": "", "step": 1}
+    record = whole(2)
+    record.verification |= {
+        "passed": False,
+        "output_error": float("inf"),
+        "gradient_error": float("nan"),
+        "steps": 1,
+        "worst": worst,
+        "cause": "step 1 (30 rows): outputs differ by inf",
+    }
+    for shown in (record, Record.from_dict(json.loads(record.to_json()))):
+        text = report.summary(shown, width=100)
+        assert "outputs differ by inf and gradients differ by nan from a single device in 1 steps" in text
+        assert "the largest error is inf: outputs in step 1" in text
+        assert "step 1 (30 rows): outputs differ by inf" in text
 
 
 @pytest.mark.parametrize(
