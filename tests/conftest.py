@@ -67,6 +67,7 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("DPEXP_HOME", str(home))
+    monkeypatch.setenv("PET_LOG_DIR", str(tmp_path / "torchrun"))  # which torchrun makes, and leaves
     return home
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,7 @@ def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Comp
 def torchrun(ranks: int, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track`` in a folder."""
     agent = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    with tempfile.TemporaryDirectory() as logs:  # torchrun would leave one
-        return wait(start(*agent, "--log-dir", logs, SCRIPT, *words, "--no-track", folder=folder))
+    return wait(start(*agent, SCRIPT, *words, "--no-track", folder=folder))
 
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

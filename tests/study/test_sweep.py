@@ -133,6 +133,7 @@ def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
+@pytest.mark.usefixtures("temporary_folder")
 def test_in_mlflow_the_runs_are_nested_under_their_sweep(experiment: Experiment, dpexp_home: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(experiment.folder), "--only", "quick"],

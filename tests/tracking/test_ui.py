@@ -42,6 +42,7 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+@pytest.mark.usefixtures("temporary_folder")
 def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
     served: tuple[subprocess.Popen[str], int, str],
 ) -> None:
