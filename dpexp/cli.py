@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
-from dpexp.config.errors import describe, shortened, shown, text_of
+from dpexp.config.errors import Terminated, describe, shortened, shown, text_of
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import ROOT
 from dpexp.record import JournalError, redact
@@ -111,6 +111,9 @@ def exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt as error:
         print_error(error, "interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from error
+    except Terminated as error:
+        print_error(error, str(error))
+        raise typer.Exit(Exit.TERMINATED) from error
     except BaseException as error:  # the code of a model may call sys.exit, or raise anything
         print_unexpected(error)
         raise typer.Exit(Exit.FAILED) from error

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
-from dpexp.config.errors import startup_errors
-from dpexp.distributed import SigtermHandler, Terminated, World
+from dpexp.config.errors import describe, startup_errors
+from dpexp.distributed import SignalHandler, Terminated, World
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, JournalError, NullJournal, Record, finish, load, new_run_id, now, sign
+from dpexp.record import Journal, JournalError, NullJournal, Record, Row, finish, load, new_run_id, now, sign
 from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
     return RunRecord(**vars(outcome.record))
 
 
-def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
+def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) -> Outcome:
     """Like ``run``, but return the error that ended the run early.
 
+    ``is_last`` says that the process ends after this run: once a signal has ended it, others have no effect.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of()
@@ -81,23 +82,24 @@ def execute(config: RunConfig, *, quiet: bool = False) -> Outcome:
     if world is not None:
         end_with_launcher()
     is_recorder = world is None or world.rank == 0
-    uploader = Uploader.start(home()) if config.track and is_recorder else None
-    try:
-        with startup_errors(JournalError, PeerError):
-            prepared = _prepare(config, world)
-            journal = _open_journal(prepared)
-    except BaseException:
+    signals = SignalHandler()
+    with signals.installed(is_last=is_last):
+        uploader = Uploader.start(home()) if config.track and is_recorder else None
+        try:
+            with startup_errors(JournalError, PeerError):
+                prepared = _prepare(config, world)
+                facts = _facts(prepared)
+                signals.hold()
+                journal = _open_journal(prepared, facts)
+        except BaseException:
+            if uploader is not None:
+                uploader.abandon()
+            raise
         if uploader is not None:
-            uploader.abandon()
-        raise
-    if uploader is not None:
-        uploader.open(journal.path, again=prepared.resumes)
-    sigterm = SigtermHandler()
-    with sigterm.installed():
-        error = _run_loop(prepared, journal, uploader, quiet or not is_recorder, sigterm)
-        with sigterm.deferred():  # only the end is left to record
-            prepared.release()
-            return _finish(prepared, journal, uploader, error)
+            uploader.open(journal.path, again=prepared.resumes)
+        error = _run_loop(prepared, journal, uploader, quiet or not is_recorder, signals)
+        prepared.release()
+        return _finish(prepared, journal, uploader, error, signals)
 
 
 def _prepare(config: RunConfig, world: World | None) -> Prepared:
@@ -111,13 +113,18 @@ def _prepare(config: RunConfig, world: World | None) -> Prepared:
     return prepared
 
 
-def _open_journal(prepared: Prepared) -> Journal:
-    """The journal with the description of the run: a new one, or that of the run that resumes."""
+def _facts(prepared: Prepared) -> Row:
+    """The description of the run, for the rank that records."""
     from dpexp.engine.observations import run_facts
 
+    return run_facts(prepared) if prepared.group.is_first else {}
+
+
+def _open_journal(prepared: Prepared, facts: Row) -> Journal:
+    """The journal with the description of the run: a new one, or that of the run that resumes."""
     if not prepared.group.is_first:
         return NullJournal()
-    facts, runs = run_facts(prepared), home() / "runs"
+    runs = home() / "runs"
     if prepared.resumes and (runs / prepared.run_id).exists():
         journal = Journal.reopen(runs / prepared.run_id)
         changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}
@@ -131,25 +138,18 @@ def _open_journal(prepared: Prepared) -> Journal:
 
 
 def _run_loop(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, sigterm: SigtermHandler
+    prepared: Prepared, journal: Journal, uploader: Uploader | None, quiet: bool, signals: SignalHandler
 ) -> BaseException | None:
     """Run the loop and write its end to the journal. Returns the error that ended it early."""
-    from dpexp.engine import loop
-
     on_flush = uploader.read_on if uploader is not None else lambda: None
-    error: BaseException | None = None
-    status = "finished"
     with ProgressBar(hidden=quiet) as progress:
-        try:
-            loop.execute(prepared, journal, progress, on_flush, sigterm)
-        except (KeyboardInterrupt, Terminated) as raised:
-            with sigterm.deferred():
-                error = prepared.group.peer_error_or(raised)
-                status = "killed" if error is raised else "failed"
-        except (Exception, SystemExit) as raised:  # the code of a model may call sys.exit
-            with sigterm.deferred():
-                error = prepared.group.root_cause(raised, lambda: sigterm.requested)
-                status = "failed"
+        error = _loop_error(prepared, journal, progress, on_flush, signals)
+    status = "finished" if error is None else "failed"
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        original, error = error, prepared.group.peer_error_or(error)
+        status = "killed" if error is original else "failed"
+    elif error is not None:
+        error = prepared.group.root_cause(error, lambda: signals.requested)
     journal.set(status=status, ended=now(), error=error_row(error) if error else None)
     try:
         journal.close()
@@ -158,8 +158,47 @@ def _run_loop(
     return error
 
 
+def _loop_error(
+    prepared: Prepared,
+    journal: Journal,
+    progress: ProgressBar,
+    on_flush: Callable[[], None],
+    signals: SignalHandler,
+) -> BaseException | None:
+    """Run the loop, until no signal can raise. Returns what ended it early, which may be anything."""
+    from dpexp.engine import loop
+
+    process = os.getpid()
+    try:
+        try:
+            signals.release()
+            loop.execute(prepared, journal, progress, on_flush, signals)
+            signals.hold()
+        except BaseException as raised:
+            signals.hold()
+            if os.getpid() != process:
+                _leave_forked_child(raised)
+            return raised
+    except BaseException as raised:  # a signal before ``hold``
+        signals.hold()
+        return raised
+    return None
+
+
+def _leave_forked_child(error: BaseException) -> NoReturn:
+    """End a process that user code forked and that came back here: the run belongs to its parent."""
+    if isinstance(error, SystemExit):
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+    print(f"error: in a process that was forked in the run: {describe(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def _finish(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, error: BaseException | None
+    prepared: Prepared,
+    journal: Journal,
+    uploader: Uploader | None,
+    error: BaseException | None,
+    signals: SignalHandler,
 ) -> Outcome:
     """Write the Record and the result of this rank, leave the process group, and wait for the delivery."""
     group = prepared.group
@@ -177,7 +216,8 @@ def _finish(
         group.destroy()
     if uploader is None:
         return Outcome(record, None, error)
-    delivery = uploader.finish(prepared.config.track_timeout)
+    before = signals.received
+    delivery = uploader.finish(prepared.config.track_timeout, lambda: signals.received > before)
     write_result(replace(result, delivery=vars(delivery)))
     return Outcome(record, delivery, error)
 
@@ -252,6 +292,8 @@ def run_rank() -> None:
     except ConfigError as error:
         write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
         sys.exit(0)
+    except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it
+        sys.exit(1)
     sys.exit(int(isinstance(outcome.error, LostContact) and not _is_finished()))
 
 

@@ -81,7 +81,7 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     from dpexp.distributed import Terminated
     from dpexp.run import execute
 
-    outcome = execute(config, quiet=quiet)
+    outcome = execute(config, quiet=quiet, is_last=True)
     record = outcome.record
     if record is None:
         return _ended_without_record(outcome.error)

@@ -22,6 +22,10 @@ class ConfigError(ValueError):
     """Bad input. The message names what is wrong, where, what was found and what to do. Exit code 2."""
 
 
+class Terminated(BaseException):
+    """The process received SIGTERM: the run ends with status killed, with a complete journal."""
+
+
 def available(names: Iterable[str]) -> str:
     """``there are block1, block2``; ``there is block1``; ``there is none``."""
     names = list(names)
@@ -43,10 +47,10 @@ def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> 
 
 @contextmanager
 def as_config_error(what: str) -> Iterator[None]:
-    """Turn any exception but Ctrl-C into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
+    """Turn any exception but signals into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
     try:
         yield
-    except (ConfigError, KeyboardInterrupt):
+    except (ConfigError, KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # user code may raise any, such as SystemExit
         raise ConfigError(f"{what} raised {describe(error)}") from error
@@ -54,11 +58,11 @@ def as_config_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def startup_errors(*passing: type[BaseException]) -> Iterator[None]:
-    """Turn whatever keeps a run from its start into a ConfigError, not Ctrl-C and the types ``passing``."""
+    """Turn whatever keeps a run from its start into a ConfigError, not signals and the types ``passing``."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, (ConfigError, KeyboardInterrupt, *passing)):
+        if isinstance(error, (ConfigError, KeyboardInterrupt, Terminated, *passing)):
             raise
         raise ConfigError(f"the run cannot start: {describe(error)}") from error
 

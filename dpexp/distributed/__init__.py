@@ -9,7 +9,7 @@ Strategies, engine and ``dpexp.run`` import this package. It imports config, rec
 does not import torch. Start reading in ``launch``, then ``process_group``.
 """
 
-from dpexp.distributed.signals import SigtermHandler, Terminated
+from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 
-__all__ = ["SigtermHandler", "Terminated", "World"]
+__all__ = ["SignalHandler", "Terminated", "World"]

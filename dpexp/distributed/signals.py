@@ -1,33 +1,52 @@
-"""SIGTERM: it ends a run at once or, between steps, every rank at the same step."""
+"""Signals: SIGINT (Ctrl-C) and SIGTERM end a run once; those that follow do not disturb its end.
 
+running    the first signal raises KeyboardInterrupt or Terminated; inside ``deferred()`` SIGTERM does not
+ending     every signal is only counted
+"""
+
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dpexp.config.errors import Terminated
 
-class Terminated(BaseException):
-    """The process received SIGTERM: the run ends with status killed, with a complete journal."""
+__all__ = ["SignalHandler", "Terminated"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class SigtermHandler:
-    """Raises Terminated at SIGTERM; inside ``deferred()`` it only sets ``requested``."""
+class SignalHandler:
+    """The signals of one run: ``received`` counts them; ``requested`` is True from the first one on."""
 
     def __init__(self) -> None:
-        self.requested = False
-        self._is_deferred = False
+        self.received = 0
+        self._first: int | None = None
+        self._process = os.getpid()
+        self._is_deferred = self._is_held = self._has_raised = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal asks for the end: the caller reads it where the run can stop."""
+        return self.received > 0
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle SIGTERM inside the block; outside the main thread, where Python cannot, do nothing."""
+    def installed(self, *, is_last: bool = False) -> Iterator[None]:
+        """Handle signals inside the block; outside the main thread, where Python cannot, do nothing.
+
+        After a signal has ended a run that ``is_last`` in its process, later ones have no effect.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._handle)
+        before = [signal.signal(number, self._handle) for number in SIGNALS]
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            if not (is_last and self.requested):
+                for number, handler in zip(SIGNALS, before, strict=True):
+                    signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -38,11 +57,39 @@ class SigtermHandler:
         finally:
             self._is_deferred = before
 
+    def hold(self) -> None:
+        """No signal raises from now on."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Signals raise again; so does one that was received meanwhile."""
+        self._is_held = False
+        if self.requested:
+            self.terminate()
+
     def _handle(self, number: int, frame: object) -> None:
-        self.requested = True
-        if not self._is_deferred:
+        if os.getpid() != self._process:
+            _by_default(number)
+            return
+        self.received += 1
+        self._first = self._first or number
+        if self._is_held or (self._is_deferred and number == signal.SIGTERM):
+            return
+        # The end may have begun just now. If user code swallowed the exception, a third signal raises.
+        self._has_raised = not self._has_raised
+        if self._has_raised:
             self.terminate()
 
     def terminate(self) -> None:
-        """Raises Terminated."""
+        """Raises KeyboardInterrupt if the first signal was SIGINT, else Terminated."""
+        if self._first == signal.SIGINT:
+            raise KeyboardInterrupt
         raise Terminated(f"ended by {signal.SIGTERM.name}")
+
+
+def _by_default(number: int) -> None:
+    """What a signal does without a handler, in a process that was forked from that of the run."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from dpexp.distributed import SigtermHandler
+from dpexp.distributed import SignalHandler
 from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
@@ -19,7 +19,7 @@ def execute(
     journal: Journal,
     progress: ProgressBar,
     on_flush: Callable[[], None],
-    sigterm: SigtermHandler | None = None,
+    signals: SignalHandler | None = None,
 ) -> None:
     """Verify, observe and measure the run, from the newest of its checkpoints if there is one.
 
@@ -35,7 +35,7 @@ def execute(
     journal.flush()
     on_flush()
     trainer = Trainer(prepared, placed, timer)
-    measurement = Measurement(trainer, journal, progress, on_flush, observations, sigterm or SigtermHandler())
+    measurement = Measurement(trainer, journal, progress, on_flush, observations, signals or SignalHandler())
     measurement.warm_up()
     measurement.resume()
     measurement.time_steps()

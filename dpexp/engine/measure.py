@@ -19,7 +19,7 @@ import torch
 from dpexp import devices, tensors
 from dpexp.config import RankOptions
 from dpexp.data.dataset import Batch
-from dpexp.distributed import SigtermHandler
+from dpexp.distributed import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
@@ -54,7 +54,7 @@ class Measurement:
     progress: ProgressBar
     on_flush: Callable[[], None]
     observations: Observations
-    sigterm: SigtermHandler
+    signals: SignalHandler
     _pending: list[tuple[float, Any, int, int]] = field(default_factory=list)
     """(time in ms, loss, rows on this rank, rows of the global batch) of each step since the last flush."""
 
@@ -96,7 +96,7 @@ class Measurement:
             for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
                 first = max(0, resumed_at - epoch * per_epoch)
                 left = total - epoch * per_epoch - first
-                with self.sigterm.deferred() if self._prepared.checkpoints is not None else nullcontext():
+                with self.signals.deferred() if self._prepared.checkpoints is not None else nullcontext():
                     self._time(islice(self._prepared.local_batches(epoch, first=first), left))
                 if config.epochs is not None:
                     self._log_accuracy()
@@ -126,7 +126,7 @@ class Measurement:
             self._pending.append(((end - start) * 1e3, loss_value, batch.rows, batch.global_rows))
             pending = len(self._pending)
             saves = checkpoint_every is not None and (self._done + pending) % checkpoint_every == 0
-            is_due = end >= self._flush_at or self.sigterm.requested
+            is_due = end >= self._flush_at or self.signals.requested
             if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
                 self._flush(saves)
 
@@ -154,7 +154,7 @@ class Measurement:
             state = {"step": self._done, "config": self._config.to_dict()}
             checkpoints.save(self._done, state | self.trainer.state_dict())
         if stops:
-            self.sigterm.terminate()
+            self.signals.terminate()
 
     def _gather(self) -> tuple[list[float], list[float], bool]:
         """(times in ms, losses, whether a rank received SIGTERM) of the pending steps, the same on all ranks.
@@ -166,10 +166,10 @@ class Measurement:
         if not self.trainer.outputs_on_host:
             losses = torch.stack(losses).double().tolist()
         if self._group.size == 1:
-            return times_ms, losses, self.sigterm.requested
+            return times_ms, losses, self.signals.requested
         weights = [part / total if total else 1.0 for part, total in zip(rows, global_rows, strict=True)]
         terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
-        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.sigterm.requested)])
+        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.signals.requested)])
         by_step = list(zip(*by_rank, strict=True))
         losses = [sum(rank_terms) for rank_terms in by_step[: len(terms)]]
         times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]

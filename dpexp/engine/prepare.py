@@ -14,7 +14,7 @@ from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.rng import seed_globals
-from dpexp.distributed import World
+from dpexp.distributed import Terminated, World
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
@@ -135,7 +135,7 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
             "data": prepared.data.digest if world else "",
             "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
         }
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as raised:
         error = raised

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
 import time
+import weakref
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -76,6 +78,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _open(self, folder: Path, file: Any) -> None:
         self.folder, self.path, self._file = folder, folder / JOURNAL, file
+        _close_in_forked_children()
+        _open_files.add(file)
         self._seq = self._size = 0
         self._set: Row = {}
         self._extended: list[Lists] = []
@@ -227,6 +231,15 @@ def _open_locked(path: Path) -> Any:
         file.close()
         raise JournalError(f"{path}: another process is writing it") from None
     return file
+
+
+_open_files: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@functools.cache
+def _close_in_forked_children() -> None:
+    """A process that user code forks must not hold the lock, or the run seems alive after its death."""
+    os.register_at_fork(after_in_child=lambda: [file.close() for file in list(_open_files)])
 
 
 def is_open(path: Path) -> bool:

@@ -13,6 +13,8 @@ import os
 import select
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
@@ -35,6 +37,7 @@ def how_to_deliver(run_id: str) -> str:
     return f"python scripts/runs.py sync {run_id}"
 
 
+INTERRUPT_INTERVAL_S = 0.1
 _unreaped: list[Popen[bytes]] = []
 """Uploader processes whose exit code was not read yet: kept so that none stays a zombie."""
 
@@ -76,20 +79,33 @@ class Uploader:
         """The journal has new lines. Never blocks, and costs one small write."""
         self._send({"do": "read"})
 
-    def finish(self, timeout_s: float) -> Delivery:
-        """The journal is complete: wait for the last delivery for ``timeout_s`` seconds or until Ctrl-C."""
+    def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
+        """The journal is complete: wait for the last delivery, for ``timeout_s`` or until an interrupt."""
         self._send({"do": "finish"})
         try:
-            ready, _, _ = select.select([self._results], [], [], timeout_s)
-            line = os.read(self._results.fileno(), 65536) if ready else b""  # written at once
-            return Delivery(**json.loads(line)) if line else Delivery(False, self._failure(timeout_s))
+            line, interrupted = self._result(timeout_s, is_interrupted)
         except KeyboardInterrupt:
-            command = how_to_deliver(self._run_id)
-            return Delivery(
-                False, f"interrupted while waiting; the uploader continues; to make sure: {command}"
-            )
+            line, interrupted = b"", True
         finally:
             self._close()
+        if line:
+            return Delivery(**json.loads(line))
+        if interrupted:
+            command = how_to_deliver(self._run_id)
+            message = f"interrupted while waiting; the uploader continues; to make sure: {command}"
+            return Delivery(False, message)
+        return Delivery(False, self._failure(timeout_s))
+
+    def _result(self, timeout_s: float, is_interrupted: Callable[[], bool]) -> tuple[bytes, bool]:
+        """What the uploader process sends at the end, and whether there was an interrupt before."""
+        deadline = time.monotonic() + timeout_s
+        while not is_interrupted():
+            left = deadline - time.monotonic()
+            if select.select([self._results], [], [], max(0.0, min(left, INTERRUPT_INTERVAL_S)))[0]:
+                return os.read(self._results.fileno(), 65536), False  # written at once
+            if left <= 0:
+                return b"", False
+        return b"", True
 
     def abandon(self) -> None:
         """No run began: the process ends, and the store stays unchanged."""

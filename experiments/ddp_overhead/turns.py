@@ -93,7 +93,7 @@ class InTurns(Prepared):
 def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes the results of all ranks to a file before any process ends."""
     from dpexp.config import RunConfig
-    from dpexp.distributed import SigtermHandler, World
+    from dpexp.distributed import SignalHandler, World
     from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
     from dpexp.engine.prepare import prepare_ranks
@@ -134,7 +134,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         observations = Observations(prepared, placed)
         trainer = Trainer(prepared, placed, Timer())
-        measurement = Measurement(trainer, journal, bar, lambda: None, observations, SigtermHandler())
+        measurement = Measurement(trainer, journal, bar, lambda: None, observations, SignalHandler())
         measurement.warm_up()
         prepared.seconds.clear()
         measurement.time_steps()

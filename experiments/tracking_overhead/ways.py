@@ -104,7 +104,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     the machine slows both.
     """
     from dpexp.config import RunConfig
-    from dpexp.distributed import SigtermHandler
+    from dpexp.distributed import SignalHandler
     from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
     from dpexp.engine.prepare import prepare
@@ -127,7 +127,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
         observations = Observations(prepared, placed)
         for _ in range(ROUNDS):
             trainer = Trainer(prepared, placed, Timer())
-            measurement = Measurement(trainer, journal, bar, lambda: None, observations, SigtermHandler())
+            measurement = Measurement(trainer, journal, bar, lambda: None, observations, SignalHandler())
             measurement.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):

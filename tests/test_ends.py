@@ -1,0 +1,113 @@
+"""How a run ends, by signals, exceptions of any kind and forks: one message, the exit code, a Record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from command_lines import CommandLines, CommandResult
+from ending_models import STEPS
+
+from dpexp.record import RECORD, Record, fold, is_open
+
+MODELS = Path(__file__).parent / "helpers" / "ending_models.py"
+WORDS = ["single", "--devices", "cpu", "--no-track", "--steps", "2000000", "--warmup", "1", "--quiet"]
+
+
+def end(command_lines: CommandLines, home: Path, model: str) -> tuple[CommandResult, Record]:
+    """The result of a run with a model of ``ending_models``, and its Record."""
+    words = [*WORDS, "--model", f"{MODELS}:{model}"]
+    result = command_lines.run(words, home.parent, DPEXP_HOME=str(home))
+    (folder,) = (home / "runs").iterdir()
+    return result, fold(folder / "journal.jsonl")
+
+
+def check_whole(home: Path, record: Record) -> None:
+    (folder,) = (home / "runs").iterdir()
+    assert record.damage == []
+    assert Record.from_dict(json.loads((folder / RECORD).read_bytes())) == record
+    assert len(record.steps["loss"]) == len(record.steps["time_ms"]) == STEPS - 2
+    assert sorted(path.name for path in folder.iterdir()) == ["head.json", "journal.jsonl", "record.json"]
+
+
+@pytest.mark.parametrize("call", [2, 3, 5, 8, 13, 34, 89, 300, 1500, 6000])
+@pytest.mark.parametrize(
+    ("pair", "code", "message"),
+    [
+        ("first=SIGINT,second=SIGTERM", 130, "interrupted; what was measured is recorded"),
+        ("first=SIGTERM,second=SIGINT", 143, "ended by SIGTERM"),
+    ],
+    ids=["SIGINT-SIGTERM", "SIGTERM-SIGINT"],
+)
+def test_a_second_signal_does_not_disturb_the_end(
+    command_lines: CommandLines, dpexp_home: Path, pair: str, call: int, code: int, message: str
+) -> None:
+    result, record = end(command_lines, dpexp_home, f"signal_pair:{pair},call={call}")
+    assert (result.code, result.stderr) == (code, f"error: {message}\n")
+    assert record.status == "killed"
+    check_whole(dpexp_home, record)
+
+
+def test_a_signal_that_user_code_swallows_ends_the_run_after_the_step(
+    command_lines: CommandLines, dpexp_home: Path
+) -> None:
+    result, record = end(command_lines, dpexp_home, "Swallowing")
+    assert (result.code, result.stderr) == (130, "error: interrupted; what was measured is recorded\n")
+    assert (record.status, len(record.steps["loss"])) == ("killed", STEPS - 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        ("stopping", "Stop", "Stop: that is all ("),
+        ("generator_exit", "GeneratorExit", "GeneratorExit ("),
+        (
+            "wordless",
+            "WordlessError",
+            "WordlessError: (its text cannot be shown: __str__ raised RuntimeError) (",
+        ),
+        (
+            "nested_wordless",
+            "KeyError",
+            "KeyError: (its text cannot be shown: __str__ raised RuntimeError) (",
+        ),
+    ],
+)
+def test_an_exception_of_any_kind_fails_the_run(
+    command_lines: CommandLines, dpexp_home: Path, model: str, kind: str, message: str
+) -> None:
+    result, record = end(command_lines, dpexp_home, model)
+    assert result.code == 1
+    assert result.stderr.startswith(f"error: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error["type"] == kind
+    assert "in end" in record.error["traceback"]
+    check_whole(dpexp_home, record)
+
+
+def test_a_forked_process_does_not_keep_a_dead_run_alive(
+    command_lines: CommandLines, dpexp_home: Path
+) -> None:
+    result, record = end(command_lines, dpexp_home, "Forking")
+    assert result.code == -signal.SIGKILL
+    (folder,) = (dpexp_home / "runs").iterdir()
+    assert not is_open(folder / "journal.jsonl")
+    assert record.status == "killed"
+
+
+def test_a_forked_process_that_comes_back_leaves_the_run_alone(
+    command_lines: CommandLines, dpexp_home: Path
+) -> None:
+    words = [*WORDS, "--steps", "50", "--model", f"{MODELS}:Returning"]
+    result = command_lines.run(words, dpexp_home.parent, DPEXP_HOME=str(dpexp_home))
+    (folder,) = (dpexp_home / "runs").iterdir()
+    record = fold(folder / "journal.jsonl")
+    assert (result.code, record.status, record.damage) == (0, "finished", [])
+    assert len(record.steps["loss"]) == 50
+    assert result.stderr.count("error: in a process that was forked in the run") == 1
+    assert os.listdir(folder).count("record.json") == 1
