@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -79,6 +79,8 @@ def sync(
     from dpexp.tracking import sync
 
     _runs()
+    if not runs and not again:
+        _deliver_lost()
     folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
     untracked = 0 if folders else len(sync.untracked(home()))
     note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
@@ -122,6 +124,51 @@ def reproduce(
     result = reproduce.reproduce(record, exact=exact, trust=trust, warn=_warn)
     typer.echo(terminal.text(reproduce.sections(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
+
+
+@app.command()
+def check(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Default: all runs.")] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Also compare with what MLflow holds, value by value.")
+    ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Write again what derives from journals, deliver what MLflow lacks."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare journals, Records, summaries and ledgers of runs that have ended.
+
+    The exit code is 1 if something is wrong and was not repaired, and 3 if MLflow cannot be asked.
+    """
+    from dpexp import record
+    from dpexp.tracking import sync
+    from dpexp.tracking.errors import StoreError
+
+    folders = list(map(_find, runs)) if runs else record.folders(_runs())
+    rows = []
+    try:
+        for folder in folders:
+            found = left = sync.problems(home(), folder, with_store=store)
+            if repair and found:
+                sync.repair(home(), folder, found)
+                left = sync.problems(home(), folder, with_store=store)
+            rows += [vars(problem) | {"repaired": repair and problem not in left} for problem in found]
+            rows += [vars(problem) | {"repaired": False} for problem in left if problem not in found]
+    except StoreError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(cli.Exit.NOT_DELIVERED) from None
+    if as_json:
+        typer.echo(json.dumps({"checked": len(folders), "problems": rows}))
+    else:
+        typer.echo("\n".join([*map(_problem, rows), f"{len(folders)} runs checked, {len(rows)} problems"]))
+    raise typer.Exit(cli.Exit.DONE if all(row["repaired"] for row in rows) else cli.Exit.FAILED)
+
+
+def _problem(row: dict[str, Any]) -> str:
+    todo = f"; --repair: {row['repair']}" if row["repair"] else "; cannot be repaired"
+    return f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
 
 
 @app.command()
@@ -170,6 +217,20 @@ def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool 
         typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
         is_complete = False
     raise typer.Exit(cli.Exit.DONE if is_complete else cli.Exit.NOT_DELIVERED)
+
+
+def _deliver_lost() -> None:
+    """Deliver into new MLflow runs what the store has lost since it was delivered; the rest of it is said."""
+    from dpexp.tracking import sync
+    from dpexp.tracking.errors import StoreError
+
+    try:
+        lost = sync.lost(home())
+        for result in sync.deliver(home(), lost, again=True, anew=True):
+            typer.echo(f"warning: run {result.run_id} was lost in the store", err=True)
+            _print(result)
+    except StoreError as error:
+        typer.echo(f"warning: delivered runs were not checked: {error}", err=True)
 
 
 def _folders(name: str) -> list[Path]:

@@ -29,7 +29,9 @@ def checksum(path: Path) -> dict[str, Any]:
 
 def seal(text: str, made_from: dict[str, Any]) -> bytes:
     """The JSON object in ``text`` with what it was made from and its checksum."""
-    body = f"{text.rstrip().removesuffix('}').rstrip()},\n {json.dumps(MADE_FROM)}: {json.dumps(made_from)}"
+    inside = text.rstrip().removesuffix("}").rstrip()
+    comma = "" if inside == "{" else ","
+    body = f"{inside}{comma}\n {json.dumps(MADE_FROM)}: {json.dumps(made_from)}"
     return body.encode() + _MARK + b'%08x"\n}\n' % zlib.crc32(body.encode())
 
 

@@ -1,7 +1,7 @@
 """Ledger: which stores have received which part of a run, and the lock that allows one delivery at a time.
 
 ``delivery.json`` beside the journal names the MLflow run of each store and whether it is complete. The store
-itself decides how far a delivery has come, so the ledger may be outdated or lost.
+itself decides how far a delivery has come, so the ledger may be outdated, damaged or lost.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.record import JOURNAL, write_atomically
+from dpexp.record.seal import checksum, seal, unseal
 from dpexp.tracking.store import Store
 
 LEDGER = "delivery.json"
@@ -19,12 +20,19 @@ LOCK = ".delivery.lock"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What one store has of a run. ``journal_bytes`` is the journal's length at a complete delivery."""
+    """What one store has of a run.
+
+    ``journal_bytes`` and ``journal_crc`` are those of the journal at a complete delivery.
+    """
 
     experiment_id: str
     mlflow_run_id: str
     complete: bool = False
     journal_bytes: int = 0
+    journal_crc: str = ""
+
+
+_TYPES = [str, str, bool, int, str]
 
 
 class DeliveryLockedError(RuntimeError):
@@ -32,18 +40,39 @@ class DeliveryLockedError(RuntimeError):
 
 
 def read(folder: Path) -> dict[str, LedgerEntry]:
-    """The ledger of a run by store; empty where nothing was delivered."""
+    """The ledger of a run by store; empty where nothing was delivered, or the ledger is damaged."""
     try:
-        data = json.loads((folder / LEDGER).read_bytes())
-        return {store: LedgerEntry(**entry) for store, entry in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # absent or damaged: the store itself knows
+        return read_undamaged(folder)
+    except (FileNotFoundError, ValueError):  # the store itself knows
         return {}
+
+
+def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
+    """The ledger of a run by store. Raises FileNotFoundError where nothing was delivered, and ValueError."""
+    data, _ = unseal((folder / LEDGER).read_bytes())
+    try:
+        entries = {store: LedgerEntry(**entry) for store, entry in data.items()}
+    except TypeError as error:
+        raise ValueError(f"not a ledger: {error}") from None
+    wrong = [entry for entry in entries.values() if [*map(type, vars(entry).values())] != _TYPES]
+    if wrong:
+        raise ValueError(f"not what dpexp writes: {wrong[0]}")
+    return entries
 
 
 def write(folder: Path, store: str, entry: LedgerEntry) -> None:
     """Record what a store has; the entries of other stores stay."""
-    entries = read(folder) | {store: entry}
-    write_atomically(folder / LEDGER, json.dumps(entries, default=vars, indent=1).encode())
+    _write(folder, read(folder) | {store: entry})
+
+
+def forget(folder: Path, store: str) -> None:
+    """Record that a store has nothing: the next delivery finds out what it has."""
+    _write(folder, {name: entry for name, entry in read(folder).items() if name != store})
+
+
+def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
+    text = json.dumps(entries, default=vars, indent=1)
+    write_atomically(folder / LEDGER, seal(text, checksum(folder / JOURNAL)))
 
 
 def is_complete(folder: Path, store: str) -> bool:

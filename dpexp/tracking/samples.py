@@ -47,6 +47,8 @@ class Samples:
         with contextlib.suppress(FileNotFoundError):
             for entry in self._system:  # its place in the file is its step, whichever process wrote it
                 self._apply(entry | {"from": dict.fromkeys(entry.get("extend", {}), self._system.lines - 1)})
+        if self._journal.entries and self._journal.lost_first:  # the line that names the run
+            self.record.run_id = self.record.run_id or self._journal.path.parent.name
         return replaced
 
     def _apply(self, entry: Row) -> None:

@@ -1,4 +1,4 @@
-"""Sync: delivers runs later, and closes runs whose process died. ``scripts/runs.py`` calls it."""
+"""Sync: delivers runs later, closes runs whose process died, repairs. ``scripts/runs.py`` calls it."""
 
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,10 @@ from dpexp.record import (
     private_files,
     redact,
 )
-from dpexp.tracking import ledger
+from dpexp.record.check import Problem
+from dpexp.record.check import problems as record_problems
+from dpexp.record.check import repair as repair_record
+from dpexp.tracking import check, ledger
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.ledger import DeliveryLockedError
 from dpexp.tracking.store import Store
@@ -67,8 +70,48 @@ def dead(home: Path) -> list[Path]:
     return [folder for folder in ended if not (folder / RECORD).exists() or _is_partial(folder, store)]
 
 
-def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterator[Result]:
-    """Deliver runs; with ``again`` also complete ones. Raises StoreError when the store cannot be opened."""
+def lost(home: Path) -> list[Path]:
+    """The delivered runs that the store does not have as they were delivered, as far as one call tells.
+
+    Raises StoreError when it cannot be asked.
+    """
+    store = Store.from_environment(home)
+    delivered = [folder for folder in folders(home / "runs") if ledger.is_complete(folder, store.name)]
+    if delivered and check.exists(store):
+        store.open()
+    try:
+        return [folder for folder in delivered if not check.is_stored(store, folder)]
+    except Exception as error:  # any store, any driver
+        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+
+
+def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
+    """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
+    found = [*record_problems(folder), *check.ledger_problems(folder)]
+    if not with_store:
+        return found
+    store = Store.from_environment(home)
+    try:
+        return [*found, *check.store_problems(store, folder)]
+    except StoreError:
+        raise
+    except Exception as error:  # any store, any driver
+        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+
+
+def repair(home: Path, folder: Path, found: list[Problem]) -> None:
+    """Write again what derives from the journal, and deliver again what is missing or wrong in the store."""
+    repair_record(folder, found)
+    repairs = {problem.repair for problem in found}
+    if repairs & {check.AGAIN, check.ANEW}:
+        list(deliver(home, [folder], again=True, anew=check.ANEW in repairs))
+
+
+def deliver(home: Path, runs: Iterable[Path], *, again: bool = False, anew: bool = False) -> Iterator[Result]:
+    """Deliver runs; with ``again`` also complete ones, with ``anew`` into new MLflow runs.
+
+    Raises StoreError when the store cannot be opened.
+    """
     store = Store.from_environment(home)
     for folder in runs:
         if not again and ledger.is_complete(folder, store.name):
@@ -83,7 +126,7 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False) -> Iterato
                 continue
             with private_files():
                 store.open()
-                result = _deliver(store, folder, again)
+                result = _deliver(store, folder, again, anew)
             yield result
 
 
@@ -97,9 +140,11 @@ def close(folder: Path) -> Result:
     return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 
 
-def _deliver(store: Store, folder: Path, again: bool) -> Result:
+def _deliver(store: Store, folder: Path, again: bool, anew: bool) -> Result:
     try:
         with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
+            if anew:
+                check.delete(store, folder)
             if not again and ledger.is_complete(folder, store.name):
                 return Result(folder.name, "already")
             return Result(folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message)

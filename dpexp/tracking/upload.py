@@ -15,6 +15,7 @@ from typing import Any
 from dpexp.config import names
 from dpexp.record import JOURNAL, RECORD, Record, is_open, load, load_closed
 from dpexp.record.journal import RUN_ID
+from dpexp.record.seal import checksum
 from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
@@ -189,7 +190,8 @@ class Upload:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
         run = self.attach()
         problems = run.write_figures(load(self.folder))
-        entry = LedgerEntry(run.experiment_id, run.run_id, True, self.journal.stat().st_size)
+        now = checksum(self.journal)
+        entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
         ledger.write(self.folder, self.store.name, entry)
         return problems
 

@@ -1,0 +1,177 @@
+"""Check: a run against its ledger, and against what the MLflow store really holds, by counts and values.
+
+A server may have answered that it stored what it lost, a database may be deleted, a value changed by hand.
+What ``expected_metrics`` and its kind say a delivery writes must be there, and nothing else.
+
+::
+
+    problems     kind ledger   the ledger is damaged, or of another state of the journal
+                      missing  not delivered, or deleted in the store
+                      values   params or metrics differ, which MLflow does not replace: a new run gets them
+                      facts    tags or artifacts differ: the same run gets them again
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpexp.record import JOURNAL, RECORD, JournalError, Record, is_open, load
+from dpexp.record.check import Problem
+from dpexp.record.seal import checksum
+from dpexp.tracking import content, ledger
+from dpexp.tracking.ledger import LedgerEntry
+from dpexp.tracking.mlflow_run import MlflowRun
+from dpexp.tracking.samples import Samples
+from dpexp.tracking.store import Store
+
+AGAIN = "deliver it again"
+ANEW = "deliver it into a new MLflow run"
+SHOWN = 3  # differing names that a problem lists
+
+
+def ledger_problems(folder: Path) -> list[Problem]:
+    """What is wrong with the ledger of a run that has ended. Asks no store."""
+    journal = folder / JOURNAL
+    try:
+        entries = ledger.read_undamaged(folder)
+        now = checksum(journal)
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", AGAIN)]
+    if is_open(journal):
+        return []
+    known = [(store, entry.journal_crc or now["crc"]) for store, entry in entries.items() if entry.complete]
+    changed = [store for store, crc in known if crc != now["crc"]]
+    what = "the journal has changed since it was delivered to"
+    return [Problem(folder.name, "ledger", f"{what} {store}", AGAIN) for store in changed]
+
+
+def store_problems(store: Store, folder: Path) -> list[Problem]:
+    """How the store differs from what a delivery of this run writes. May raise what the store raises.
+
+    Nothing is said of a run that is running, is not tracked, or cannot be read.
+    """
+    try:
+        if is_open(folder / JOURNAL):
+            return []
+        record = load(folder)
+    except (OSError, JournalError):
+        return []
+    entry = ledger.read(folder).get(store.name)
+    if entry is None or not entry.complete:
+        is_wanted = entry is not None or record.config.get("track", True)
+        return [Problem(folder.name, "missing", f"not delivered to {store.name}", AGAIN)] if is_wanted else []
+    found = _active(store, entry)
+    if found is None:
+        return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]
+    run = MlflowRun(store, entry.experiment_id, entry.mlflow_run_id)
+    texts = {
+        "values": [_params(record, found), *_metrics(record, folder, run, found)],
+        "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run)],
+    }
+    repairs = {"values": ANEW, "facts": AGAIN}
+    return [Problem(folder.name, kind, text, repairs[kind]) for kind in texts for text in texts[kind] if text]
+
+
+def is_stored(store: Store, folder: Path) -> bool:
+    """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
+    found = _active(store, ledger.read(folder)[store.name])
+    if found is None:
+        return False
+    try:
+        expected = content.expected_metrics(load(folder))
+    except JournalError:  # which `undelivered` reports
+        return True
+    latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
+    for key, points in expected.items():
+        last = max(points)
+        step, value = latest.get(key, (-1, 0.0))
+        if step < last or (step == last and not content.is_same_value(value, points[last])):
+            return False
+    return True
+
+
+def delete(store: Store, folder: Path) -> None:
+    """Delete the MLflow run of this run, if it is there: the next delivery makes a new one."""
+    entry = ledger.read(folder).get(store.name)
+    if entry is not None and _active(store, entry) is not None:
+        MlflowRun(store, entry.experiment_id, entry.mlflow_run_id).delete()
+    ledger.forget(folder, store.name)
+
+
+def exists(store: Store) -> bool:
+    """False where the store's file was deleted: to open it would make a new one."""
+    return store.sqlite_file is None or store.sqlite_file.path.exists()
+
+
+def _active(store: Store, entry: LedgerEntry) -> Any:
+    """The MLflow run as the client returns it; None if it was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    if not exists(store):
+        return None
+    try:
+        run = store.client.get_run(entry.mlflow_run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
+
+
+def _params(record: Record, found: Any) -> str:
+    expected, _ = content.fit(content.params(record), content.MAX_PARAM)
+    return _differing("params", expected, found.data.params)
+
+
+def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
+    expected, _ = content.fit(content.tags(record), content.MAX_TAG)
+    parent = ledger.read(folder.with_name(record.parent)).get(store.name) if record.parent else None
+    if parent is not None:
+        expected["mlflow.parentRunId"] = parent.mlflow_run_id
+    status = {"status": record.status.upper()}
+    return _differing("tags", expected | status, found.data.tags | {"status": found.info.status})
+
+
+def _metrics(record: Record, folder: Path, run: MlflowRun, found: Any) -> Iterator[str]:
+    """One text for each metric that differs; a step that the journal has lost may have any value."""
+    samples = Samples(folder)
+    samples.read()
+    system = {k: v for k, v in content.expected_metrics(samples.record).items() if k.startswith("system/")}
+    expected = content.expected_metrics(record) | system
+    lost = {key: _holes(values) for key, values in content.series(record).items()}
+    for key in sorted(expected.keys() | found.data.metrics.keys()):
+        history = run.store.client.get_metric_history(run.run_id, key)
+        points = [point for point in history if point.step not in lost.get(key, ())]
+        if key.startswith("summary/"):  # the last one counts, of a sweep that was resumed
+            points = sorted(points, key=lambda point: int(point.timestamp))[-1:]
+        yield _metric(key, expected.get(key, {}), points)
+
+
+def _holes(values: Iterable[Any]) -> set[int]:
+    return {step for step, value in enumerate(values) if value is None}
+
+
+def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
+    if len(points) != len(expected):
+        return f"metric {key}: {len(points)} points instead of {len(expected)}"
+    stored = {int(point.step): point.value for point in points}
+    for step, value in expected.items():
+        if step not in stored:
+            return f"metric {key}: no point at step {step}"
+        if not content.is_same_value(stored[step], value):
+            return f"metric {key}: {stored[step]!r} at step {step} instead of {value!r}"
+    return ""
+
+
+def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
+    stored = {file.path for file in run.store.client.list_artifacts(run.run_id)}
+    missing = sorted({RECORD, *content.tables(record)} - stored)
+    return f"artifacts missing: {', '.join(missing)}" if missing else ""
+
+
+def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:
+    names = [name for name, value in expected.items() if stored.get(name) != value]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{what} differ: {', '.join(names[:SHOWN])}{more}" if names else ""

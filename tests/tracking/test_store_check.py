@@ -1,0 +1,155 @@
+"""``runs.py check --store``: what the store lost or changed is found, by counts and values, and repaired."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import journals
+import pytest
+from mlflow_reader import everything, only_run
+from tracking_processes import script
+
+from dpexp.record import JOURNAL, finish
+from dpexp.record.journal import encode_line
+from dpexp.tracking import ledger, sync
+from dpexp.tracking.check import AGAIN, ANEW
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
+    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def uri(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def delivered(home: Path, run_id: str) -> Path:
+    """A delivered run with steps, system metrics and tables; without what is slow to draw."""
+    journal = journals.begin(home / "runs", run_id)
+    shape = {"batch": 0, "scope": "outside", "module": "", "replica": None, "device": "cpu:0"}
+    journal.set(shapes=[shape | {"inputs": [[30, 5]], "outputs": [[30, 2]]}])
+    for first in range(0, 40, 10):
+        journals.step(journal, first, 10)
+    system = {"extend": {"system.cpu": [0.5]}, "from": {"system.cpu": 0}}
+    (journal.folder / "system.jsonl").write_bytes(encode_line({"seq": 0, "at": 1000, **system}))
+    finish(journals.end(journal))
+    (result,) = sync.deliver(home, [journal.folder])
+    assert result.state == "delivered", result.message
+    return journal.folder
+
+
+def changed(home: Path, run_id: str, statement: str) -> None:
+    """Change the store by hand: ``?`` is the MLflow run."""
+    mlflow_run = only_run(f"sqlite:///{home / 'mlflow.db'}", run_id).info.run_id
+    connection = sqlite3.connect(home / "mlflow.db")
+    with connection:
+        assert connection.execute(statement, (mlflow_run,)).rowcount > 0
+    connection.close()
+
+
+def checked(home: Path, folder: Path) -> list[tuple[str, str]]:
+    return [(problem.kind, problem.repair) for problem in sync.problems(home, folder, with_store=True)]
+
+
+def test_what_a_delivery_wrote_has_no_problem_even_of_a_damaged_journal(home: Path) -> None:
+    assert checked(home, delivered(home, "whole")) == []
+    assert sync.lost(home) == []
+    journal = journals.complete(home / "runs", "holed")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:3] + lines[4:]))
+    finish(journal)
+    list(sync.deliver(home, [journal.parent]))
+    assert {kind for kind, _ in checked(home, journal.parent)} == {"journal"}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "statement", "found"),
+    [
+        ("value", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?", "values"),
+        ("point", "DELETE FROM metrics WHERE key = 'time_ms/step' AND step = 3 AND run_uuid = ?", "values"),
+        ("system", "DELETE FROM metrics WHERE key LIKE 'system/%' AND run_uuid = ?", "values"),
+        ("param", "UPDATE params SET value = '31' WHERE key = 'batch_size' AND run_uuid = ?", "values"),
+        ("tag", "DELETE FROM tags WHERE key = 'dpexp.strategy' AND run_uuid = ?", "facts"),
+        ("status", "UPDATE runs SET status = 'RUNNING' WHERE run_uuid = ?", "facts"),
+        ("gone", "UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?", "missing"),
+    ],
+)
+def test_what_differs_in_the_store_is_found_and_repaired(
+    home: Path, uri: str, run_id: str, statement: str, found: str
+) -> None:
+    folder = delivered(home, run_id)
+    before = everything(uri, run_id)
+    changed(home, run_id, statement)
+    assert checked(home, folder) == [(found, ANEW if found == "values" else AGAIN)]
+    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    assert checked(home, folder) == []
+    assert everything(uri, run_id) == before
+
+
+def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
+    folder = delivered(home, "artifact")
+    (Path(urlsplit(only_run(uri, "artifact").info.artifact_uri).path) / "shapes.json").unlink()
+    assert checked(home, folder) == [("facts", AGAIN)]
+    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    assert checked(home, folder) == []
+
+
+def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
+    folder = delivered(home, "ledger")
+    path = folder / ledger.LEDGER
+    whole = path.read_bytes()
+    for place in random.Random(13).sample(range(len(whole)), 60):
+        content = bytearray(whole)
+        content[place] ^= 1 << (place % 7)
+        path.write_bytes(content)
+        found = sync.problems(home, folder, with_store=False)
+        assert [problem.kind for problem in found] == ["ledger"], place
+        assert ledger.read(folder) == {}
+    sync.repair(home, folder, found)
+    assert checked(home, folder) == []
+
+
+def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
+    folder = delivered(home, "lost")
+    changed(home, "lost", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
+    assert sync.lost(home) == [folder]
+    list(sync.deliver(home, [folder], again=True, anew=True))
+    assert sync.lost(home) == []
+
+
+def test_a_deleted_database_is_found_and_delivered_again(dpexp_home: Path) -> None:
+    folder = delivered(dpexp_home, "all")
+    before = everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "all")
+    for path in dpexp_home.glob("mlflow.db*"):
+        path.unlink()
+    checked = script("runs.py", "check", "--store", "--json")
+    document = json.loads(checked.stdout)
+    assert checked.returncode == 1
+    assert document["checked"] == 1
+    assert [(row["run"], row["kind"]) for row in document["problems"]] == [("all", "missing")]
+    assert not (dpexp_home / "mlflow.db").exists()
+    synced = script("runs.py", "sync")
+    assert synced.returncode == 0, synced.stderr
+    assert "all  delivered" in synced.stdout
+    assert everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "all") == before
+    (folder / "record.json").unlink()
+    repaired = script("runs.py", "check", "--store", "--repair")
+    assert repaired.returncode == 0, repaired.stderr
+    assert repaired.stdout.splitlines() == [
+        "all  record: record.json: missing: the run died, and was not closed; repaired",
+        "1 runs checked, 1 problems",
+    ]
+    assert script("runs.py", "check", "all").stdout == "1 runs checked, 0 problems\n"
+    (folder / JOURNAL).write_bytes(b"")
+    assert script("runs.py", "check", "--repair").returncode == 1
