@@ -1,11 +1,14 @@
 """The shapes of a run, grouped: equal batches together, and the replicas of one module in one call."""
 
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
 from dpexp.record import Record, Row
 from dpexp.report import units
 
 Shape = list[int]
+_CONTENT = itemgetter("module", "scope", "replica", "device", "inputs", "outputs")
 
 
 @dataclass
@@ -75,9 +78,14 @@ def batches(record: Record) -> list[Batches]:
     for row in record.shapes:
         by_batch.setdefault(row["batch"], []).append(row)
     groups: dict[str, Batches] = {}
+    before: list[Any] = []
+    group = Batches([], [])
     for number, rows in sorted(by_batch.items()):
-        calls = _calls(rows)
-        groups.setdefault(str(sorted(map(repr, calls))), Batches([], calls)).numbers.append(number)
+        content = list(map(_CONTENT, rows))
+        if content != before:  # the usual case of equal batches needs no more than this
+            calls, before = _calls(rows), content
+            group = groups.setdefault(str(sorted(map(repr, calls))), Batches([], calls))
+        group.numbers.append(number)
     return list(groups.values())
 
 
@@ -91,7 +99,8 @@ def _calls(rows: list[Row]) -> list[Call]:
     calls: dict[tuple[str, str], Call] = {}
     first = {row["module"]: index for index, row in reversed(list(enumerate(rows)))}
     for row in sorted(rows, key=lambda row: -1 if row["replica"] is None else row["replica"]):
-        call = calls.setdefault((row["module"], row["scope"]), Call(row["module"], row["scope"]))
+        key = (row["module"], row["scope"])
+        call = calls[key] if key in calls else calls.setdefault(key, Call(*key))
         call.devices.append(row["device"])
         call.inputs.append(row["inputs"])
         call.outputs.append(row["outputs"])
