@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import nn
@@ -71,7 +72,8 @@ class Locator:
                 "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
             )
             texts.append(writer)
-        return "".join(f": {text}" for text in self.group.broadcast(0, texts)[:1])
+        by_rank: list[list[str]] = self.group.all_gather(texts)
+        return next((f": {text}" for text in chain.from_iterable(by_rank)), "")
 
     # --- outputs ---
 
@@ -112,7 +114,7 @@ class Locator:
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
         pair = next((f, w) for f, w in zip(found, wanted, strict=True) if self._differs([f], [w]))
-        text = patterns.of_rows(*(tensor.to("cpu", torch.float64) for tensor in pair))
+        text = patterns.of_rows(*map(_wide, pair))
         return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
 
     # --- gradients ---
@@ -259,6 +261,10 @@ def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor
         if is_complete and all(other == _without(tuple(expected.shape), dim) for other in others):
             return torch.cat([piece.to("cpu") for piece in pieces], dim)
     return None
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:

@@ -56,28 +56,34 @@ class SideBySide:
 
     def run(self, batches: Sequence[Batch]) -> Failure | None:
         """Take a step on each batch, until one differs."""
-        found = expected = Step()
         for self.steps, batch in enumerate(batches, 1):
-            state = torch.get_rng_state()
-            expected = self.reference.compute(batch)
-            if not self.may_draw and not torch.equal(state, torch.get_rng_state()):
-                raise DrawsRandomNumbersError
-            found = self._layout_step(batch, expected)
-            buffers = self.written.replace_buffers(self.layout, self.reference)
-            failed = self._failed(
-                outputs=difference("outputs", found.outputs, expected.outputs),
-                loss=_difference_of_loss(found.loss, expected.loss),
-                gradients=difference("gradients", found.gradients, expected.gradients),
-                buffers=difference("buffers", buffers, self.reference.buffers()),
-            )
-            if failed:
-                return Failure(self._cause_before(failed), batch, found, expected)
-            self.reference.update()
-            self.layout.update()
-            if expected.written:
-                self.written.replace_parameters(self.layout, self.reference, expected.written)
+            failure = self._step(batch)
+            if failure:
+                return failure
         failed = self._failed(**self._after())
-        return Failure(failed, batches[-1], found, expected) if failed else None
+        return Failure(failed, batches[-1], Step(), Step()) if failed else None
+
+    def _step(self, batch: Batch) -> Failure | None:
+        """One step of both sides, without the optimizers' where it differs."""
+        state = torch.get_rng_state()
+        expected = self.reference.compute(batch)
+        if not self.may_draw and not torch.equal(state, torch.get_rng_state()):
+            raise DrawsRandomNumbersError
+        found = self._layout_step(batch, expected)
+        buffers = self.written.replace_buffers(self.layout, self.reference)
+        failed = self._failed(
+            outputs=difference("outputs", found.outputs, expected.outputs),
+            loss=_difference_of_loss(found.loss, expected.loss),
+            gradients=difference("gradients", found.gradients, expected.gradients),
+            buffers=difference("buffers", buffers, self.reference.buffers()),
+        )
+        if failed:
+            return Failure(self._cause_before(failed), batch, found, expected)
+        self.reference.update()
+        self.layout.update()
+        if expected.written:
+            self.written.replace_parameters(self.layout, self.reference, expected.written)
+        return None
 
     def _layout_step(self, batch: Batch, expected: Step) -> Step:
         """The layout's step, with the outputs and the loss of all ranks."""

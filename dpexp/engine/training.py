@@ -99,7 +99,8 @@ class Training:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all gradients."""
+        """Remove all gradients, and what the last step computed."""
+        self.step = Step()
         for parameter in self.parameters().values():
             parameter.grad = None
 

@@ -144,6 +144,23 @@ def test_the_message_is_the_same_every_time() -> None:
     assert verified(place).cause == verified(place).cause
 
 
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_failure_costs_at_most_twice_a_verification(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows that both sides compute: a failed verification ends early, and its cause takes some more."""
+    prepared = prepare(RunConfig("single", devices="cpu", model=MODEL))
+    rows, net = [0], type(prepared.model)
+    forward = net.forward
+
+    def counted(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        rows[0] += len(x)
+        return forward(self, x)
+
+    monkeypatch.setattr(net, "forward", counted)
+    verify(replace(prepared, strategy=Planted(PLANTED[name][0])))
+    steps_of_both_sides = 2 * (30 + 10 + 30)
+    assert 0 < rows[0] <= 2 * steps_of_both_sides
+
+
 def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
 
@@ -187,6 +204,15 @@ def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
     found = in_ranks(world)[0][""]
     assert (found["passed"], found["steps"]) == (True, 3)
     assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
+
+
+def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
+    found = in_ranks(2)[0]["clamped by a hook"]
+    assert found["passed"] is False
+    assert GRADIENT + "'fc.weight'" in found["cause"]
+    assert (
+        "hooks on fc.weight get the gradient of the rank's own rows, before the all-reduce" in found["note"]
+    )
 
 
 @pytest.mark.parametrize("world", [2, 3])

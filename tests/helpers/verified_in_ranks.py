@@ -35,16 +35,22 @@ WRONG = (
 """The bugs of ``planted.AllReduced``; the first is none."""
 
 
+WRITING = {"ddp": ("ddp", "half"), "fsdp": ("fsdp", ""), "clamped by a hook": ("ddp", "clamp")}
+"""The strategy and the hook of each case of ``Writing``."""
+
+
 class Writing(nn.Module):
     """Writes to a buffer and to rows of a table in its forward, and has a hook on a parameter."""
 
-    def __init__(self, hook: bool) -> None:
+    def __init__(self, hook: str = "") -> None:
         super().__init__()
         self.table = nn.Embedding(12, 5, max_norm=0.5)
         self.fc = nn.Linear(5, 2)
         self.register_buffer("mean", torch.zeros(5))
-        if hook:
+        if hook == "half":
             self.fc.weight.register_hook(lambda gradient: gradient / 2)
+        elif hook == "clamp":  # the mean of clamped gradients is not the clamped mean
+            self.fc.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.randint(12, (samples,), generator=generator)
@@ -72,20 +78,17 @@ def main() -> None:
     assert isinstance(config.options, RankOptions)
     group = init_process_group(world, config.options, devices.HOST)
     results = {wrong: verified(config, group, wrong) for wrong in WRONG}
-    for strategy in ("ddp", "fsdp"):
-        model = f"{__file__}:Writing:hook={'true' if strategy == 'ddp' else 'false'}"
-        results[strategy] = verified(
-            RunConfig(strategy, model=model, **shape, options=options(strategy)), group
+    for case, (strategy, hook) in WRITING.items():
+        block = {"block": ("fc",)} if strategy == "fsdp" else {}
+        model = f"{__file__}:Writing:hook={hook}" if hook else f"{__file__}:Writing"
+        results[case] = verified(
+            RunConfig.from_dict({"strategy": strategy, "model": model} | shape | block), group
         )
     every_rank = group.all_gather({case: vars(result) for case, result in results.items()})
     if group.is_first:
         print(json.dumps([every_rank[0], all(each == every_rank[0] for each in every_rank)]), flush=True)
     group.destroy()
     os._exit(0)  # without torch's teardown, which may fail
-
-
-def options(strategy: str) -> dict[str, object]:
-    return {"block": ("fc",)} if strategy == "fsdp" else {}
 
 
 if __name__ == "__main__":
