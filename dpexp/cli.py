@@ -179,7 +179,7 @@ def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[An
         except ValueError:
             origin = f" ({variable})" if os.environ.get(variable) == value else ""
             name = "whole number" if kind is int else "number"
-            raise typer.BadParameter(f"{shown(value)} is not a {name}{origin}") from None
+            raise typer.BadParameter(f"{redact(shown(value))} is not a {name}{origin}") from None
 
     return parse
 

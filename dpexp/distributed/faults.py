@@ -15,7 +15,7 @@ from typing import Any
 
 from dpexp.config.errors import shortened, text_of
 from dpexp.distributed.world import Member
-from dpexp.record import Row
+from dpexp.record import Row, redact
 
 COMMUNICATION = re.compile(
     "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE
@@ -44,7 +44,8 @@ def error_row(error: BaseException) -> Row:
     kind, trace = type(error).__name__, "".join(traceback.format_exception(error))
     if isinstance(error, PeerError):
         kind, trace = error.kind, error.traceback or trace
-    message, trace = (shortened(text, MAX_TEXT, MAX_TEXT) for text in (text_of(error), trace))
+    texts = (redact(text_of(error)), redact(trace))  # before they are cut
+    message, trace = (shortened(text, MAX_TEXT, MAX_TEXT) for text in texts)
     return {"type": kind, "message": message, "traceback": trace}
 
 

@@ -30,7 +30,8 @@ def short_message(error: BaseException) -> str:
     for fragment, message in _MESSAGES.items():
         if fragment in text:
             return message
-    return redact(text if len(text) <= 300 else text[:297] + "...")
+    text = redact(text)  # before it is cut: a part of a credential is not recognized
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def first_line(error: BaseException) -> str:

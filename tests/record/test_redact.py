@@ -13,8 +13,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from dpexp.distributed.faults import MAX_TEXT, error_row
 from dpexp.record import JournalReader, Record, Verbatim, fold, redact
 from dpexp.record.redact import redact_entry
+from dpexp.tracking.errors import short_message
 
 IN_ENVIRONMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 ANY_SECRET = IN_ENVIRONMENT | st.integers(0, 10**9).map(str) | st.text('/ @:"\\{}#%', min_size=1)
@@ -112,6 +114,15 @@ def test_a_journal_folds_to_the_same_record_whatever_the_secrets_are(
 def test_other_variables_are_no_secrets(name: str) -> None:
     with variables(**{name: "/home/me/work"}):
         assert redact("in /home/me/work") == "in /home/me/work"
+
+
+def test_a_secret_is_hidden_before_a_long_text_is_cut() -> None:
+    for cut in range(290, 301):
+        with variables(A_TOKEN="correct-horse"):
+            assert "correct" not in short_message(RuntimeError("x" * (cut - 7) + "correct-horse" + "y" * 100))
+    with variables(A_TOKEN="correct-horse"):
+        row = error_row(RuntimeError("x" * (MAX_TEXT - 8) + "correct-horse"))
+        assert "correct" not in row["message"] + row["traceback"]
 
 
 def test_a_user_name_alone_is_no_secret() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import journals
 import pytest
 
+from dpexp.engine import checkpoint
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,6 +41,15 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
     folders = {name for name in found if (dpexp_home / name).is_dir()}
     assert {found[name] for name in folders} == {"0700"}, found
     assert {found[name] for name in found.keys() - folders} == {"0600"}, found
+
+
+def test_checkpoints_are_for_their_owner_alone(dpexp_home: Path) -> None:
+    before = os.umask(0)
+    try:
+        checkpoint.write(dpexp_home / "snapshots" / "run", 1, {"step": 1})
+    finally:
+        os.umask(before)
+    assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]
 
 
 @pytest.mark.parametrize(("shared", "expected"), [("1", {"0775", "0664"}), ("0", {"0700", "0600"})])
