@@ -12,11 +12,12 @@ from pathlib import Path
 
 import journals
 import pytest
+from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
 from servers import Proxy, mlflow_server, postgres
 from tracking_processes import DRIVER, ROOT, TIMEOUT_S, drive, script, wait_until
 
-from dpexp.record import JOURNAL, finish, load
+from dpexp.record import JOURNAL, Journal, finish, load
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
@@ -75,6 +76,32 @@ def test_a_database_gets_the_same_run_without_a_server(dpexp_home: Path, databas
     assert synced.returncode == 0, synced.stderr
     assert script("runs.py", "sync", "direct").returncode == 0
     assert everything(database, "direct") == everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "direct")
+
+
+def test_a_server_gets_a_restarted_run_as_the_embedded_store(
+    dpexp_home: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, embedded = f"http://127.0.0.1:{server}", f"sqlite:///{dpexp_home / 'mlflow.db'}"
+    journal = journals.begin(dpexp_home / "runs", "restarted", experiment="restarts")
+    journals.step(journal, 0, 20)
+    journals.phases(journal)
+    finish(journals.end(journal, "failed", {"type": "LostContact", "message": "rank 1"}))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    Upload(Store.from_environment(dpexp_home), journal.path).complete()
+    replaced = only_run(address, "restarted").info
+    journal = Journal.reopen(journal.folder)
+    journal.set(status="running", ended=None, error=None)
+    journal.truncate({f"steps.{key}": 10 for key in ("loss", "time_ms", "samples")})
+    journals.step(journal, 10, 40)
+    finish(journals.end(journal))
+    for uri in (address, embedded):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        Upload(Store.from_environment(dpexp_home), journal.path).complete()
+    assert everything(address, "restarted") == everything(embedded, "restarted")
+    assert steps_of(address, "restarted") == list(range(50))
+    assert only_run(address, "restarted").info.run_id != replaced.run_id
+    client = MlflowClient(address)
+    assert not client.search_traces(locations=[replaced.experiment_id], run_id=replaced.run_id)
 
 
 @pytest.mark.parametrize(
