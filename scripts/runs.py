@@ -96,7 +96,8 @@ def reap() -> None:
     dead = sync.dead(home())
     closed = {folder: sync.close(folder) for folder in dead}
     for result in closed.values():
-        _print(result)
+        if result.is_well:  # the delivery reports the others
+            _print(result)
     readable = [folder for folder, result in closed.items() if result.state != sync.SKIPPED]
     _deliver(readable, False, "no dead run")
 

@@ -1,5 +1,6 @@
 """Sync: delivers runs later, closes runs whose process died, repairs. ``scripts/runs.py`` calls it."""
 
+import contextlib
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from dpexp.tracking.upload import LOG, Upload
 
 DELIVERY_LOCK_TIMEOUT_S = 60.0
 SKIPPED = "skipped"
+NOT_DELIVERED = "not delivered"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Result:
     @property
     def is_well(self) -> bool:
         """Whether this run needs nothing more now."""
-        return self.state != "not delivered"
+        return self.state != NOT_DELIVERED
 
 
 def undelivered(home: Path) -> list[Path]:
@@ -124,6 +126,10 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False, anew: bool
             except JournalError as error:
                 yield Result(folder.name, SKIPPED, str(error))
                 continue
+            closed = close(folder) if not (folder / RECORD).exists() else None
+            if closed is not None and not closed.is_well:
+                yield closed
+                continue
             with private_files():
                 store.open()
                 result = _deliver(store, folder, again, anew)
@@ -136,6 +142,8 @@ def close(folder: Path) -> Result:
         record = finish(folder / JOURNAL)
     except JournalError as error:
         return Result(folder.name, SKIPPED, str(error))
+    if not (folder / RECORD).exists():
+        return Result(folder.name, NOT_DELIVERED, record.damage[-1])
     steps = len(present(record.steps["time_ms"]))
     return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 
@@ -149,11 +157,11 @@ def _deliver(store: Store, folder: Path, again: bool, anew: bool) -> Result:
                 return Result(folder.name, "already")
             return Result(folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message)
     except (DeliveryLockedError, StoreError, JournalError) as error:
-        return Result(folder.name, "not delivered", str(error))
+        return Result(folder.name, NOT_DELIVERED, str(error))
     except Exception as error:  # any store, any driver
-        with open(folder / LOG, "a") as log:
+        with contextlib.suppress(OSError), open(folder / LOG, "a") as log:  # the disk may be full
             log.write(redact(traceback.format_exc()))
-        return Result(folder.name, "not delivered", short_message(error))
+        return Result(folder.name, NOT_DELIVERED, short_message(error))
 
 
 def _has_ended(folder: Path) -> bool:

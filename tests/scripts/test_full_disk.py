@@ -1,0 +1,85 @@
+"""``runs.py`` on a full disk: one message, the journals stay, and with room again everything is delivered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import journals
+import pytest
+from mlflow_reader import only_run
+
+from dpexp.record import load
+
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow and SQLAlchemy warn of each other
+ROOT = Path(__file__).resolve().parents[2]
+
+COMMANDS = """
+import contextlib, importlib.util, io, json, os, pathlib, sys
+home, foreign = map(pathlib.Path, sys.argv[1:])
+import journals
+spec = importlib.util.spec_from_file_location("runs", "scripts/runs.py")
+runs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runs)
+
+def call(*words):
+    out, sys.argv = io.StringIO(), ["runs.py", *map(str, words)]
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            runs.cli.main(runs.app)
+        except SystemExit as end:
+            code = end.code
+    return [words[0], code, out.getvalue().splitlines()]
+
+journals.begin(home / "runs", "dead")._file.close()
+filler = open(home / "filler", "wb", buffering=0)
+for size in (1 << 16, 1):
+    with contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(size))
+full = [call("reap"), call("sync"), call("sync", foreign)]
+filler.close()
+os.remove(home / "filler")
+print(json.dumps([full, [call("reap"), call("sync", foreign)]]))
+"""
+
+
+def test_on_a_full_disk_reap_and_sync_say_so_and_lose_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "small"
+    home.mkdir()
+    foreign = journals.complete(tmp_path / "foreign", "abroad")
+    store = f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"
+    (tmp_path / "store").mkdir()
+    mount = f'mount -t tmpfs -o size=3m none "{home}" && exec "$@"'
+    disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "DPEXP_HOME": str(home),
+        "MLFLOW_TRACKING_URI": store,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'helpers'}",
+    }
+    done = subprocess.run(
+        [*disk, sys.executable, "-c", COMMANDS, str(home), str(foreign)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    full, roomy = json.loads(done.stdout.splitlines()[-1])
+    for command, code, lines in full[:2]:
+        assert (command, code) in (("reap", 3), ("sync", 3)), lines
+        assert [line.split(":")[0] for line in lines] == ["dead  not delivered"]
+        assert all("No space left on device" in line for line in lines)
+    assert full[2][1] == 1, full[2]
+    (message,) = full[2][2]
+    assert message.startswith("error: OSError: [Errno 28] No space left on device")
+    assert [code for _, code, _ in roomy] == [0, 0], roomy
+    assert only_run(store, "abroad").info.status == "FINISHED"
+    assert only_run(store, "dead").info.status == "KILLED"
+    assert load(foreign.parent).status == "finished"
