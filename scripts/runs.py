@@ -148,15 +148,8 @@ def check(
     from dpexp.tracking.errors import StoreError
 
     folders = list(map(_find, runs)) if runs else record.folders(_runs())
-    rows = []
     try:
-        for folder in folders:
-            found = left = sync.problems(home(), folder, with_store=store)
-            if repair and found:
-                sync.repair(home(), folder, found)
-                left = sync.problems(home(), folder, with_store=store)
-            rows += [vars(problem) | {"repaired": repair and problem not in left} for problem in found]
-            rows += [vars(problem) | {"repaired": False} for problem in left if problem not in found]
+        rows = list(sync.checked(home(), folders, with_store=store, mend=repair))
     except StoreError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(cli.Exit.NOT_DELIVERED) from None

@@ -59,9 +59,10 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
     except (OSError, JournalError):
         return []
     entry = ledger.read(folder).get(store.name)
-    if entry is None or not entry.complete:
+    if entry is None or not ledger.is_complete(folder, store.name):
         is_wanted = entry is not None or record.config.get("track", True)
-        return [Problem(folder.name, "missing", f"not delivered to {store.name}", AGAIN)] if is_wanted else []
+        what = f"not completely delivered to {store.name}"
+        return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []
     found = _active(store, entry)
     if found is None:
         return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]

@@ -8,6 +8,7 @@ line which holds it, and tells a step from the one that was taken back before it
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Samples:
     def read(self) -> bool:
         """Read what was appended. Returns whether it took samples back, or set lists of samples anew."""
         replaced = False
-        for entry in self._journal:
+        for entry in sorted(self._journal, key=itemgetter("seq")):
             changes = "cut" in entry or any(_kind(key) in KINDS for key in entry.get("set", {}))
             if changes:
                 self._note_lengths()

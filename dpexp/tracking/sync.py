@@ -10,6 +10,7 @@ from dpexp.record import (
     JOURNAL,
     RECORD,
     JournalError,
+    Row,
     finish,
     folders,
     is_open,
@@ -99,6 +100,17 @@ def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
         raise
     except Exception as error:  # any store, any driver
         raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+
+
+def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -> Iterator[Row]:
+    """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be. Raises StoreError."""
+    for folder in runs:
+        found = left = problems(home, folder, with_store=with_store)
+        if mend and found:
+            repair(home, folder, found)
+            left = problems(home, folder, with_store=with_store)
+        for problem in dict.fromkeys([*found, *left]):
+            yield vars(problem) | {"repaired": problem not in left}
 
 
 def repair(home: Path, folder: Path, found: list[Problem]) -> None:

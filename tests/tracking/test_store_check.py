@@ -13,7 +13,7 @@ import pytest
 from mlflow_reader import everything, only_run
 from tracking_processes import script
 
-from dpexp.record import JOURNAL, finish
+from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
 from dpexp.tracking import ledger, sync
 from dpexp.tracking.check import AGAIN, ANEW
@@ -62,15 +62,45 @@ def checked(home: Path, folder: Path) -> list[tuple[str, str]]:
     return [(problem.kind, problem.repair) for problem in sync.problems(home, folder, with_store=True)]
 
 
-def test_what_a_delivery_wrote_has_no_problem_even_of_a_damaged_journal(home: Path) -> None:
+def test_what_a_delivery_wrote_has_no_problem(home: Path) -> None:
     assert checked(home, delivered(home, "whole")) == []
     assert sync.lost(home) == []
-    journal = journals.complete(home / "runs", "holed")
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:3] + lines[4:]))
-    finish(journal)
-    list(sync.deliver(home, [journal.parent]))
-    assert {kind for kind, _ in checked(home, journal.parent)} == {"journal"}
+
+
+@pytest.mark.parametrize("damage", ["lost", "doubled", "exchanged", "headless"])
+def test_a_damaged_journal_is_delivered_as_its_fold(home: Path, uri: str, damage: str) -> None:
+    journal = journals.begin(home / "runs", damage)
+    for first in range(0, 40, 10):
+        journals.step(journal, first, 10)
+    journals.end(journal)
+    lines = journal.path.read_bytes().splitlines(keepends=True)
+    damaged = {
+        "lost": lines[:2] + lines[3:],
+        "doubled": lines * 2,
+        "exchanged": [lines[0], lines[2], lines[1], *lines[3:]],
+        "headless": lines[1:],
+    }
+    journal.path.write_bytes(b"".join(damaged[damage]))
+    finish(journal.path)
+    (result,) = sync.deliver(home, [journal.folder])
+    assert result.state == "delivered", result.message
+    assert {kind for kind, _ in checked(home, journal.folder)} == {"journal"}
+    assert only_run(uri, damage).data.tags["dpexp.damage"]
+
+
+def test_a_resumed_run_that_was_delivered_before_has_no_problem(home: Path) -> None:
+    journal = journals.begin(home / "runs", "resumed")
+    journals.step(journal, 0, 20)
+    journals.end(journal, "killed")
+    list(sync.deliver(home, [journal.folder]))
+    with Journal.reopen(journal.folder) as again:
+        again.truncate({"steps.time_ms": 10, "steps.loss": 10, "steps.samples": 10})
+        journals.step(again, 10, 30)
+        journals.end(again)
+    finish(journal.path)
+    assert [kind for kind, _ in checked(home, journal.folder)] == ["ledger", "missing"]
+    list(sync.deliver(home, [journal.folder]))
+    assert checked(home, journal.folder) == []
 
 
 @pytest.mark.parametrize(
@@ -121,8 +151,8 @@ def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
 
 
 def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
-    folder = delivered(home, "lost")
-    changed(home, "lost", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
+    folder = delivered(home, "forgotten")
+    changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
     assert sync.lost(home) == [folder]
     list(sync.deliver(home, [folder], again=True, anew=True))
     assert sync.lost(home) == []
