@@ -5,6 +5,7 @@ texts before they become JSON: numbers, keys and the values that dpexp itself se
 where a secret happens to be equal to one (``DB_PASSWORD=finished``, ``DB_TOKEN=835788``).
 """
 
+import functools
 import json
 import os
 import re
@@ -59,10 +60,10 @@ def redact(text: str) -> str:
 
 def redact_entry(entry: Row) -> Row:
     """An entry of a journal with its texts redacted."""
-    clean = _redactor()
+    redactor = functools.cache(_redactor)  # made for the first text: most lines have only samples
     operations = {"set": entry.get("set"), "extend": entry.get("extend")}
     return entry | {
-        name: {key: _redacted(value, key, clean) for key, value in values.items()}
+        name: {key: _redacted(value, key, lambda text: redactor()(text)) for key, value in values.items()}
         for name, values in operations.items()
         if values
     }
