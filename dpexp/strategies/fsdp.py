@@ -5,10 +5,13 @@
     rank 1: rows 15-29 --all-gather block--> forward --free--> ... --all-gather--> backward --+
 
 A rank keeps its rows of each parameter, of its gradient and of the optimizer's state; it has the full
-parameters of a block only while the block computes. Data, weights and ranks without rows are as in ``ddp``.
+parameters of a block only while the block computes. Blocks with a tied parameter are gathered together.
+Data, weights and ranks without rows are as in ``ddp``.
 
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -68,6 +71,30 @@ class Fsdp(Strategy):
         place(model, device)
         if torch.distributed.is_initialized():
             mesh = init_device_mesh(device.type, (self.group.size,))
-            for unit in (*map(model.get_submodule, blocks), model):
-                fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+            for together in groups_of_tied(model, blocks):
+                fully_shard(together, mesh=mesh, reshard_after_forward=True)
+            fully_shard(model, mesh=mesh, reshard_after_forward=True)
         return Placed(Forward(model, timer), device, device, (device,), ShardedSync(self.group.size))
+
+
+def groups_of_tied(model: nn.Module, blocks: Sequence[str]) -> list[list[nn.Module]]:
+    """The blocks, each in a list with those that share a parameter with it, as FSDP2 wants tied modules.
+
+    A block that shares a parameter with the rest of the model is left to it.
+    """
+    modules = [model.get_submodule(name) for name in blocks]
+    inside = {each for module in modules for each in module.modules()}
+    rest = {
+        parameter
+        for module in model.modules()
+        if module not in inside
+        for parameter in module.parameters(recurse=False)
+    }
+    groups: list[tuple[list[nn.Module], set[nn.Parameter]]] = []
+    for module in modules:
+        parameters = set(module.parameters())
+        tied = [group for group in groups if group[1] & parameters]
+        groups = [group for group in groups if group not in tied]
+        together = [each for group in tied for each in group[0]]
+        groups.append(([*together, module], parameters.union(*(group[1] for group in tied))))
+    return [group for group, parameters in groups if not parameters & rest]

@@ -12,7 +12,7 @@ from torch import nn
 from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
-from dpexp.strategies.fsdp import Fsdp
+from dpexp.strategies.fsdp import Fsdp, groups_of_tied
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
@@ -93,6 +93,45 @@ def test_a_list_of_modules_is_sharded_module_by_module() -> None:
     strategy = Fsdp(RunConfig("fsdp"))
     assert strategy.blocks(Listed()) == ["layers.0", "layers.2"]
     assert strategy.blocks(nn.Linear(4, 4)) == []
+
+
+TIED = """
+import torch
+from torch import nn
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.body = nn.Embedding(50, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 50, bias=False)
+        self.head.weight = self.embedding.weight
+    def forward(self, ids):
+        return self.head(self.body(self.embedding(ids)))
+    def example(self, samples, generator):
+        ids = torch.randint(0, 50, (samples, 5), generator=generator)
+        return ids, torch.randn(samples, 5, 50, generator=generator)
+"""
+
+
+def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    found = record(run("fsdp", "--model", f"{tmp_path}/tied.py:Tied", "--devices", "2", *SHORT))
+    assert found["verification"]["passed"] is True
+    assert {row["module"]: row["local_shape"] for row in found["device_map"] if row["rank"] == 0} == {
+        "embedding": [25, 8],
+        "body": [4],
+    }
+
+
+def test_a_block_tied_to_a_parameter_outside_of_blocks_is_left_to_the_root() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+            self.scale = self.third.weight
+            self.second.weight = self.first.weight
+
+    model = Outer()
+    assert groups_of_tied(model, ["first", "second", "third"]) == [[model.first, model.second]]
 
 
 def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device() -> None:
