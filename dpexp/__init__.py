@@ -1,8 +1,8 @@
 """dpexp: how should this model be laid over these devices?
 
 ``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
-Importing the package imports neither torch nor mlflow: the registries,
-which need torch, are imported on first use.
+``dpexp.prove(model, parallelize, batches, loss)`` compares somebody's own layout with a single device.
+Importing the package imports neither torch nor mlflow: what needs torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from dpexp.record import Record
 from dpexp.run import run
 
 if TYPE_CHECKING:
+    from dpexp.engine.prove import prove
     from dpexp.models import MODELS
     from dpexp.strategies import STRATEGIES
 
-__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "run"]
+__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
+
+_LATE = {"MODELS": "dpexp.models", "STRATEGIES": "dpexp.strategies", "prove": "dpexp.engine.prove"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("MODELS", "STRATEGIES"):
-        return getattr(importlib.import_module(f"dpexp.{name.lower()}"), name)
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module 'dpexp' has no attribute '{name}'")

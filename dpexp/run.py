@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
+from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.errors import describe, startup_errors
 from dpexp.distributed import SignalHandler, Terminated, World
 from dpexp.distributed.faults import LostContact, PeerError, error_row
@@ -77,7 +77,7 @@ def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) ->
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of()
-    if world is None and isinstance(config.options, LaunchOptions):
+    if world is None and config.options.launches:
         return _launch_ranks(config, quiet)
     if world is not None:
         end_with_launcher()

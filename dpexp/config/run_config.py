@@ -18,7 +18,13 @@ from dpexp.config.errors import ConfigError, available, unknown
 from dpexp.config.options import SPEC, Role, control_option, option, option_fields, to_json, validate
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
-DEFAULT_MODELS = {"block": "blocks", "hybrid": "embedding", "place": "blocks", "fsdp": "blocks"}
+DEFAULT_MODELS = {
+    "block": "blocks",
+    "hybrid": "embedding",
+    "place": "blocks",
+    "fsdp": "blocks",
+    "custom": "blocks",
+}
 """The default model of each strategy; ``linear`` for the others."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

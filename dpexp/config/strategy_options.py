@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from dpexp.config.errors import ConfigError, shown
 from dpexp.config.options import SPEC, control_option, option, validate
 
 
@@ -19,6 +22,11 @@ class StrategyOptions:
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         """The options with their devices renamed; most options name none."""
         return self
+
+    @property
+    def launches(self) -> bool:
+        """Whether a run that torchrun did not start launches its ranks by itself."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,10 @@ class RankOptions(StrategyOptions):
     )
     resume: str = control_option("", "Continue this run from its newest snapshot.", metavar="RUN")
 
+    def chunk_of(self, rank: int, world_size: int) -> tuple[int, int]:
+        """(which chunk of a global batch a rank computes, into how many chunks the ranks split it)."""
+        return rank, world_size
+
 
 @dataclass(frozen=True)
 class LaunchOptions(RankOptions):
@@ -52,6 +64,15 @@ class LaunchOptions(RankOptions):
     )
     join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)
     max_restarts: int = control_option(3, "Number of restarts of lost ranks.", min=0, max=10**6)
+
+    @property
+    def launches(self) -> bool:
+        return True
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that the options ask for; 0 leaves it to the devices."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +146,80 @@ class PlaceOptions(StrategyOptions):
         return PlaceOptions(tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries))
 
 
+_SIZE = re.compile(r"[1-9]\d{0,3}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CustomOptions(LaunchOptions):
+    """Options of ``custom``.
+
+    Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
+    """
+
+    layout: Annotated[str, SPEC] = option(
+        "",
+        "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
+        metavar="FILE.py:FUNCTION",
+    )
+    mesh: str = option(
+        "",
+        "Dimensions of the ranks' device mesh, as dp=2,tp=2. Ranks along dimensions whose names begin with "
+        "dp split the batch; ranks along any other compute the same rows.",
+        metavar="NAME=SIZE,...",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._dimensions()
+
+    @property
+    def launches(self) -> bool:
+        return bool(self.mesh)
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self._dimensions().values()) if self.mesh else 0
+
+    def mesh_sizes(self, world_size: int) -> dict[str, int]:
+        """The size of each dimension; without ``--mesh`` all ranks are along ``dp``. Raises ConfigError."""
+        sizes = self._dimensions() or {"dp": world_size}
+        if math.prod(sizes.values()) != world_size:
+            raise ConfigError(
+                f"--mesh {self.mesh} has {self.ranks} ranks, and {world_size} run: start {self.ranks}, "
+                "or give sizes whose product is the number of ranks"
+            )
+        return sizes
+
+    def chunk_of(self, rank: int, world_size: int) -> tuple[int, int]:
+        sizes = self.mesh_sizes(world_size)
+        coordinate, stride = [], world_size
+        for size in sizes.values():
+            stride //= size
+            coordinate.append(rank // stride % size)
+        return chunk_at(coordinate, sizes)
+
+    def _dimensions(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for part in self.mesh.split(",") if self.mesh else ():
+            name, _, size = map(str.strip, part.partition("="))
+            if not name.isidentifier() or not _SIZE.fullmatch(size) or name in sizes:
+                raise ConfigError(
+                    f"--mesh {shown(self.mesh)}: {shown(part)} is not a new NAME=SIZE; write "
+                    "NAME=SIZE,... as dp=2,tp=2"
+                )
+            sizes[name] = int(size)
+        return sizes
+
+
+def chunk_at(coordinate: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:
+    """(chunk of a batch, number of chunks) of a rank in a mesh: dimensions named dp* split the rows."""
+    index, count = 0, 1
+    for (name, size), place in zip(sizes.items(), coordinate, strict=True):
+        if name.startswith("dp"):
+            index, count = index * size + place, count * size
+    return index, count
+
+
 REFERENCE = "single"
 """The strategy that the others are compared with: the model on one device."""
 
@@ -137,6 +232,7 @@ STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "place": PlaceOptions,
     "ddp": DdpOptions,
     "fsdp": FsdpOptions,
+    "custom": CustomOptions,
 }
 
 STRATEGY_HELP: dict[str, str] = {
@@ -148,4 +244,5 @@ STRATEGY_HELP: dict[str, str] = {
     "place": "Each submodule on the device that a device map names.",
     "ddp": "DistributedDataParallel: one process a device, under torchrun.",
     "fsdp": "FSDP2 fully_shard: one process a device, each with a part of every parameter.",
+    "custom": "Your own layout: a function that takes the model and a device mesh or devices.",
 }

@@ -5,6 +5,7 @@ import torch
 from dpexp import devices
 from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig
 from dpexp.devices import Selection
+from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 
 MAX_RANKS = 1024
@@ -16,7 +17,7 @@ def assign_device(config: RunConfig, world: World | None) -> Selection:
     A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy
     gets the device of the first one. Raises ConfigError where options and world contradict each other.
     """
-    if world is None and not isinstance(config.options, LaunchOptions):
+    if world is None and not config.options.launches:
         return devices.select(config)
     if world is not None and not isinstance(config.options, RankOptions):
         rank = f"rank {world.rank} of {world.size}"
@@ -43,6 +44,9 @@ def assign_device(config: RunConfig, world: World | None) -> Selection:
 def processes(config: RunConfig) -> int:
     """How many ranks to start on this host. Raises ConfigError for devices that this host does not have."""
     count, accelerators = _per_host(config)
+    options = config.options
+    if not count and isinstance(options, LaunchOptions):
+        count = options.ranks // host_range(options)[0]
     return count or max(1, len(accelerators))
 
 

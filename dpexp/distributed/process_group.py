@@ -7,10 +7,11 @@ callers need no second code path. ``TorchProcessGroup`` is a ``torch.distributed
 import datetime
 import gc
 import os
+import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.nn.functional  # before a group exists: its functions would keep the default group
@@ -25,12 +26,20 @@ from dpexp.distributed.faults import Faults, LostContact
 from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.world import Member, World
 
+T = TypeVar("T")
+
 
 class ProcessGroup:
-    """The group of a run that is one process; ``members`` is empty."""
+    """The group of a run that is one process; ``members`` is empty.
+
+    The ranks split a global batch into chunks, of which this rank computes number ``chunk``;
+    ``ranks_by_chunk`` are the ranks that compute each.
+    """
 
     rank = 0
     size = 1
+    chunk = 0
+    ranks_by_chunk: tuple[tuple[int, ...], ...] = ((0,),)
     members: tuple[Member, ...] = ()
     is_first_on_host = True
 
@@ -39,9 +48,18 @@ class ProcessGroup:
         """Whether this is rank 0, which writes the Record."""
         return self.rank == 0
 
+    @property
+    def chunks(self) -> int:
+        """Into how many chunks the ranks split a batch."""
+        return len(self.ranks_by_chunk)
+
     def all_gather(self, value: Any) -> list[Any]:
         """The value of every rank, by rank, on every rank."""
         return [value]
+
+    def one_of_each_chunk(self, by_rank: Sequence[T]) -> list[T]:
+        """Of the values of all ranks those of the first rank of each chunk, which have every row once."""
+        return [by_rank[ranks[0]] for ranks in self.ranks_by_chunk]
 
     def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
         """``all_gather`` as one tensor: every rank must give the same number of values."""
@@ -50,6 +68,10 @@ class ProcessGroup:
     def broadcast(self, rank: int, value: Any) -> Any:
         """The value of one rank, on every rank."""
         return value
+
+    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of all ranks by key; one that this rank lacks is that of the first rank that has it."""
+        return values
 
     def barrier(self) -> None:
         """Wait until every rank calls this."""
@@ -72,37 +94,60 @@ class ProcessGroup:
 
     def rows(self, count: int) -> slice:
         """The rows of a global batch of ``count`` that this rank computes, split as ``Tensor.chunk`` does."""
-        size = max(1, -(-count // self.size))
-        return slice(min(count, self.rank * size), min(count, (self.rank + 1) * size))
+        size = max(1, -(-count // self.chunks))
+        return slice(min(count, self.chunk * size), min(count, (self.chunk + 1) * size))
+
+
+ChunkOf = Callable[[int, int], tuple[int, int]]
+"""From a rank and the number of ranks: which chunk of a batch it computes, and into how many it is split."""
 
 
 class TorchProcessGroup(ProcessGroup):
-    """The default group of ``torch.distributed``; Python objects are sent by gloo."""
+    """A group of ``torch.distributed`` with all ranks, on gloo; without one, the default group."""
 
-    def __init__(self, world: World, store: Any, timeout_s: float) -> None:
-        self.rank, self.size = world.rank, world.size
-        self.is_first_on_host = world.local_rank == 0
-        self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(world.host)))
+    def __init__(self, chunk_of: ChunkOf, group: Any = None) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self._group = group
+        self.chunk, count = chunk_of(self.rank, self.size)
+        chunks = [chunk_of(rank, self.size)[0] for rank in range(self.size)]
+        self.ranks_by_chunk = tuple(
+            tuple(rank for rank, chunk in enumerate(chunks) if chunk == each) for each in range(count)
+        )
+        self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
+        self._faults: Faults | None = None
+
+    def watch(self, store: Any, timeout_s: float) -> None:
+        """Tell the other ranks over a store what ends this one, and be told."""
         self._faults = Faults(store, self.rank, self.members, timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
+        distributed.all_gather_object(values, value, group=self._group)
         return values
 
     def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
         local = torch.tensor(values, dtype=torch.float64)
         by_rank = [torch.empty_like(local) for _ in range(self.size)]
-        distributed.all_gather(by_rank, local)
+        distributed.all_gather(by_rank, local, group=self._group)
         return [tensor.tolist() for tensor in by_rank]
 
     def broadcast(self, rank: int, value: Any) -> Any:
         values = [value if self.rank == rank else None]
-        distributed.broadcast_object_list(values, src=rank)
+        distributed.broadcast_object_list(values, src=rank, group=self._group)
         return values[0]
 
+    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        keys: list[list[str]] = self.all_gather(list(values))
+        completed = dict.fromkeys(key for of_rank in keys for key in of_rank) | values
+        for key in completed:
+            if not all(key in of_rank for of_rank in keys):
+                owner = next(rank for rank, of_rank in enumerate(keys) if key in of_rank)
+                sent = self.broadcast(owner, values.get(key))
+                completed[key] = values.get(key, sent)
+        return completed
+
     def barrier(self) -> None:
-        distributed.barrier()
+        distributed.barrier(group=self._group)
 
     def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
         by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
@@ -118,11 +163,11 @@ class TorchProcessGroup(ProcessGroup):
                     )
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
-        return self._faults.root_cause(error, is_terminated)
+        return error if self._faults is None else self._faults.root_cause(error, is_terminated)
 
     def peer_error_or(self, error: BaseException) -> BaseException:
         try:
-            return self._faults.reported() or error
+            return (self._faults.reported() if self._faults is not None else None) or error
         except (RuntimeError, OSError):
             return error
 
@@ -166,7 +211,10 @@ def init_process_group(
             f"{world.address}:{world.port} within {options.comm_timeout:g} s (--comm-timeout): "
             f"{str(error).splitlines()[0]}"
         ) from error
-    return TorchProcessGroup(world, store, options.comm_timeout)
+    group = TorchProcessGroup(options.chunk_of)
+    group.is_first_on_host = world.local_rank == 0
+    group.watch(store, options.comm_timeout)
+    return group
 
 
 def _drop_references() -> None:

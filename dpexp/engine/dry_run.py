@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dpexp import devices
-from dpexp.config import ConfigError, LaunchOptions, RunConfig
+from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig, StrategyOptions
 from dpexp.config.errors import text_of
 from dpexp.distributed.device_assignment import processes
 from dpexp.distributed.rendezvous import host_range
@@ -61,7 +61,7 @@ def dry_run(config: RunConfig) -> Row:
     prediction = predict(prepared, batches)
     placed = prepared.strategy.place(copy.deepcopy(prepared.model), used, Timer())
     ranks, note = 0, prediction.note  # a strategy without a launcher has no ranks
-    if isinstance(config.options, LaunchOptions):
+    if isinstance(config.options, LaunchOptions) and config.options.launches:
         world, (fewest_hosts, _) = World.of(), host_range(config.options)
         ranks = world.size if world is not None else fewest_hosts * processes(config)
     if ranks > 1:
@@ -73,18 +73,28 @@ def dry_run(config: RunConfig) -> Row:
         "config": config.to_dict(),
         "devices": Observations(prepared, placed).device_facts(),
         "device_map": device_map(placed),
-        "splits": _splits(placed, ranks, counts),
+        "splits": _splits(placed, _ranks_by_chunk(config.options, ranks), counts),
         "shapes": prediction.shapes,
         "memory": prediction.memory,
         "note": note,
     }
 
 
-def _splits(placed: Placed, ranks: int, counts: dict[int, int]) -> list[Row]:
-    """How batches are split; ``counts`` is how many batches an epoch has of each number of rows."""
+def _ranks_by_chunk(options: StrategyOptions, ranks: int) -> list[str]:
+    """The ranks that compute each chunk of a batch."""
+    if not isinstance(options, RankOptions):
+        return []
+    by_chunk: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        by_chunk.setdefault(options.chunk_of(rank, ranks)[0], []).append(rank)
+    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in by_chunk.values()]
+
+
+def _splits(placed: Placed, ranks: list[str], counts: dict[int, int]) -> list[Row]:
+    """How batches are split, over ``ranks`` too; ``counts`` is how many batches an epoch has of each size."""
     wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
     places = [(name, [*map(devices.label, wrapper.replica_devices)]) for name, wrapper in wrappers]
-    places.append(("", [f"rank {rank}" for rank in range(ranks)]))
+    places.append(("", ranks))
     splits = []
     for name, labels in places:
         for rows, batches in counts.items() if labels else ():

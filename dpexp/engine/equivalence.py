@@ -3,6 +3,8 @@
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,6 +25,18 @@ from dpexp.strategies.base import Placed
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error that counts as rounding, by the dtype of the comparison."""
+
+
+class VerificationError(RuntimeError):
+    """The layout does not compute what a single device computes."""
+
+    @classmethod
+    def of(cls, layout: str, tolerance: float | None, cause: str, note: str = "") -> VerificationError:
+        """The error of a layout that failed for this cause."""
+        limit = f" (allowed {tolerance:g})" if tolerance is not None else ""
+        shown = f" ({note})" if note else ""
+        return cls(f"{layout} does not compute what a single device computes{limit}: {cause}{shown}")
+
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
@@ -88,11 +102,11 @@ class Equivalence:
         model, _ = self.comparable_copy(self.dtype, eval_only)
         layout = Training(self.lay_out(model), self.loss, self.optimizer, self.dtype)
         tolerance = TOLERANCE[self.dtype]
-        written = WrittenByShards(dict(self.model.named_buffers()), self.group.size, tolerance)
+        written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
         sides = SideBySide(layout, reference, self.group, tolerance, written, eval_only)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
-        notes += [*hook_notes(self.model, self.group.size), *written.notes(self.group)]
+        notes += [*hook_notes(self.model, self.group.chunks), *written.notes(self.group)]
         return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, eval_only)
 
     def comparable_copy(self, dtype: torch.dtype, eval_only: bool) -> tuple[nn.Module, list[str]]:

@@ -84,7 +84,8 @@ class Locator:
         for key in expected.modules:
             wanted = expected.calls[key][-1][counts[key]]
             for found_key in self._levels(by_rank, key[0]):
-                found = _joined(by_rank, found_key, counts[key], len(expected.calls[key][-1]), wanted)
+                calls = len(expected.calls[key][-1])
+                found = _joined(by_rank, self.group.ranks_by_chunk, found_key, counts[key], calls, wanted)
                 if found is not None and self._differs(found, wanted):
                     return self._describe_module(found_key, by_rank, found, wanted)
             counts[key] += 1
@@ -144,12 +145,26 @@ class Locator:
         """What the gradients look like on each rank, in one text."""
         shapes: list[Shape] = self.group.all_gather(self._shape(names, limit))
         unit = "rank" if self.group.size > 1 else "shard"
-        if len(shapes) > 1 and all(shape.is_own(rank) for rank, shape in enumerate(shapes)):
+        by_chunk = self.group.one_of_each_chunk(shapes)
+        if self.group.chunks > 1 and all(shape.is_own(chunk) for chunk, shape in enumerate(by_chunk)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
+        if self._is_part(names[0]):
+            return "each rank has a part of it: the sum over the ranks that share rows is missing"
         texts = [shape.text(unit) for shape in shapes]
         if len(set(texts)) == 1:
             return texts[0]
         return "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(texts) if text)
+
+    def _is_part(self, name: str) -> bool:
+        """Whether the gradients of ranks that compute the same rows add up to the right one."""
+        if self.group.size == self.group.chunks:
+            return False
+        found = self.group.all_gather(self.failure.found.gradients.get(name))
+        expected = self.failure.expected.gradients.get(name)
+        parts = [found[rank] for rank in self.group.ranks_by_chunk[0]]
+        if expected is None or any(part is None or part.shape != expected.shape for part in parts):
+            return False
+        return distance(sum(parts[1:], parts[0]), expected) <= self.tolerance * magnitude(expected)
 
     def _shape(self, names: Sequence[str], limit: float) -> Shape:
         """What the gradients of this rank look like: the first that fits, for all names or else the first."""
@@ -193,7 +208,7 @@ class Locator:
     def _shard_counts(self) -> Sequence[int]:
         """Into how many shards the layout splits a batch: one number where it says so."""
         pieces = max((part.pieces for part in parts(self.sides.layout.placed.module)), default=1)
-        known = self.group.size if self.group.size > 1 else pieces
+        known = self.group.chunks if self.group.chunks > 1 else max(pieces, self.group.size)
         return (known,) if known > 1 else UNKNOWN
 
 
@@ -223,22 +238,38 @@ class Shape:
 
 
 def _joined(
-    by_rank: Sequence[Calls], key: Key, call: int, calls: int, wanted: Sequence[torch.Tensor]
+    by_rank: Sequence[Calls],
+    ranks_by_chunk: Sequence[Sequence[int]],
+    key: Key,
+    call: int,
+    calls: int,
+    wanted: Sequence[torch.Tensor],
 ) -> list[torch.Tensor] | None:
     """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
-    pieces = []
-    for of_rank in by_rank:
-        for _, made in sorted(of_rank.get(key, {}).items()):
-            if len(made) != calls or len(made[call]) != len(wanted):
-                return None
-            pieces.append(made[call])
-    if not pieces:
-        return None
+    chunks: list[list[Sequence[torch.Tensor]]] = []  # of each: the outputs of its ranks
+    for ranks in ranks_by_chunk:
+        made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
+        if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
+            return None
+        pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
+        chunks.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
     together = [
-        _cat(each, expected) for each, expected in zip(zip(*pieces, strict=True), wanted, strict=True)
+        _cat(
+            [_of_chunk([piece[index] for piece in pieces], expected) for pieces in chunks if pieces], expected
+        )
+        for index, expected in enumerate(wanted)
     ]
     complete = [tensor for tensor in together if tensor is not None]
-    return complete if len(complete) == len(wanted) else None
+    return complete if complete and len(complete) == len(wanted) else None
+
+
+def _of_chunk(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
+    """The output for the rows of one chunk, of ranks that have all of it each, or shards side by side."""
+    first = pieces[0]
+    for dim in range(1, first.dim() if first.dim() == expected.dim() and len(pieces) > 1 else 0):
+        if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
+            return torch.cat([piece.to("cpu") for piece in pieces], dim)
+    return first
 
 
 def _always(part: slice, _: int) -> slice:
@@ -253,7 +284,7 @@ def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor
     """The pieces along the dimension that gives the expected shape; None if there is none."""
     if len(pieces) == 1:
         return pieces[0]
-    if any(piece.dim() != expected.dim() for piece in pieces):
+    if not pieces or any(piece.dim() != expected.dim() for piece in pieces):
         return None
     for dim in range(expected.dim()):
         others = [_without(tuple(piece.shape), dim) for piece in pieces]

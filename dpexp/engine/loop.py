@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from dpexp.distributed import SignalHandler
+from dpexp.engine.equivalence import VerificationError
 from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import Verification, VerificationError, verify
+from dpexp.engine.verification import Verification, verify
 from dpexp.record import Journal, pack
 from dpexp.timing import Timer
 
@@ -52,8 +53,6 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
     journal.set(verification=asdict(result))
     if not result.passed:
         what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
-        raise VerificationError(
-            f"{prepared.config.strategy} does not compute what a single device computes (allowed "
-            f"{result.tolerance:g}): {what}{f' ({result.note})' if result.note else ''}. "
-            "--no-check runs it unverified"
-        )
+        hint = "--no-check runs it unverified"
+        note = f"{result.note}; {hint}" if result.note else hint
+        raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)

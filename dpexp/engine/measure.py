@@ -171,7 +171,8 @@ class Measurement:
         terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
         by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.signals.requested)])
         by_step = list(zip(*by_rank, strict=True))
-        losses = [sum(rank_terms) for rank_terms in by_step[: len(terms)]]
+        by_chunk = zip(*self._group.one_of_each_chunk(by_rank), strict=True)
+        losses = [sum(rank_terms) for rank_terms in by_chunk][: len(terms)]
         times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
         mean_ms = sum(times_ms) / len(times_ms)
         self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))

@@ -127,13 +127,18 @@ def _merged_shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[R
 
 def _merged_device_map(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
     """A tensor that every rank has is one row with replicas; a sharded one is a row for each rank."""
+    tensors: dict[tuple[str, str], list[Row]] = {}
+    for rank, (rows, name) in enumerate(zip(by_rank, names, strict=True)):
+        for row in rows:
+            of_rank = {**_renamed(row, name), "rank": rank}
+            tensors.setdefault((row["module"], row["parameter"]), []).append(of_rank)
     merged = []
-    for rows in zip(*by_rank, strict=True):
-        renamed = [_renamed(row, name) for row, name in zip(rows, names, strict=True)]
+    for rows in tensors.values():
         if any(row.get("placement") for row in rows):
-            merged += [{**row, "rank": rank} for rank, row in enumerate(renamed)]
+            merged += rows
         else:
-            merged.append({**renamed[0], "replicas": [row["device"] for row in renamed[1:]]})
+            first = {key: value for key, value in rows[0].items() if key != "rank"}
+            merged.append({**first, "replicas": [row["device"] for row in rows[1:]]})
     return merged
 
 

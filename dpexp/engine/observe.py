@@ -107,7 +107,9 @@ def device_map(placed: Placed) -> list[Row]:
     rows: dict[int, Row] = {}
     for part in parts(placed.module):
         for name, parameter in part.module.named_parameters(recurse=False):
-            rows.setdefault(id(parameter), _device_map_row(part, "parameter", name, parameter))
+            full_shape = placed.gradient_sync.full_shapes.get(f"{part.name}.{name}".lstrip("."))
+            row = _device_map_row(part, "parameter", name, parameter)
+            rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
         for name, buffer in part.module.named_buffers(recurse=False):
             rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
     return list(rows.values())
@@ -124,16 +126,18 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device),
         "replicas": [devices.label(device) for device in part.replica_devices[1:]],
-    } | _sharding(part.module, tensor)
+    }
 
 
-def _sharding(module: Any, tensor: Any) -> Row:
+def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row:
     """The keys of a row that differ for a parameter sharded over ranks; ``bytes`` are those of this rank."""
     if hasattr(tensor, "placements"):  # a DTensor
         local, shape = tensor.to_local(), list(tensor.shape)
         placement = ", ".join(map(str, tensor.placements))
     elif hasattr(module, "placement"):  # an embedding table
         local, shape, placement = tensor, list(module.full_shape), module.placement
+    elif full_shape is not None and tuple(full_shape) != tuple(tensor.shape):
+        local, shape, placement = tensor, list(full_shape), "by hand"
     else:
         return {}
     return {

@@ -15,7 +15,7 @@ from dpexp.data import LOSSES, SOURCES
 from dpexp.models import MODELS
 from dpexp.record import Row
 
-REGISTRIES: dict[str, dict[str, Entry]] = {"model": MODELS, "data": SOURCES, "loss": LOSSES}
+REGISTRIES: dict[str, dict[str, Entry]] = {"model": MODELS, "data": SOURCES, "loss": LOSSES, "layout": {}}
 """The names of dpexp's own for the options that have some; what another ``SPEC`` option names is outside."""
 
 

@@ -53,6 +53,9 @@ class SideBySide:
     def __post_init__(self) -> None:
         self.worst: dict[str, Difference] = {}
         self.steps = 0
+        self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
+        names_by_rank = self.group.all_gather(self._names)
+        self._has_stages = any(names != self._names for names in names_by_rank)
 
     def run(self, batches: Sequence[Batch]) -> Failure | None:
         """Take a step on each batch, until one differs."""
@@ -75,7 +78,7 @@ class SideBySide:
             outputs=difference("outputs", found.outputs, expected.outputs),
             loss=_difference_of_loss(found.loss, expected.loss),
             gradients=difference("gradients", found.gradients, expected.gradients),
-            buffers=difference("buffers", buffers, self.reference.buffers()),
+            buffers=difference("buffers", self._completed(buffers), self.reference.buffers()),
         )
         if failed:
             return Failure(self._cause_before(failed), batch, found, expected)
@@ -94,18 +97,35 @@ class SideBySide:
             found = self.layout.step
             if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
                 raise  # else the loss has refused outputs of other shapes, which are the cause
-        found.outputs = joined(self.group.all_gather(found.outputs))
+        found.outputs = joined(self.group.one_of_each_chunk(self.group.all_gather(found.outputs)))
+        found.gradients = self._completed(found.gradients)
         if found.loss is not None:
             losses = self.group.all_gather_numbers([found.loss, part.weight])
-            found.loss = math.fsum(loss * weight for loss, weight in losses if weight)
+            by_chunk = self.group.one_of_each_chunk(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_chunk if weight)
         return found
+
+    def _completed(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Add the tensors of parameters and buffers that only other ranks have, as stages of a pipeline."""
+        if not self._has_stages:
+            return tensors
+        everywhere = self.group.complete(tensors)
+        return {
+            key: tensor for key, tensor in everywhere.items() if key in tensors or self._is_elsewhere(key)
+        }
+
+    def _is_elsewhere(self, key: str) -> bool:
+        """Whether this rank has not the tensor; an entry of the optimizer's state is ``tensor: key``."""
+        return key.partition(": ")[0] not in self._names
 
     def _after(self) -> dict[str, Difference | None]:
         """What the optimizer has made, on both sides."""
         layout, reference = self.layout, self.reference
+        parameters = self._completed(layout.full_parameters())
+        state = self._completed(layout.optimizer_state())
         return {
-            "parameters": difference("parameters", layout.full_parameters(), reference.full_parameters()),
-            "optimizer": difference("optimizer", layout.optimizer_state(), reference.optimizer_state()),
+            "parameters": difference("parameters", parameters, reference.full_parameters()),
+            "optimizer": difference("optimizer", state, reference.optimizer_state()),
         }
 
     def _cause_before(self, failed: Difference) -> Difference:

@@ -83,6 +83,8 @@ class Trainer:
         return outputs
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(parameter.grad is None for parameter in self._parameters):
+            raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
         optimizer.step()
         for parameter in self._parameters:  # zero_grad does the same, and opens a profiler's span around it
             parameter.grad = None
@@ -110,7 +112,8 @@ class Trainer:
         """The full tensor of each parameter, on the host, by its name in the model as written."""
         full_tensor = self.placed.gradient_sync.full_tensor
         parameters = named_parameters(self.placed.module)
-        return {name: full_tensor(name, parameter).cpu() for name, parameter in parameters.items()}
+        full = {name: full_tensor(name, parameter).cpu() for name, parameter in parameters.items()}
+        return self.prepared.group.complete(full)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers, on their devices, by their names in the model as written."""

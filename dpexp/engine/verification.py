@@ -22,10 +22,6 @@ from dpexp.strategies import Placed, Strategy
 from dpexp.timing import Timer
 
 
-class VerificationError(RuntimeError):
-    """The layout does not compute what a single device computes."""
-
-
 @dataclass(frozen=True)
 class Verification:
     """The ``verification`` of a Record; errors are None if there was nothing to compare.
@@ -148,7 +144,8 @@ class _Rounding:
         step = self._step(
             placed, self.equivalence.batches[0].part(strategy.group.rows), dtype, strategy.config
         )
-        step.outputs = joined(strategy.group.all_gather(step.outputs))
+        outputs = strategy.group.all_gather(step.outputs)
+        step.outputs = joined(strategy.group.one_of_each_chunk(outputs))
         return step
 
     def _step(self, placed: Placed, batch: Batch, dtype: torch.dtype, config: RunConfig) -> Step:

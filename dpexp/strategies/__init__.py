@@ -7,6 +7,7 @@ are what most strategies use.
 
 from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.block import Block
+from dpexp.strategies.custom import Custom
 from dpexp.strategies.ddp import Ddp
 from dpexp.strategies.fsdp import Fsdp
 from dpexp.strategies.functional import Functional
@@ -16,7 +17,8 @@ from dpexp.strategies.single import Single
 from dpexp.strategies.whole import Whole
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp, Fsdp)
+    strategy.name: strategy
+    for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp, Fsdp, Custom)
 }
 
 __all__ = ["STRATEGIES", "GradientSync", "Needs", "Placed", "Strategy"]

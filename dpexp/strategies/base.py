@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -22,8 +23,11 @@ Devices: TypeAlias = Sequence[torch.device]
 class GradientSync:
     """How gradients and parameters of the ranks are combined: here of one process, which has them all.
 
-    Its methods may communicate: every rank must call them in the same order.
+    Its methods may communicate: every rank must call them in the same order. ``full_shapes`` are the shapes
+    of full tensors by name, where they are not those of the parameters.
     """
+
+    full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch."""

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dpexp.devices import move, place
+from dpexp.parallel.data_parallel import DataParallel
 from dpexp.timing import Timer
 
 
@@ -93,12 +94,26 @@ class Part:
         return prod(max(len(each.replica_devices), each.pieces) for each in self.wrappers)
 
 
+def wrapped_key(module: nn.Module) -> str:
+    """The name of the child that a wrapper wraps, one of dpexp's or of PyTorch's; empty for other modules."""
+    if isinstance(module, Wrapper | DataParallel | nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return "module"
+    names = [cls.__name__ for cls in type(module).__mro__]  # classes that take long to import
+    return (
+        "_orig_mod" if "OptimizedModule" in names else _CHECKPOINTED if "ActivationWrapper" in names else ""
+    )
+
+
+_CHECKPOINTED = "_checkpoint_wrapped_module"
+
+
 def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
     yield Part(name, module, wrappers)
     around = (*wrappers, module) if isinstance(module, Wrapper) else wrappers
+    inner = wrapped_key(module)
     for key, child in module.named_children():
-        is_wrapped = isinstance(module, Wrapper) and key == "module"
+        is_wrapped = bool(inner) and key == inner
         yield from parts(child, name if is_wrapped else f"{name}.{key}".lstrip("."), around)
 
 

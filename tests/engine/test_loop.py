@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dpexp.config import ConfigError, RunConfig
+from dpexp.engine.equivalence import VerificationError
 from dpexp.engine.loop import execute
 from dpexp.engine.measure import RunError
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.verification import VerificationError
 from dpexp.record import Journal, Record, fold
 
 USER_ERRORS = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import layouts
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,9 @@ from dpexp.strategies.base import Needs
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
+OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}}
+"""The options that a strategy does not run without."""
+
 
 def check(prepared: Prepared, strategy: Strategy | None = None) -> Verification:
     return verify(replace(prepared, strategy=strategy or prepared.strategy))
@@ -32,7 +36,9 @@ def check(prepared: Prepared, strategy: Strategy | None = None) -> Verification:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [30, 10])
 def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
-    result = check(prepare(RunConfig(strategy, virtual=count, batch_size=rows)))
+    result = check(
+        prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
+    )
     assert result.passed
     assert result.dtype == "float64"
     assert result.output_error is not None
@@ -70,7 +76,7 @@ def test_eval_compares_only_outputs() -> None:
 def test_a_short_type_is_verified_with_the_rounding_of_the_type(
     strategy: str, config: dict[str, Any]
 ) -> None:
-    result = check(prepare(RunConfig(strategy, virtual=3, **config)))
+    result = check(prepare(RunConfig(strategy, virtual=3, options=OPTIONS.get(strategy, {}), **config)))
     assert result.passed
     assert result.output_error is not None
     assert result.output_error < 1e-15  # in float64
@@ -227,7 +233,7 @@ def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("where", ["cuda:0", "cuda:0,cuda:0"])
 def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> None:
-    assert check(prepare(RunConfig(strategy, devices=where))).passed
+    assert check(prepare(RunConfig(strategy, devices=where, options=OPTIONS.get(strategy, {})))).passed
 
 
 @pytest.mark.multigpu
@@ -235,4 +241,6 @@ def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> Non
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -> None:
     assert len(devices.accelerators()) >= 2
-    assert check(prepare(RunConfig(strategy, devices="auto", backend=backend))).passed
+    assert check(
+        prepare(RunConfig(strategy, devices="auto", backend=backend, options=OPTIONS.get(strategy, {})))
+    ).passed

@@ -138,8 +138,8 @@ def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
 
 # --- the rule covers options to come --------------------------------------------------------------
 
-HARMLESS = {"devices", "experiment", "run_name", "resume", "nnodes", "block", "host", "place"}
-"""Options with free text that name nothing outside: devices, submodules, runs of this home, labels."""
+HARMLESS = {"devices", "experiment", "run_name", "resume", "nnodes", "block", "host", "place", "mesh"}
+"""Options with free text that name nothing outside: devices, dimensions, submodules, own runs, labels."""
 
 
 def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
@@ -157,9 +157,9 @@ def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutOptions(StrategyOptions):
-    """Options of a strategy to come, whose layouts are user code."""
+    """Options of a strategy to come, whose plans are user code."""
 
-    layout: Annotated[str, SPEC] = option("", "pkg.mod:function.")
+    plan: Annotated[str, SPEC] = option("", "pkg.mod:function.")
     optimizers: tuple[Annotated[str, SPEC], ...] = option(("sgd",), "Several.")
 
 
@@ -168,11 +168,11 @@ def test_options_to_come_are_covered_by_their_type(monkeypatch: pytest.MonkeyPat
     config = RunConfig("single", options=LayoutOptions("os:system", ("a:b", "c:d")))
     named = [str(reference) for reference in references(config)]
     assert named == [
-        "--layout os:system uses os:system",
+        "--plan os:system uses os:system",
         "--optimizers a:b uses a:b",
         "--optimizers c:d uses c:d",
     ]
-    with pytest.raises(ConfigError, match="--layout os:system"):
+    with pytest.raises(ConfigError, match="--plan os:system"):
         check_trust(whole(2), config.to_dict(), exact=False)
 
 

@@ -95,8 +95,11 @@ def replicated_calls(group: Batches) -> list[Call]:
 def moves(record: Record) -> list[Move]:
     """What the largest batch moves: scatter and gather for each replica, parameter copies, transfers.
 
-    Ranks load their own rows and have their own copy of the model: between them, only gradients move.
+    Ranks load their own rows and have their own copy of the model: between them, only gradients move. What
+    the layout of a user moves is not known.
     """
+    if record.config.get("layout"):
+        return []
     if record.devices.get("ranks"):
         return _all_reduced(record)
     groups = batches(record)

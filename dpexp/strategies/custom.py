@@ -1,0 +1,206 @@
+"""``custom``: the layout that a user's function makes of the model.
+
+    def parallelize(model, mesh):          # one process (rank) a device, as under torchrun
+        parallelize_module(model, mesh["tp"], {"block1": ColwiseParallel(), "block2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["dp"])
+
+    def parallelize(model, devices):       # one process with several devices
+        return nn.DataParallel(model, devices)
+
+Ranks along the dimensions of the mesh whose names begin with ``dp`` split the rows of a batch; ranks along
+any other compute the same rows. As in DDP and FSDP2, gradients are averaged over the ``dp`` ranks. The
+function may use anything: DTensor, FSDP2, its own autograd functions and collectives.
+
+A module that shards parameters by hand, as plain tensors, says how with two methods, ``full_tensor(name,
+tensor)`` and ``local_tensor(name, full_tensor)``; for DTensors neither is needed.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from dpexp.config import ConfigError, CustomOptions, spec
+from dpexp.config.errors import as_config_error
+from dpexp.devices import HOST, move, place
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.base import Devices, Needs, Placed, Strategy
+from dpexp.strategies.fsdp import ShardedSync
+from dpexp.strategies.wrappers import Forward, Wrapper, named_parameters
+from dpexp.tensors import map_tensors
+from dpexp.timing import Timer
+
+Parallelize = Callable[[nn.Module, Any], nn.Module]
+
+
+class Custom(Strategy):
+    """Calls the function of ``--layout`` with the model and a mesh, or devices."""
+
+    name = "custom"
+    needs = Needs(devices=False)
+    options: CustomOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        _, takes_devices = self._function()
+        if takes_devices or distributed.is_initialized():
+            placed = self.place(copy.deepcopy(model), devices, Timer())
+            with self._where():
+                check_parameters(model, placed, self.group)
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        function, takes_devices = self._function()
+        used = tuple(devices or (HOST,))
+        with self._where():
+            if takes_devices:
+                return lay_out(function, model, list(used), used, timer)
+            if not distributed.is_initialized():  # a dry run
+                return Placed(Forward(place(model, used[0]), timer), used[0], used[0], used)
+            return lay_out(function, model, self._mesh(used[0]), used, timer, self.group.chunks)
+
+    def _function(self) -> tuple[Parallelize, bool]:
+        """The function, and whether it takes devices and not a mesh. Raises ConfigError."""
+        if not self.options.layout:
+            raise ConfigError(
+                "custom needs --layout FILE.py:FUNCTION, a function (model, mesh) -> module, "
+                "or (model, devices) -> module"
+            )
+        with self._where():
+            parsed = spec.parse(self.options.layout, {}, "--layout", "layout")
+            function = spec.load(parsed, "it")
+            takes_devices = second_parameter(function) == "devices"
+            if not takes_devices and not self.options.mesh and not distributed.is_initialized():
+                raise ConfigError(
+                    "the function takes a mesh of ranks: give --mesh, as --mesh dp=2,tp=2, or start the "
+                    "ranks with torchrun. A function (model, devices) gets the devices of one process"
+                )
+        return partial(function, **parsed.options), takes_devices
+
+    @contextmanager
+    def _where(self) -> Iterator[None]:
+        """Errors inside begin with the option."""
+        where = f"--layout {self.options.layout}"
+        try:
+            with as_config_error("the function"):
+                yield
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {str(error).removeprefix(where + ': ')}") from error
+
+    def _mesh(self, device: torch.device) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = self.options.mesh_sizes(self.group.size)
+        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def lay_out(
+    function: Parallelize,
+    model: nn.Module,
+    target: Any,
+    devices: tuple[torch.device, ...],
+    timer: Timer,
+    chunks: int = 1,
+) -> Placed:
+    """What ``function(model, target)`` makes of the model; ``target`` is a mesh, or the list of devices.
+
+    For a mesh the model is moved to the device of this rank first. Raises ConfigError for what is no module.
+    """
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
+    if not isinstance(laid_out, nn.Module):
+        raise ConfigError(
+            f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
+            "or what wraps it"
+        )
+    module = Forward(FullOutputs(laid_out, devices[0]), timer)
+    return Placed(module, devices[0], devices[0], devices, CustomSync(chunks, laid_out, shapes))
+
+
+def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> None:
+    """Raises ConfigError unless a placed module has the parameters of the model, by name and full shape."""
+    written, found = dict(model.named_parameters()), named_parameters(placed.module)
+    unknown = sorted(found.keys() - written.keys())
+    missing = sorted(written.keys() - group.complete(dict.fromkeys(found)).keys())
+    if unknown or missing:
+        names = f"it has {', '.join(unknown)}" if unknown else "it has no others"
+        raise ConfigError(
+            f"the module lacks parameters of the model: {', '.join(missing) or 'none'}; {names}. "
+            "Parameters keep their names: replace modules inside the model, or wrap it in DDP"
+        )
+    for name, parameter in found.items():
+        shape = placed.gradient_sync.full_tensor(name, parameter).shape
+        if shape != written[name].shape:
+            raise ConfigError(
+                f"parameter {name} has shape {tuple(shape)}, in the model it has "
+                f"{tuple(written[name].shape)}: shard it as a DTensor, or give the module a method "
+                "full_tensor(name, tensor) that returns the full one"
+            )
+
+
+def second_parameter(function: Callable[..., Any]) -> str:
+    """The name of the second parameter of a layout's function. Raises ConfigError if it has fewer."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind in positional]
+    if len(names) < 2:
+        raise ConfigError(f"the function takes ({', '.join(names)}), not (model, mesh)")
+    return names[1]
+
+
+class CustomSync(ShardedSync):
+    """Gradients averaged over the chunks of a batch; the module may know how it shards its parameters."""
+
+    def __init__(self, chunks: int, module: nn.Module, full_shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(chunks)
+        self.module, self.full_shapes = module, full_shapes
+
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        by_hand = getattr(self.module, "full_tensor", None)
+        full = super().full_tensor(name, tensor)
+        return full if by_hand is None else by_hand(name, full)
+
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        by_hand = getattr(self.module, "local_tensor", None)
+        super().load_full_tensor(name, tensor, value if by_hand is None else by_hand(name, value))
+
+
+class FullOutputs(Wrapper):
+    """The model, whose outputs are full tensors of this rank's rows on the device, for the loss.
+
+    ``fully_shard`` keeps the root's parameters gathered after a forward, until backward shards them again.
+    After a forward without a backward they are sharded here: an optimizer made then would get the gathered
+    ones, and train nothing.
+    """
+
+    transparent = True
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        outputs = move(map_tensors(full_output, self.module(*inputs, **kwargs)), self.device)
+        if not torch.is_grad_enabled():
+            for module in self.module.modules():
+                if hasattr(module, "set_reshard_after_forward"):  # FSDP2's
+                    module.reshard()  # type: ignore[operator]
+        return outputs
+
+
+def full_output(tensor: Any) -> torch.Tensor:
+    """The rows of this rank: a DTensor is gathered along the dimensions of its mesh that split no rows."""
+    if not hasattr(tensor, "placements"):
+        return tensor  # type: ignore[no-any-return]
+    from torch.distributed.tensor import Replicate
+
+    names = tensor.device_mesh.mesh_dim_names or ("",) * len(tensor.placements)
+    kept = [
+        placement if name.startswith("dp") else Replicate()
+        for name, placement in zip(names, tensor.placements, strict=True)
+    ]
+    return tensor.redistribute(placements=kept).to_local()  # type: ignore[no-any-return]

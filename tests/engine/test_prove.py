@@ -1,0 +1,85 @@
+"""dpexp.prove: somebody's layout beside a single device, in their own process or ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import layouts
+import pytest
+import torch
+from launching import start, wait
+from torch import nn
+
+import dpexp
+from dpexp.config import ConfigError
+from dpexp.engine.equivalence import VerificationError
+from dpexp.models.linear import Blocks
+from dpexp.parallel import DataParallel
+
+DOCS = Path(__file__).parents[2] / "docs" / "custom-layouts.md"
+DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
+
+
+def batches(*rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [(torch.randn(each, 10), torch.randn(each, 20)) for each in rows or (8, 8, 5)]
+
+
+def data_parallel(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+    return DataParallel(model, devices)
+
+
+def test_a_right_layout_is_proven_and_the_model_does_not_change() -> None:
+    model = Blocks(10, 20, 20)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = dpexp.prove(
+        model, data_parallel, batches(), nn.functional.mse_loss, torch.optim.Adam, devices=DEVICES
+    )
+    assert result.passed
+    assert result.steps == 3
+    for kind in ("outputs", "loss", "gradients", "parameters", "optimizer"):
+        error = result.error(kind)
+        assert error is not None
+        assert error < 1e-12
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_wrong_layout_raises_with_its_first_module() -> None:
+    class Halved(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) / 2
+
+    def wrong(model: Any, devices: list[torch.device]) -> nn.Module:
+        model.block2.__class__ = Halved
+        return DataParallel(model, devices)
+
+    with pytest.raises(VerificationError, match="module 'block2'"):
+        dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss, devices=DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("layout", "data", "message"),
+    [
+        (data_parallel, [], "there are no batches"),
+        (data_parallel, [(torch.zeros(3, 10), torch.zeros(2, 20))], r"have \[2, 3\] rows"),
+        (layouts.renamed, None, "lacks parameters of the model: block1"),
+        (layouts.returns_nothing, None, "returned NoneType, not a torch"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(layout: Any, data: Any, message: str) -> None:
+    given = batches() if data is None else data
+    with pytest.raises(ConfigError, match=message):
+        dpexp.prove(Blocks(10, 20, 20), layout, given, nn.functional.mse_loss, devices=DEVICES)
+
+
+def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
+    for block in re.findall(r"```python\n(# ([a-z_]+\.py).*?)```", DOCS.read_text(), re.DOTALL):
+        (tmp_path / block[1]).write_text(block[0])
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "pytest")
+    root = str(Path(dpexp.__file__).parents[1])
+    options = ("-q", "-p", "no:cacheprovider", "test_layout.py")
+    done = wait(start(*torchrun, *options, folder=tmp_path, PYTHONPATH=f"{root}:{tmp_path}"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("1 passed") == 4

@@ -1,0 +1,123 @@
+"""custom: layouts as users write them, under torchrun's launcher and in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import record, run, torchrun
+from torch import nn
+
+from dpexp.config import ConfigError, CustomOptions, RunConfig
+from dpexp.engine.dry_run import dry_run
+from dpexp.engine.prepare import prepare
+
+LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"
+SHORT = ("--batch-size", "10", "--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
+
+
+def custom(layout: str, *words: str) -> Any:
+    return run("custom", "--layout", f"{LAYOUTS}:{layout}", *words, *SHORT)
+
+
+def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
+    """Two ranks split the rows, and two split the columns and rows of the weights."""
+    found = record(custom("two_dimensional", "--mesh", "dp=2,tp=2"))
+    assert found["verification"]["passed"] is True
+    assert found["verification"]["gradient_error"] < 1e-12
+    assert found["steps"]["samples"] == [10] * 4
+    weights = [
+        row for row in found["device_map"] if (row["module"], row["parameter"]) == ("block1", "weight")
+    ]
+    assert [row["rank"] for row in weights] == [0, 1, 2, 3]
+    assert {tuple(row["local_shape"]) for row in weights} == {(5, 10)}
+    outside = [row for row in found["shapes"] if row["module"] == "" and row["batch"] == 0]
+    assert [(row["replica"], row["inputs"]) for row in outside] == [(rank, [[5, 10]]) for rank in range(4)]
+    single = json.loads(run("single", "--model", "blocks", *SHORT).stdout)
+    assert found["steps"]["loss"] == pytest.approx(single["steps"]["loss"], rel=1e-5)
+
+
+def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
+    layout = ("custom", "--layout", f"{LAYOUTS}:data_parallel")
+    found = record(torchrun(2, *layout, *SHORT))
+    assert found["verification"]["passed"] is True
+    assert [len(row["replicas"]) for row in found["device_map"]] == [1] * 6
+
+
+def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
+    found = record(custom("by_hand", "--mesh", "tp=2"))
+    assert found["verification"]["passed"] is True
+    rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found["device_map"]}
+    assert rows["block3", "weight", 1]["local_shape"] == [20, 10]
+    assert rows["block3", "weight", 1]["shape"] == [20, 20]
+    assert rows["block1", "weight", None]["replicas"] == ["cpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "mesh", "where"),
+    [("without_copy", "tp=2", "block1"), ("without_sync", "dp=2", "block")],
+)
+def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str) -> None:
+    done = custom(layout, "--mesh", mesh)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["verification"]["passed"] is False
+    assert where in done.stderr
+
+
+def test_a_layout_over_devices_is_one_process() -> None:
+    options = {"layout": f"{LAYOUTS}:two_devices"}
+    prepared = prepare(RunConfig("custom", virtual=2, options=options))
+    assert prepared.execution == "virtual"
+    assert prepared.selection.used[1].index == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "custom needs --layout"),
+        ({"layout": "nowhere.py:parallelize"}, "there is no file nowhere.py"),
+        ({"layout": f"{LAYOUTS}:missing"}, "has no 'missing'"),
+        ({"layout": f"{LAYOUTS}:tensor_parallel"}, "give --mesh"),
+        ({"layout": f"{LAYOUTS}:one_parameter"}, r"takes \(model\), not \(model, mesh\)"),
+        ({"layout": f"{LAYOUTS}:returns_nothing"}, "returned NoneType, not a torch"),
+        ({"layout": f"{LAYOUTS}:raises"}, "KeyError: 'block9'"),
+        ({"layout": f"{LAYOUTS}:renamed"}, "lacks parameters of the model: block1.bias"),
+        ({"layout": f"{LAYOUTS}:cut"}, r"block1.weight has shape \(10, 10\), in the model it has \(20, 10\)"),
+    ],
+)
+def test_a_layout_that_cannot_run_is_refused_before_a_run_opens(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(RunConfig("custom", options=options))
+
+
+@pytest.mark.parametrize("mesh", ["dp", "dp=0", "dp=2,dp=2", "=2", "dp=two", "dp=2;tp=2"])
+def test_a_mesh_that_cannot_be_read_is_refused(mesh: str) -> None:
+    with pytest.raises(ConfigError, match="write NAME=SIZE"):
+        CustomOptions(layout="a:b", mesh=mesh)
+
+
+def test_dimensions_named_dp_split_the_rows() -> None:
+    options = CustomOptions(layout="a:b", mesh="dp_replicate=2,tp=2,dp_shard=3")
+    assert options.ranks == 12
+    chunks = [options.chunk_of(rank, 12) for rank in range(12)]
+    assert [index for index, _ in chunks] == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert {count for _, count in chunks} == {6}
+    with pytest.raises(ConfigError, match="has 12 ranks, and 4 run"):
+        options.chunk_of(0, 4)
+
+
+def test_a_dry_run_names_the_ranks_of_each_part_of_a_batch() -> None:
+    options = {"layout": f"{LAYOUTS}:two_dimensional", "mesh": "dp=2,tp=2"}
+    row = dry_run(RunConfig("custom", options=options))["splits"][0]
+    assert (row["pieces"], row["devices"]) == ([15, 15], ["ranks 0+1", "ranks 2+3"])
+
+
+def test_names_of_wrapped_modules_are_those_of_the_model(tmp_path: Path) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from dpexp.strategies.wrappers import named_parameters
+
+    inner = checkpoint_wrapper(nn.Linear(2, 2))
+    assert list(named_parameters(nn.Sequential(inner))) == ["0.weight", "0.bias"]
