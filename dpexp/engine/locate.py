@@ -115,7 +115,7 @@ class Locator:
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
         pair = next((f, w) for f, w in zip(found, wanted, strict=True) if self._differs([f], [w]))
-        text = patterns.of_rows(*map(_wide, pair))
+        text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
         return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
 
     # --- gradients ---

@@ -68,6 +68,12 @@ def of_coefficients(found: Sequence[float], rows: Sequence[int], unit: str = "sh
     ratios = [a * total / n for a, n in zip(found, rows, strict=True)]
     named = ", ".join(map(str, rows))
     counted = [shard for shard, ratio in enumerate(ratios) if not is_close(ratio, 0)]
+    if all(is_close(ratio, 1) for ratio in ratios):
+        return (
+            f"it is the sum of the {unit}s' gradients, each with its share of the rows, and that of the "
+            "batch is not: the loss is not a mean over rows (but over tokens, say), "
+            "or a hook on a parameter is not linear"
+        )
     if all(is_close(ratio, ratios[0]) for ratio in ratios):
         return of_factor(ratios[0], count, unit)
     if all(is_close(a, 1 / count) for a in found):
@@ -83,8 +89,8 @@ def of_coefficients(found: Sequence[float], rows: Sequence[int], unit: str = "sh
     return f"it weights {unit}s of {named} rows by {shares}"
 
 
-def of_rows(found: torch.Tensor, expected: torch.Tensor) -> str:
-    """What outputs look like, by their rows (dimension 0)."""
+def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
+    """What outputs look like, by their rows (dimension 0); ``ranks`` have computed them."""
     if found.shape != expected.shape:
         return _of_shapes(tuple(found.shape), tuple(expected.shape))
     scale = factor(found, expected)
@@ -103,7 +109,8 @@ def of_rows(found: torch.Tensor, expected: torch.Tensor) -> str:
     if len(wrong) == len(a):
         return ""
     if not a[wrong].any():
-        return f"rows {where} are zero, the others are right: rows are dropped"
+        why = "a sum over ranks is missing, or rows are dropped" if ranks > 1 else "rows are dropped"
+        return f"rows {where} are zero, the others are right: {why}"
     if all(origin[row] >= 0 for row in wrong):
         return (
             f"rows {where} repeat rows {', '.join(_spans([origin[row] for row in wrong]))}: rows are dropped"

@@ -17,9 +17,12 @@ from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
 from dpexp.config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.engine.equivalence import Equivalence
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verification import Verification, verify
 from dpexp.strategies import Placed
+from dpexp.strategies.base import GradientSync
 
 HELPER = Path(planted.__file__).with_name("verified_in_ranks.py")
 MODEL = f"{planted.__file__}:Net"
@@ -185,6 +188,10 @@ RANKS: dict[str, list[str]] = {
     "last rank dropped": ["step 1 (", "(of "],
     "summed": ["times too large: a sum over"],
     "divided twice": ["divided by the number of ranks once too often"],
+    "lookup not reduced": [
+        OUTPUT + "module 'embedding'",
+        "are zero, the others are right: a sum over ranks is missing",
+    ],
     "one rank differs": ["on rank 1 it is 2 times"],
 }
 
@@ -206,10 +213,38 @@ def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
     assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
 
 
+def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
+    """Each of two replicas has the mean over its own tokens, of which a row has more or fewer."""
+    model = nn.Linear(5, 1)
+    tokens = torch.arange(1.0, 11.0, dtype=torch.float64)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.squeeze(1) * targets).sum() / targets.sum()
+
+    class Mean(GradientSync):
+        def backward(self, loss_of_batch: torch.Tensor, batch: Batch) -> None:
+            means = [loss(model_of[0](x), y) * len(y) for x, y in zip(*halves(batch), strict=True)]
+            (sum(means) / batch.rows).backward()
+
+    def halves(batch: Batch) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        return batch.inputs[0].double().chunk(2), batch.targets.double().chunk(2)
+
+    def lay_out(module: nn.Module) -> Placed:
+        model_of.append(module)
+        return planted.on_host(module, Mean())
+
+    model_of: list[nn.Module] = []
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch((torch.randn(10, 5, generator=generator),), tokens, 10, 10)
+    result = Equivalence(model, lay_out, [batch], loss, lambda found: torch.optim.SGD(found, lr=0.1)).result()
+    assert "the loss is not a mean over rows (but over tokens, say)" in result.cause
+
+
 def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
     found = in_ranks(2)[0]["clamped by a hook"]
     assert found["passed"] is False
     assert GRADIENT + "'fc.weight'" in found["cause"]
+    assert "a hook on a parameter is not linear" in found["cause"]
     assert (
         "hooks on fc.weight get the gradient of the rank's own rows, before the all-reduce" in found["note"]
     )

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -20,6 +21,7 @@ from dpexp.distributed import World
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verification import Verification, verify
+from dpexp.strategies.embedding_tables import _AllReduceRows
 
 PLANTED = Path(__file__).with_name("planted.py")
 WRONG = (
@@ -68,6 +70,21 @@ def verified(config: RunConfig, group: ProcessGroup, wrong: str | None = None) -
     return verify(prepared if wrong is None else replace(prepared, strategy=in_ranks(group, wrong)))
 
 
+def lookup_not_reduced(shape: dict[str, Any], group: ProcessGroup) -> Verification:
+    """A table sharded by rows, whose lookups are not added up over the ranks."""
+
+    def forward(ctx: Any, vectors: torch.Tensor, start: int, count: int) -> torch.Tensor:
+        ctx.rows, ctx.shape = slice(start, start + count), vectors.shape
+        return vectors[ctx.rows].clone()
+
+    right, _AllReduceRows.forward = _AllReduceRows.forward, staticmethod(forward)
+    try:
+        values = {"strategy": "hybrid", "shard_embedding": True, **shape}
+        return verified(RunConfig.from_dict(values), group)
+    finally:
+        _AllReduceRows.forward = staticmethod(right)
+
+
 def main() -> None:
     world = World.of()
     assert world is not None
@@ -84,6 +101,7 @@ def main() -> None:
         results[case] = verified(
             RunConfig.from_dict({"strategy": strategy, "model": model} | shape | block), group
         )
+    results["lookup not reduced"] = lookup_not_reduced(shape, group)
     every_rank = group.all_gather({case: vars(result) for case, result in results.items()})
     if group.is_first:
         print(json.dumps([every_rank[0], all(each == every_rank[0] for each in every_rank)]), flush=True)
