@@ -35,7 +35,7 @@ from dpexp.record import redact, write_atomically
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
 JOB = "job.json"  # beside the results
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
-LOGGERS = ("torch.distributed", "torch.distributed.elastic")
+LOGGERS = "torch.distributed"
 
 
 class LaunchError(RuntimeError):
@@ -103,7 +103,10 @@ def end_with_launcher() -> None:
 @contextmanager
 def _environment(options: LaunchOptions, count: int, folder: str) -> Iterator[None]:
     """The environment of torchrun's agent and the ranks. Its loggers are silent: ``_run_agent`` reports."""
-    environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in LOGGERS]
+    import torch.distributed.launcher.api  # noqa: F401 - sets the levels of its loggers
+
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(LOGGERS)]
+    environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     os.environ |= {
         LAUNCH: secrets.token_hex(6) if host_range(options)[1] == 1 else "",

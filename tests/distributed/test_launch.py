@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,6 +122,19 @@ def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
     assert any("uploader_process" in line for line in lines.values())
     shown = [line for line in lines.values() for value in ("canary", model, str(dpexp_home)) if value in line]
     assert not shown
+
+
+def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: Path) -> None:
+    process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    until_step(dpexp_home, 1, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    ended = wait(process)
+    message = {130: "interrupted; what was measured is recorded", 143: "ended by SIGTERM"}[ended.returncode]
+    assert ended.stderr == f"error: {message}\n"
+    (folder,) = (dpexp_home / "runs").iterdir()
+    ended_record = json.loads((folder / "record.json").read_bytes())
+    assert (ended_record["status"], ended_record["damage"]) == ("killed", [])
 
 
 def test_a_launch_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
