@@ -138,3 +138,63 @@ def by_hand(model: nn.Module, mesh: Any) -> nn.Module:
 def without_copy(model: nn.Module, mesh: Any) -> nn.Module:
     """Wrong: the gradient of block1 misses what the other ranks' columns of block2 add to it."""
     return Megatron(model, mesh, copies=False)
+
+
+# --- a pipeline: each rank has some of the modules ---
+
+
+class _ToNext(torch.autograd.Function):
+    """Sends its input to rank 1, and returns the outputs that rank 1 computes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        distributed.send(x.detach(), 1)
+        ctx.like = x
+        outputs = torch.empty(len(x), 20, dtype=x.dtype)
+        distributed.broadcast(outputs, src=1)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        received = torch.empty_like(ctx.like)
+        distributed.recv(received, 1)
+        return received
+
+
+class _FromPrevious(torch.autograd.Function):
+    """Receives the input of this stage, and sends its gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, start: torch.Tensor) -> torch.Tensor:
+        received = torch.empty(len(start), 20, dtype=start.dtype)
+        distributed.recv(received, 0)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        distributed.send(grad.contiguous(), 0)
+        return None
+
+
+class Stage(nn.Module):
+    """Rank 0 has block1 and block2, rank 1 has block3; both return the outputs."""
+
+    def __init__(self, model: Any, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        if rank == 0:
+            self.block1, self.block2 = model.block1, model.block2
+        else:
+            self.block3 = model.block3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rank == 0:
+            return _ToNext.apply(self.block2(self.block1(x)))  # type: ignore[no-any-return,no-untyped-call]
+        start = x.detach().requires_grad_(torch.is_grad_enabled())
+        outputs: torch.Tensor = self.block3(_FromPrevious.apply(start))  # type: ignore[no-untyped-call]
+        distributed.broadcast(outputs.detach().clone(), src=1)
+        return outputs
+
+
+def pipeline(model: nn.Module, mesh: Any) -> nn.Module:
+    return Stage(model, mesh.get_rank())

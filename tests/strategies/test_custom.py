@@ -55,6 +55,14 @@ def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
     assert rows["block1", "weight", None]["replicas"] == ["cpu:1"]
 
 
+def test_stages_of_a_pipeline_are_verified_together() -> None:
+    found = record(custom("pipeline", "--mesh", "pp=2"))
+    assert found["verification"]["passed"] is True
+    assert found["verification"]["gradient_error"] < 1e-12
+    held = {(row["module"], row["device"]) for row in found["device_map"]}
+    assert held == {("block1", "cpu:0"), ("block2", "cpu:0"), ("block3", "cpu:1")}
+
+
 @pytest.mark.parametrize(
     ("layout", "mesh", "where"),
     [("without_copy", "tp=2", "block1"), ("without_sync", "dp=2", "block")],
