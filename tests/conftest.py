@@ -28,6 +28,7 @@ LONG = (
     "test_servers",
     "test_uploader_process",
     "test_upload",
+    "test_restarts",
     "test_store_check",
     "test_fsdp",
     "test_browser",

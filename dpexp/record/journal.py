@@ -8,8 +8,9 @@ a checksum of all bytes before it::
 
 ``set`` assigns values to keys, ``extend`` appends to lists whose length before is in ``from``, and ``cut``
 shortens lists, when a run resumes from a checkpoint before its last step. A dotted key is a key of a dict.
-The line that ends the run has the ``lengths`` of all lists. So a journal that ends at any byte still holds
-everything before that byte, a lost line loses only itself and is missed, and a step keeps its number.
+``shapes`` and ``device_map`` are packed: see ``packing``. The line that ends the run has the ``lengths`` of
+all lists. So a journal that ends at any byte still holds everything before that byte, a lost line loses only
+itself and is missed, and a step keeps its number.
 """
 
 from __future__ import annotations

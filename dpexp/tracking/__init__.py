@@ -9,9 +9,9 @@ reading with ``uploader``::
     Uploader --- pipe: open, read, finish --------------------> UploaderProcess
              <-- pipe: one Delivery ---------------------------
 
-``upload`` delivers one journal to one store, ``mlflow_run`` writes a Record into an MLflow run, ``content``
-maps a Record to MLflow's entities, ``store`` finds and checks the MLflow store, ``ledger`` records what was
-delivered, ``sync`` delivers later, ``ui`` serves MLflow's pages.
+``upload`` delivers one journal to one store, ``samples`` folds its points, ``mlflow_run`` writes a Record
+into an MLflow run, ``content`` maps a Record to MLflow's entities, ``store`` finds and checks the MLflow
+store, ``ledger`` records what was delivered, ``sync`` delivers later, ``ui`` serves MLflow's pages.
 """
 
 from dpexp.tracking.uploader import Delivery, Uploader, how_to_deliver
