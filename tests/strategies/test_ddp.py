@@ -160,7 +160,7 @@ def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words:
 
 
 def ranks_alive(folder: Path) -> list[int]:
-    """The processes whose environment names the folder of this test."""
+    """The ranks whose environment names the folder of this test."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -168,7 +168,7 @@ def ranks_alive(folder: Path) -> list[int]:
                 environ = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if str(folder).encode() in environ:
+            if b"\0RANK=" in environ and str(folder).encode() in environ:
                 found.append(int(entry.name))
     return found
 
