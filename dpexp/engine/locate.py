@@ -18,14 +18,13 @@ from torch import nn
 
 from dpexp.engine import patterns
 from dpexp.engine.compare import Tensors, distance, distances, magnitude, relative_error
+from dpexp.engine.joined_calls import Key, joined_call
 from dpexp.engine.side_by_side import Failure, SideBySide
 from dpexp.engine.training import Calls
 from dpexp.strategies.wrappers import parts
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
-
-Key = tuple[str, int]
 
 
 class Locator:
@@ -85,7 +84,7 @@ class Locator:
             wanted = expected.calls[key][-1][counts[key]]
             for found_key in self._levels(by_rank, key[0]):
                 calls = len(expected.calls[key][-1])
-                found = _joined(by_rank, self.group.ranks_by_chunk, found_key, counts[key], calls, wanted)
+                found = joined_call(by_rank, self.group.ranks_by_chunk, found_key, counts[key], calls, wanted)
                 if found is not None and self._differs(found, wanted):
                     return self._describe_module(found_key, by_rank, found, wanted)
             counts[key] += 1
@@ -237,41 +236,6 @@ class Shape:
         return counted == [rank] or (rank >= len(self.rows) > 0 and not counted)
 
 
-def _joined(
-    by_rank: Sequence[Calls],
-    ranks_by_chunk: Sequence[Sequence[int]],
-    key: Key,
-    call: int,
-    calls: int,
-    wanted: Sequence[torch.Tensor],
-) -> list[torch.Tensor] | None:
-    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
-    chunks: list[list[Sequence[torch.Tensor]]] = []  # of each: the outputs of its ranks
-    for ranks in ranks_by_chunk:
-        made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
-        if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
-            return None
-        pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
-        chunks.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
-    together = [
-        _cat(
-            [_of_chunk([piece[index] for piece in pieces], expected) for pieces in chunks if pieces], expected
-        )
-        for index, expected in enumerate(wanted)
-    ]
-    complete = [tensor for tensor in together if tensor is not None]
-    return complete if complete and len(complete) == len(wanted) else None
-
-
-def _of_chunk(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
-    """The output for the rows of one chunk, of ranks that have all of it each, or shards side by side."""
-    first = pieces[0]
-    for dim in range(1, first.dim() if first.dim() == expected.dim() and len(pieces) > 1 else 0):
-        if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
-            return torch.cat([piece.to("cpu") for piece in pieces], dim)
-    return first
-
-
 def _always(part: slice, _: int) -> slice:
     return part
 
@@ -280,26 +244,8 @@ def _numbered(tensors: Sequence[torch.Tensor]) -> Tensors:
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
-def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor | None:
-    """The pieces along the dimension that gives the expected shape; None if there is none."""
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces or any(piece.dim() != expected.dim() for piece in pieces):
-        return None
-    for dim in range(expected.dim()):
-        others = [_without(tuple(piece.shape), dim) for piece in pieces]
-        is_complete = sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]
-        if is_complete and all(other == _without(tuple(expected.shape), dim) for other in others):
-            return torch.cat([piece.to("cpu") for piece in pieces], dim)
-    return None
-
-
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return shape[:dim] + shape[dim + 1 :]
 
 
 def _vector(tensors: Tensors, like: Tensors, names: Sequence[str]) -> torch.Tensor:
