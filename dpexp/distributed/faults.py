@@ -4,6 +4,8 @@ A rank that fails closes its connections, and its peers see no more than that. S
 to the store of the process group, where a peer whose connection broke looks for the cause.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import threading
@@ -24,6 +26,8 @@ MAX_TEXT = 1_000_000
 """Characters of a message or traceback in a Record."""
 ROLL_CALL_S = 15.0
 """Time in which every rank that is alive answers a roll call, on a busy host too."""
+TERMINATED_S = 5.0
+"""The same in a rank that received SIGTERM, which torchrun and schedulers follow by SIGKILL after 30 s."""
 
 
 class PeerError(RuntimeError):
@@ -57,6 +61,22 @@ def is_communication(error: BaseException) -> bool:
     return is_known or isinstance(error, dist.DistError)
 
 
+class Patience:
+    """A time in which something is waited for, cut to ``TERMINATED_S`` once this process is terminated."""
+
+    def __init__(self, seconds: float, is_terminated: Callable[[], bool]) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._is_terminated = is_terminated
+        self._is_cut = False
+
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        if not self._is_cut and self._is_terminated():
+            self._is_cut = True
+            self._deadline = min(self._deadline, time.monotonic() + TERMINATED_S)
+        return time.monotonic() > self._deadline
+
+
 @dataclass(frozen=True)
 class Faults:
     """The errors of the members of a group, in its store, which the first rank holds."""
@@ -81,28 +101,28 @@ class Faults:
     ) -> BaseException:
         """A peer's error where ``error`` is a broken connection; else ``error``, reported to the peers.
 
-        It waits for the peers until ``is_terminated``: then ``error`` must do.
+        It waits for the peers, a few seconds longer once it ``is_terminated``: torchrun terminates the others
+        when one rank is killed, and a scheduler kills what does not end.
         """
         if isinstance(error, PeerError):
             return error
         found: list[BaseException] = []
+        patience = Patience(min(ROLL_CALL_S, self.timeout_s), is_terminated)
         # In a thread: over a link that was cut, a call to the store may not return.
-        thread = threading.Thread(target=self._exchange, args=(error, found, is_terminated), daemon=True)
+        thread = threading.Thread(target=self._exchange, args=(error, found, patience), daemon=True)
         thread.start()
-        deadline = time.monotonic() + max(self.timeout_s, 2 * ROLL_CALL_S)
-        while thread.is_alive() and time.monotonic() < deadline and not is_terminated():
+        outer = Patience(max(self.timeout_s, 2 * ROLL_CALL_S), is_terminated)
+        while thread.is_alive() and not outer.is_over():
             thread.join(0.1)
         thread.join(1.0)
-        if found or is_terminated():
+        if found or not is_communication(error):
             return found[0] if found else error
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
 
-    def _exchange(
-        self, error: BaseException, found: list[BaseException], is_terminated: Callable[[], bool]
-    ) -> None:
+    def _exchange(self, error: BaseException, found: list[BaseException], patience: Patience) -> None:
         try:
             if is_communication(error):
-                found.append(self._roll_call(error, is_terminated))
+                found.append(self._roll_call(error, patience))
                 return
             self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
         except (RuntimeError, OSError):
@@ -110,10 +130,9 @@ class Faults:
                 return
         found.append(error)
 
-    def _roll_call(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
+    def _roll_call(self, error: BaseException, patience: Patience) -> PeerError:
         """The error that a peer reported; without one, the ranks that do not answer within a few seconds."""
         self.store.set(f"present/{self.rank}", "")
-        deadline = time.monotonic() + min(ROLL_CALL_S, self.timeout_s)
         while True:
             peer_error = self.reported()
             if peer_error is not None:
@@ -124,11 +143,9 @@ class Faults:
                     f"the ranks lost contact with each other for {self.timeout_s:g} s "
                     f"(--comm-timeout): {str(error).splitlines()[0]}"
                 )
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 return LostContact(
                     f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the "
                     f"link to it is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
                 )
-            if is_terminated():
-                return error
             time.sleep(0.05)
