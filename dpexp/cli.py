@@ -7,6 +7,7 @@ file, else from the default of the field. Imports neither torch nor mlflow.
 import contextlib
 import dataclasses
 import inspect
+import io
 import json
 import os
 import sys
@@ -74,6 +75,7 @@ def app(help: str) -> typer.Typer:
 
 def main(app: typer.Typer) -> None:
     """Run the app; bad input is one message on stderr and exit code 2, any other error one and 1."""
+    buffer_stdout()
     try:
         leave_deleted_folder()
         app()
@@ -83,6 +85,18 @@ def main(app: typer.Typer) -> None:
     except Exception as error:
         print_unexpected(error)
         sys.exit(Exit.FAILED)
+
+
+def buffer_stdout() -> None:
+    """Give stdout a buffer where it has none: under ``python -u``, with which torchrun starts its ranks.
+
+    Without one, Python ignores that a pipe took only the first part of a long text, and loses the rest.
+    """
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        os.set_blocking(raw.fileno(), True)
+        buffer = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
 
 
 def leave_deleted_folder() -> None:
