@@ -21,7 +21,7 @@ def test_rows_are_split_as_tensor_chunk_splits_them(rows: int, ranks: int) -> No
     found = []
     for rank in range(ranks):
         group = ProcessGroup()
-        group.rank, group.size = rank, ranks
+        group.chunk, group.ranks_by_chunk = rank, tuple((each,) for each in range(ranks))
         found.append(list(range(rows))[group.rows(rows)])
     expected = [piece.tolist() for piece in torch.arange(rows).chunk(ranks)]
     assert found == expected + [[]] * (ranks - len(expected))
