@@ -183,16 +183,17 @@ def disturb(home: Path, name: str, fault: Signals, after_s: float) -> None:
     psutil.wait_procs(uploader, timeout=120)
 
 
-def undisturbed_s(home: Path, words: Sequence[str]) -> float:
-    """Seconds that an undisturbed run takes; the first one also creates the store."""
+def undisturbed_s(home: Path, words: Sequence[str], at_once: int) -> float:
+    """Seconds that undisturbed runs take, so many at a time; the first ones also create the store."""
     began = time.monotonic()
-    assert start(home, "run.py", *words, "--run-name", "undisturbed").wait() == 0
+    runs = [start(home, "run.py", *words, "--run-name", "undisturbed") for _ in range(at_once)]
+    assert [run.wait() for run in runs] == [0] * at_once
     return time.monotonic() - began
 
 
 def disturb_processes(home: Path, faults: int, rng: random.Random, at_once: int) -> dict[str, Tally]:
     """Start and disturb runs; afterwards ``reap`` and ``sync`` once, and ``check`` must find nothing."""
-    run_s = {words: undisturbed_s(home, words) for words in (SINGLE, RANKS)}
+    run_s = {words: undisturbed_s(home, words, at_once) for words in (SINGLE, RANKS)}
     plan = [(kind, fault) for kind, (n, fault) in PROCESSES.items() for _ in range(scaled(n, faults))]
     rng.shuffle(plan)
     after = [run_s[tuple(fault.words)] * rng.uniform(fault.first, fault.last) for _, fault in plan]
