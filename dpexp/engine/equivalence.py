@@ -117,4 +117,4 @@ class Equivalence:
 
 def on_host(model: nn.Module) -> Placed:
     """The model as a single device has it."""
-    return Placed(model, devices.HOST, devices.HOST, (devices.HOST,))
+    return Placed(devices.place(model, devices.HOST), devices.HOST, devices.HOST, (devices.HOST,))

@@ -59,6 +59,31 @@ def test_a_wrong_layout_raises_with_its_first_module() -> None:
         dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss, devices=DEVICES)
 
 
+def test_a_gradient_that_is_missing_is_never_rounding() -> None:
+    class Faint(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.strong, self.faint = nn.Linear(10, 20), nn.Linear(10, 20)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.strong(inputs) + 1e-13 * self.faint(inputs)
+            return outputs
+
+    def frozen(model: Any, devices: list[torch.device]) -> nn.Module:
+        model.faint.requires_grad_(False)
+        return model  # type: ignore[no-any-return]
+
+    with pytest.raises(VerificationError, match=r"faint\.weight"):
+        dpexp.prove(Faint(), frozen, batches(), nn.functional.mse_loss, devices=DEVICES)
+
+
+@pytest.mark.gpu
+def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
+    gpu = torch.device("cuda", 0)
+    model = Blocks(10, 20, 20).to(gpu)
+    assert dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=[gpu]).passed
+
+
 @pytest.mark.parametrize(
     ("layout", "data", "message"),
     [
