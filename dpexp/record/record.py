@@ -22,7 +22,6 @@ SAMPLES = ("steps.", "phases.", "metrics.", "system.")
 """Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
 SPELLED = ("nan", "inf", "-inf")
 """Numbers that JSON lacks."""
-ERRORS = ("output_error", "gradient_error", "tolerance")
 MOST_LOST = 10_000_000
 """Samples that a journal can have lost at most: a larger hole was not made by a lost line."""
 
@@ -87,10 +86,8 @@ class Record:
             if isinstance(samples, dict):
                 samples |= {key: _numbers(values) for key, values in samples.items()}
         if isinstance(record.verification, dict):
-            record.verification = {
-                key: float(value) if value in SPELLED and key in ERRORS else value
-                for key, value in record.verification.items()
-            }
+            rows = {k: _errors(v) for k, v in record.verification.items() if k in ("worst", "rounding")}
+            record.verification = _errors(record.verification) | rows
         if wrong := wrong_types(record.to_dict()):
             raise ValueError(f"not a Record of dpexp: {wrong[0]}")
         return record
@@ -288,3 +285,11 @@ def _without_nonfinite(value: Any) -> Any:
 
 def _numbers(values: Any) -> Any:
     return [float(v) if v in SPELLED else v for v in values] if isinstance(values, list) else values
+
+
+def _errors(row: Any) -> Any:
+    """A verification, or a row in it, whose errors are numbers again; anything else as it is."""
+    if not isinstance(row, dict):
+        return row
+    errors = {key: value for key, value in row.items() if key.endswith("error") or key == "tolerance"}
+    return row | {key: float(value) for key, value in errors.items() if value in SPELLED}

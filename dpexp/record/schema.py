@@ -66,12 +66,22 @@ _SPAN: Kind = {
 }
 _VERIFICATION: Kind = {
     "checked": FLAG,
-    **{f"{key}?": MAYBE_NUMBER for key in ("output_error", "gradient_error", "tolerance")},
+    **{f"{kind}_error?": MAYBE_NUMBER for kind in ("output", "gradient", "loss", "buffer")},
+    **{f"{key}?": MAYBE_NUMBER for key in ("parameter_error", "optimizer_error", "tolerance")},
+    **{f"{key}?": MAYBE_TEXT for key in ("dtype", "note", "cause")},
     "passed?": MAYBE_FLAG,
-    "dtype?": MAYBE_TEXT,
-    "note?": MAYBE_TEXT,
+    "steps?": MAYBE_INT,
 }
 _CHECKED: Kind = _VERIFICATION | {"tolerance": NUMBER, "passed": FLAG, "dtype": TEXT}
+_WORST: Kind = {"kind": TEXT, "step": INT, "tensor": TEXT, "error": NUMBER}
+_ROUNDING: Kind = {
+    **{f"{key}?": MAYBE_NUMBER for key in ("output_error", "gradient_error")},
+    **{f"single_{key}?": MAYBE_NUMBER for key in ("output_error", "gradient_error")},
+    "passed": FLAG,
+    "dtype?": MAYBE_TEXT,
+    "autocast?": MAYBE_TEXT,
+    "compile?": MAYBE_FLAG,
+}
 _SAMPLES: Kind = {"*": [MAYBE_NUMBER]}
 RECORD: Kind = {
     "schema": INT,
@@ -109,10 +119,16 @@ _SPREAD: Kind = dict.fromkeys(("median", "iqr", "min", "max", "n"), NUMBER)
 
 def wrong_types(record: dict[str, Any]) -> list[str]:
     """What a Record's dict holds that dpexp does not write, the first ten; empty for those of dpexp."""
-    verification = record["verification"]
-    is_checked = isinstance(verification, dict) and verification.get("checked") is True
-    kinds = RECORD | {"verification": _CHECKED} if is_checked else RECORD
+    kinds = RECORD | {"verification": _verification(record["verification"])}
     return _mistakes(record, kinds | _unless_none(record, "error", _ERROR))
+
+
+def _verification(row: Any) -> Kind:
+    """The types of a verification; a run that was not checked has few of its keys."""
+    if not isinstance(row, dict):
+        return _VERIFICATION
+    kinds = _CHECKED if row.get("checked") is True else _VERIFICATION
+    return kinds | _unless_none(row, "worst", _WORST) | _unless_none(row, "rounding", _ROUNDING)
 
 
 def wrong_summary_types(summary: dict[str, Any]) -> list[str]:

@@ -122,12 +122,12 @@ def _verification(record: Record) -> Section:
 
 
 def _worst(facts: Row) -> str:
-    """The largest error of the verification; a figure that is not finite may be a string."""
+    """The largest error of the verification."""
     worst = facts.get("worst")
-    if not worst or not float(worst["error"]):
+    if not worst or not worst["error"]:
         return ""
     where = f" of {worst['tensor']}" if worst["tensor"] else ""
-    return f"the largest error is {float(worst['error']):.1e}: {worst['kind']}{where} in step {worst['step']}"
+    return f"the largest error is {worst['error']:.1e}: {worst['kind']}{where} in step {worst['step']}"
 
 
 def _shapes(record: Record) -> Section | None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.record import JOURNAL, JournalError, JournalReader, load, summaries
+from dpexp.record import JOURNAL, JournalError, JournalReader, Record, finish, load, summaries
 from dpexp.record.schema import wrong_types
 from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
@@ -42,6 +42,19 @@ OTHERS: list[Any] = [
     ["x", 2],
 ]
 """Values of every type, in place of one that dpexp wrote."""
+VERIFICATION: dict[str, Any] = {
+    "checked": True,
+    "dtype": "float64",
+    "tolerance": 1e-12,
+    "passed": False,
+    "note": "n",
+    "steps": 3,
+    **{f"{kind}_error": 0.5 for kind in ("output", "gradient", "loss", "buffer", "parameter", "optimizer")},
+    "worst": {"kind": "gradients", "step": 1, "tensor": "fc.weight", "error": 0.5},
+    "cause": "c",
+    "rounding": {"dtype": "bfloat16", "autocast": "", "compile": False, "passed": True, "output_error": 0.1},
+}
+"""A verification with every key."""
 
 
 @pytest.fixture
@@ -65,7 +78,7 @@ def entries(runs: Path) -> list[dict[str, Any]]:
     """The entries of a run with shapes, device map, timeline, checks and an error."""
     path = runs.with_name("valid") / "valid" / JOURNAL
     if not path.exists():
-        journal = journals.begin(path.parents[1], "valid")
+        journal = journals.begin(path.parents[1], "valid", verification=VERIFICATION)
         journals.observe(journal)
         journals.step(journal, 0, 30)
         journals.phases(journal)
@@ -129,3 +142,31 @@ def test_no_reader_fails_on_a_value_of_another_type(runs: Path, data: st.DataObj
     place = data.draw(st.sampled_from(sorted(places(original[number]), key=str)))
     value = data.draw(st.sampled_from(OTHERS))
     assert read_everywhere(runs.parent, write(runs, "foreign", mutated(original, number, place, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("worst", 5),
+        ("worst", {}),
+        ("worst", VERIFICATION["worst"] | {"error": "x"}),
+        ("cause", 5),
+        ("steps", "x"),
+        ("optimizer_error", []),
+        ("rounding", 5),
+    ],
+)
+def test_a_verification_of_other_types_is_named_and_skipped(runs: Path, key: str, value: Any) -> None:
+    original = entries(runs)
+    (number,) = (place for place, entry in enumerate(original) if "verification" in entry.get("set", {}))
+    folder = write(runs, "foreign", mutated(original, number, ("set", "verification", key), value))
+    assert f"was not written by dpexp: verification.{key}" in read_everywhere(runs.parent, folder)
+
+
+@pytest.mark.parametrize("error", [math.inf, math.nan])
+def test_errors_that_are_not_finite_are_read_back_from_a_record(runs: Path, error: float) -> None:
+    changes = {"worst": VERIFICATION["worst"] | {"error": error}, "optimizer_error": error}
+    changes["rounding"] = VERIFICATION["rounding"] | {"single_output_error": error}
+    record = finish(journals.complete(runs, "apart", verification=VERIFICATION | changes))
+    found = Record.from_dict(json.loads(record.to_json())).verification
+    assert repr(found) == repr(record.verification)
