@@ -27,8 +27,9 @@ _BY_VERSION = ("summary", "damage")
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a run: ``kind`` is journal, record, summary, ledger, missing, values or facts.
+    """What is wrong with a run.
 
+    ``kind`` is journal, record, summary, ledger, missing, values, facts or system.
     ``repair`` says what ``runs.py check --repair`` does about it; it is empty where nothing can.
     """
 

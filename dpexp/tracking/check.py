@@ -9,6 +9,7 @@ What ``expected_metrics`` and its kind say a delivery writes must be there, and 
                       missing  not delivered, or deleted in the store
                       values   params or metrics differ, which MLflow does not replace: a new run gets them
                       facts    tags or artifacts differ: the same run gets them again
+                      system   ``system.jsonl`` lacks samples that MLflow has: nothing can write them again
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +18,12 @@ from typing import Any
 
 from dpexp.record import JOURNAL, RECORD, JournalError, Record, is_open, load
 from dpexp.record.check import Problem
+from dpexp.record.import_journals import SYSTEM
 from dpexp.record.seal import checksum
 from dpexp.tracking import content, ledger
 from dpexp.tracking.ledger import LedgerEntry
 from dpexp.tracking.mlflow_run import MlflowRun
-from dpexp.tracking.samples import Samples
+from dpexp.tracking.samples import Samples, is_system
 from dpexp.tracking.store import Store
 
 AGAIN = "deliver it again"
@@ -67,11 +69,13 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
     if found is None:
         return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]
     run = MlflowRun(store, entry.experiment_id, entry.mlflow_run_id)
+    differing, lost = _system(folder, run, found)
     texts = {
-        "values": [_params(record, found), *_metrics(record, folder, run, found)],
+        "values": [_params(record, found), *_metrics(record, run, found), *differing],
         "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run)],
+        "system": [lost],
     }
-    repairs = {"values": ANEW, "facts": AGAIN}
+    repairs = {"values": ANEW, "facts": AGAIN, "system": ""}
     return [Problem(folder.name, kind, text, repairs[kind]) for kind in texts for text in texts[kind] if text]
 
 
@@ -135,19 +139,33 @@ def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
     return _differing("tags", expected | status, found.data.tags | {"status": found.info.status})
 
 
-def _metrics(record: Record, folder: Path, run: MlflowRun, found: Any) -> Iterator[str]:
+def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     """One text for each metric that differs; a step that the journal has lost may have any value."""
-    samples = Samples(folder)
-    samples.read()
-    system = {k: v for k, v in content.expected_metrics(samples.record).items() if k.startswith("system/")}
-    expected = content.expected_metrics(record) | system
+    expected = content.expected_metrics(record)
     lost = {key: _holes(values) for key, values in content.series(record).items()}
     for key in sorted(expected.keys() | found.data.metrics.keys()):
+        if is_system(key):
+            continue
         history = run.store.client.get_metric_history(run.run_id, key)
         points = [point for point in history if point.step not in lost.get(key, ())]
         if key.startswith("summary/"):  # the last one counts, of a sweep that was resumed
             points = sorted(points, key=lambda point: int(point.timestamp))[-1:]
         yield _metric(key, expected.get(key, {}), points)
+
+
+def _system(folder: Path, run: MlflowRun, found: Any) -> tuple[list[str], str]:
+    """The system metrics that differ from ``system.jsonl``, and what the file lacks of them."""
+    samples = Samples(folder)
+    samples.read()
+    held, texts, lost = samples.system(), [], set()
+    for key in sorted(held.keys() | set(filter(is_system, found.data.metrics))):
+        history = run.store.client.get_metric_history(run.run_id, key)
+        expected = held.get(key, {})
+        lost |= {(int(point.step), int(point.timestamp)) for point in history} - expected.keys()
+        points = [point for point in history if (int(point.step), int(point.timestamp)) in expected]
+        texts.append(_metric(key, {step: value for (step, _), value in expected.items()}, points))
+    state = "is damaged, and" if (folder / SYSTEM).exists() else "is missing, and"
+    return texts, f"{SYSTEM} {state} lacks {len(lost)} samples that MLflow has" if lost else ""
 
 
 def _holes(values: Iterable[Any]) -> set[int]:

@@ -68,13 +68,21 @@ class Samples:
                 if isinstance(values[step], int | float):
                     yield Point(key, float(values[step]), self._time(key, step), step)
 
+    def system(self) -> dict[str, dict[tuple[int, int], float]]:
+        """The samples that ``system.jsonl`` holds: {metric: {(step, timestamp): value}}."""
+        sent = {key: len(values) for key, values in content.series(self.record).items()}
+        found: dict[str, dict[tuple[int, int], float]] = {}
+        for point in self.points({key: last for key, last in sent.items() if not is_system(key)}):
+            found.setdefault(point.key, {})[point.step, point.timestamp] = content.stored_value(point.value)
+        return found
+
     def _time(self, key: str, step: int) -> int:
         times = content.series(self._times).get(key, [])
         return int(times[step] or 0) if step < len(times) else 0
 
     def is_behind(self, point: Point) -> bool:
         """Whether a step of the store is beyond all that this journal ever held: from a longer copy of it."""
-        if point.key.startswith(("summary/", "system/")):
+        if is_system(point.key) or point.key.startswith("summary/"):
             return False
         return point.step >= self._length_once(point.key)
 
@@ -85,9 +93,9 @@ class Samples:
     def took_back(self, point: Point) -> bool:
         """Whether the journal took back, or has replaced, a point of the store.
 
-        A lost line takes nothing back.
+        A lost line takes nothing back, and no line of ``system.jsonl`` does.
         """
-        if point.step >= self._length_once(point.key):
+        if is_system(point.key) or point.step >= self._length_once(point.key):
             return False
         values = content.series(self.record).get(point.key, [])
         if point.step >= len(values):
@@ -97,6 +105,11 @@ class Samples:
             return False
         same = content.is_same_value(value, point.value)
         return not same or point.timestamp != self._time(point.key, point.step)
+
+
+def is_system(key: str) -> bool:
+    """Whether this metric is one of ``system.jsonl``."""
+    return key.startswith("system/")
 
 
 def _kind(key: str) -> str:

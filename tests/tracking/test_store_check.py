@@ -135,6 +135,22 @@ def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     assert checked(home, folder) == []
 
 
+@pytest.mark.parametrize("damage", ["missing", "flipped", "emptied"])
+def test_samples_that_only_mlflow_has_are_reported_and_stay(home: Path, uri: str, damage: str) -> None:
+    folder = delivered(home, damage)
+    before = everything(uri, folder.name)
+    path = folder / "system.jsonl"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "flipped":
+        path.write_bytes(path.read_bytes().replace(b"0.5", b"0.7"))
+    else:
+        path.write_bytes(b"")
+    assert checked(home, folder) == [("system", "")]
+    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    assert everything(uri, folder.name) == before
+
+
 def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
     folder = delivered(home, "ledger")
     path = folder / ledger.LEDGER
