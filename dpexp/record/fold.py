@@ -33,8 +33,10 @@ def fold(journal: Path) -> Record:
                 record.apply(entry)
             except ValueError as error:
                 reader.damage.append(f"line {entry['seq'] + 1}: {error}")
-    except OSError as error:
+    except FileNotFoundError as error:
         raise JournalError(f"no journal at {journal}: {error.strerror}") from error
+    except OSError as error:
+        raise JournalError(f"{journal} cannot be read: {error.strerror}") from error
     record.damage = reader.damage + ([] if alive else reader.incomplete_line())
     if not reader.entries and not alive:
         raise JournalError(f"{journal}: {_without_entries(reader, record)}")
@@ -98,7 +100,7 @@ def _read(folder: Path) -> Record | None:
     """The Record in ``record.json``; None, with a warning, where it is not what the journal gave."""
     try:
         return Record.from_dict(read_derived(folder / RECORD, folder / JOURNAL))
-    except FileNotFoundError:
+    except OSError:  # none, or of another user; of a journal that cannot be read either, `fold` tells
         return None
     except ValueError as error:
         warn_of(folder / RECORD, str(error))

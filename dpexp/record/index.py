@@ -42,13 +42,14 @@ def read_summary(folder: Path) -> RunSummary:
         data = read_derived(folder / SUMMARY, folder / JOURNAL)
         return dataclasses.replace(RunSummary.from_dict(data), run_id=folder.name)
     except (OSError, ValueError, TypeError) as unread:  # still running, or written by another version
-        if (folder / SUMMARY).exists():
-            warn_of(folder / SUMMARY, str(unread))
         try:
-            return dataclasses.replace(RunSummary.of(fold(folder / JOURNAL)), run_id=folder.name)
+            folded = RunSummary.of(fold(folder / JOURNAL))
         except JournalError as error:
             unreadable = RunSummary.of(Record(run_id=folder.name, status=UNREADABLE))
             return dataclasses.replace(unreadable, problem=str(error))
+        if not isinstance(unread, FileNotFoundError):
+            warn_of(folder / SUMMARY, str(unread))
+        return dataclasses.replace(folded, run_id=folder.name)
 
 
 def summaries(runs: Path) -> list[RunSummary]:

@@ -35,10 +35,15 @@ def ledger_problems(folder: Path) -> list[Problem]:
     """What is wrong with the ledger of a run that has ended. Asks no store."""
     journal = folder / JOURNAL
     try:
-        entries = ledger.read_undamaged(folder)
         now = checksum(journal)
+    except OSError:  # which `problems` of the files reports
+        return []
+    try:
+        entries = ledger.read_undamaged(folder)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error.strerror}")]
     except ValueError as error:
         return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", AGAIN)]
     if is_open(journal):

@@ -40,15 +40,18 @@ class DeliveryLockedError(RuntimeError):
 
 
 def read(folder: Path) -> dict[str, LedgerEntry]:
-    """The ledger of a run by store; empty where nothing was delivered, or the ledger is damaged."""
+    """The ledger of a run by store; empty where nothing was delivered, or the ledger cannot be read."""
     try:
         return read_undamaged(folder)
-    except (FileNotFoundError, ValueError):  # the store itself knows
+    except (OSError, ValueError):  # the store itself knows
         return {}
 
 
 def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
-    """The ledger of a run by store. Raises FileNotFoundError where nothing was delivered, and ValueError."""
+    """The ledger of a run by store. Raises FileNotFoundError where nothing was delivered.
+
+    Raises another OSError where it cannot be read, and ValueError where it is damaged.
+    """
     data, _ = unseal((folder / LEDGER).read_bytes())
     try:
         entries = {store: LedgerEntry(**entry) for store, entry in data.items()}

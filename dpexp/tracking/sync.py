@@ -1,6 +1,7 @@
 """Sync: delivers runs later, closes runs whose process died, repairs. ``scripts/runs.py`` calls it."""
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,8 +58,7 @@ def undelivered(home: Path) -> list[Path]:
 
 def untracked(home: Path) -> list[Path]:
     """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
-    with_journal = (folder for folder in _incomplete(home) if (folder / JOURNAL).exists())
-    return [folder for folder in with_journal if not _is_tracked(folder)]
+    return [folder for folder in _incomplete(home) if _has_journal(folder) and not _is_tracked(folder)]
 
 
 def _incomplete(home: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def dead(home: Path) -> list[Path]:
     """The runs whose process died: without a Record, or perhaps still running in the store."""
     store = Store.from_environment(home).name
     ended = [folder for folder in folders(home / "runs") if _has_ended(folder)]
-    return [folder for folder in ended if not (folder / RECORD).exists() or _is_partial(folder, store)]
+    return [folder for folder in ended if not _has_record(folder) or _is_partial(folder, store)]
 
 
 def lost(home: Path) -> list[Path]:
@@ -138,7 +138,7 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False, anew: bool
             except JournalError as error:
                 yield Result(folder.name, SKIPPED, str(error))
                 continue
-            closed = close(folder) if not (folder / RECORD).exists() else None
+            closed = close(folder) if not _has_record(folder) else None
             if closed is not None and not closed.is_well:
                 yield closed
                 continue
@@ -176,9 +176,26 @@ def _deliver(store: Store, folder: Path, again: bool, anew: bool) -> Result:
         return Result(folder.name, NOT_DELIVERED, short_message(error))
 
 
+def _has_journal(folder: Path) -> bool:
+    """False only where there is none: one of another user, which cannot be read, is reported."""
+    try:
+        return (folder / JOURNAL).exists()
+    except PermissionError:
+        return True
+
+
+def _has_record(folder: Path) -> bool:
+    return os.path.exists(folder / RECORD)  # False where it is not allowed to look
+
+
 def _has_ended(folder: Path) -> bool:
-    journal = folder / JOURNAL
-    return journal.exists() and not is_open(journal)
+    """Whether there is a journal without a writer; true of one that cannot be read, which is reported."""
+    try:
+        return not is_open(folder / JOURNAL)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _is_partial(folder: Path, store: str) -> bool:
@@ -190,4 +207,4 @@ def _is_tracked(folder: Path) -> bool:
     try:
         return bool(load(folder).config.get("track", True))
     except JournalError:
-        return (folder / JOURNAL).exists()
+        return _has_journal(folder)

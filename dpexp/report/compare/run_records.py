@@ -43,7 +43,7 @@ class RunRecords:
         """
         try:
             content = (folder / RECORD).read_bytes()
-        except FileNotFoundError:
+        except OSError:
             return load(folder)
         found = self._parsed(content) if is_sealed(content) else {}
         return Record(**found) if len(found) == len(KEYS) else load(folder)

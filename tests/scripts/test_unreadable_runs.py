@@ -1,0 +1,68 @@
+"""A run of another user in a shared home: it is named, and blocks no other run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import journals
+import pytest
+from tracking_processes import ROOT
+
+from dpexp.record import JOURNAL, finish
+
+WITHOUT_PRIVILEGES = """
+import ctypes, os, sys
+if os.getuid() == 0:  # root reads everything: leave out the capabilities by which it does
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user whom the modes of files bind."""
+    command = [sys.executable, "-c", WITHOUT_PRIVILEGES, str(ROOT / "scripts" / name), *words]
+    unreachable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    return subprocess.run(command, env=os.environ | unreachable, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def closed(dpexp_home: Path) -> Generator[Path]:
+    """The folder of a run that nobody may look into, beside that of a run named ``whole``."""
+    runs = dpexp_home / "runs"
+    finish(journals.complete(runs, "whole"))
+    finish(journals.complete(runs, "other"))
+    (runs / "other").chmod(0)
+    yield runs / "other"
+    (runs / "other").chmod(0o700)
+
+
+@pytest.mark.parametrize("command", ["list", "reap", "sync", "report"])
+def test_a_run_of_another_user_is_named_and_skipped(closed: Path, command: str) -> None:
+    done = script("report.py") if command == "report" else script("runs.py", command)
+    assert "Traceback" not in done.stderr
+    skipped = f"warning: run other is skipped: {closed / JOURNAL} cannot be read: Permission denied\n"
+    assert done.stderr.count("warning: ") == done.stderr.count(skipped) == 1
+    reached = {"list": "whole", "report": "Comparison 1: 1 config", "reap": "", "sync": "connection refused"}[
+        command
+    ]
+    assert reached in done.stdout + done.stderr
+    assert done.returncode == (3 if command == "sync" else 0)  # the store is away
+
+
+def test_a_run_of_another_user_that_is_named_is_an_error(closed: Path) -> None:
+    shown = script("runs.py", "show", "other")
+    assert shown.returncode == 2
+    assert shown.stderr == f"error: {closed / JOURNAL} cannot be read: Permission denied\n"
+    assert script("runs.py", "show", "whole").returncode == 0
+
+
+def test_check_reports_a_run_of_another_user_once(closed: Path) -> None:
+    checked = script("runs.py", "check")
+    assert checked.returncode == 1
+    assert "2 runs checked, 1 problems" in checked.stdout
+    assert "other  journal: journal.jsonl: Permission denied; cannot be repaired" in checked.stdout
