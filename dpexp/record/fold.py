@@ -1,7 +1,5 @@
 """Fold: a journal, complete or not, becomes the Record of what it holds."""
 
-import contextlib
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -9,20 +7,20 @@ from pathlib import Path
 
 from dpexp.record.durable import write_atomically
 from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
+from dpexp.record.kept import keep, lost_bytes
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import JournalError, Record
 from dpexp.record.schema import wrong_types
-from dpexp.record.seal import checksum, read_derived, seal, unseal, warn_of
+from dpexp.record.seal import checksum, read_derived, seal, warn_of
 from dpexp.record.summary import SUMMARY, RunSummary
-
-KEPT = "record.before-damage.json"
 
 
 def fold(journal: Path) -> Record:
     """The Record of a journal. Raises JournalError where there is none, or not one that this dpexp reads.
 
     A run whose journal holds no end and has no writer was killed, and ended with the last line. Damaged
-    and lost lines are described in ``damage``; where the first is lost, the folder names the run.
+    and lost lines are described in ``damage``, also those after the last one, if a Record was made from them;
+    where the first is lost, the folder names the run.
     """
     record, reader, last_at = Record(), JournalReader(journal), 0
     try:
@@ -40,6 +38,8 @@ def fold(journal: Path) -> Record:
     record.damage = reader.damage + ([] if alive else reader.incomplete_line())
     if not reader.entries and not alive:
         raise JournalError(f"{journal}: {_without_entries(reader, record)}")
+    if not alive:
+        record.damage += lost_bytes(journal.with_name(RECORD), journal.stat().st_size)
     if reader.lost_first and not record.run_id and RUN_ID.fullmatch(folder := journal.absolute().parent.name):
         record.run_id = folder
     if not alive and record.status == "running":
@@ -78,7 +78,7 @@ def finish(journal: Path) -> Record:
     record = fold(journal)
     try:
         made_from = checksum(journal)
-        _keep_undamaged(journal.with_name(RECORD), record)
+        keep(journal.with_name(RECORD), made_from["bytes"], is_damaged=bool(record.damage))
         write_atomically(journal.with_name(RECORD), seal(record.to_json(), made_from))
         write_atomically(journal.with_name(SUMMARY), seal(RunSummary.of(record).to_json(), made_from))
     except OSError as error:
@@ -105,11 +105,3 @@ def _read(folder: Path) -> Record | None:
     except ValueError as error:
         warn_of(folder / RECORD, str(error))
         return None
-
-
-def _keep_undamaged(path: Path, record: Record) -> None:
-    """Keep the Record that was made before the journal was damaged: it may hold what the journal has lost."""
-    if record.damage and path.exists():
-        with contextlib.suppress(ValueError):  # it is damaged too
-            if not unseal(path.read_bytes())[0].get("damage"):
-                os.replace(path, path.with_name(KEPT))

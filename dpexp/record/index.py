@@ -36,10 +36,11 @@ def folders(runs: Path) -> list[Path]:
 def read_summary(folder: Path) -> RunSummary:
     """The summary of one run: from its file, or folded from the journal.
 
-    A folder without a readable journal has the status ``unreadable``, and ``problem`` says why.
+    A list reads no journals of ended runs: of them only the length is compared. A folder without a readable
+    journal has the status ``unreadable``, and ``problem`` says why.
     """
     try:
-        data = read_derived(folder / SUMMARY, folder / JOURNAL)
+        data = read_derived(folder / SUMMARY, folder / JOURNAL, by_length=True)
         return dataclasses.replace(RunSummary.from_dict(data), run_id=folder.name)
     except (OSError, ValueError, TypeError) as unread:  # still running, or written by another version
         try:

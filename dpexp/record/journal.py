@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.record.durable import make_folder, private_opener, sync_folder
+from dpexp.record.kept import keep
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
 from dpexp.record.redact import redact_entry
@@ -71,6 +72,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             ends = {key: first.get(key, 0) + len(items) for key, items in entry.get("extend", {}).items()}
             journal._lengths |= entry.get("cut", {}) | ends | entry.get("lengths", {})
         journal._seq, journal._size = reader.next_number, reader.offset
+        keep(folder / RECORD, journal.path.stat().st_size)
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
         for stale in (RECORD, SUMMARY):

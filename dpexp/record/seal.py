@@ -19,6 +19,7 @@ from typing import Any
 
 MADE_FROM, CRC = "made_from", "crc"
 _MARK = b',\n "crc": "'
+_SOURCE = b'\n "made_from": '
 
 
 def checksum(path: Path) -> dict[str, Any]:
@@ -41,6 +42,14 @@ def is_sealed(content: bytes) -> bool:
     return end == b'%08x"\n}\n' % zlib.crc32(body)
 
 
+def made_from(content: bytes) -> dict[str, Any] | None:
+    """What a sealed file was made from, without parsing the rest; None without a seal, or a changed byte."""
+    if not is_sealed(content):
+        return None
+    source: dict[str, Any] = json.loads(content.rpartition(_MARK)[0].rpartition(_SOURCE)[2])
+    return source
+
+
 def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The object in a file, and what it was made from; None for a file without a seal.
 
@@ -58,16 +67,28 @@ def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
     return data, None
 
 
-def read_derived(path: Path, journal: Path) -> dict[str, Any]:
-    """The object in a file that was made from the journal as it is now, as far as its length tells.
+def changed(source: dict[str, Any], journal: Path, *, by_length: bool = False) -> str:
+    """How the journal differs from what a file was made from; empty where it does not, or there is none.
 
-    Raises OSError where there is none, and ValueError where it is damaged or the journal has another length.
+    ``by_length`` does not read the journal, and misses a changed byte. Raises OSError.
     """
-    data, made_from = unseal(path.read_bytes())
-    if made_from is not None and journal.exists() and journal.stat().st_size != made_from["bytes"]:
-        raise ValueError(
-            f"it was made from {made_from['bytes']} bytes of a journal of {journal.stat().st_size}"
-        )
+    if not journal.exists():
+        return ""
+    if (size := journal.stat().st_size) != source["bytes"]:
+        return f"it was made from {source['bytes']} bytes of a journal of {size}"
+    if not by_length and checksum(journal) != source:
+        return "the journal has changed since it was made"
+    return ""
+
+
+def read_derived(path: Path, journal: Path, *, by_length: bool = False) -> dict[str, Any]:
+    """The object in a file that was made from the journal as it is now (see ``changed``).
+
+    Raises OSError where there is none, and ValueError where it is damaged or the journal is another.
+    """
+    data, source = unseal(path.read_bytes())
+    if source is not None and (difference := changed(source, journal, by_length=by_length)):
+        raise ValueError(difference)
     return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import journals
 import pytest
 from tracking_processes import script
 
-from dpexp.record import JOURNAL, RECORD, finish, fold, load
+from dpexp.record import JOURNAL, RECORD, Journal, JournalError, finish, fold, load, load_closed
 from dpexp.record.check import problems, repair
 from dpexp.record.index import read_summary
 from dpexp.record.summary import SUMMARY, RunSummary
+from dpexp.report.compare.run_records import RunRecords
 
 
 @pytest.fixture
@@ -85,6 +87,56 @@ def test_repair_keeps_the_record_that_was_made_before_the_journal_was_damaged(fo
     repair(folder, problems(folder))
     assert kinds(folder) == ["journal"]
     assert (folder / "record.before-damage.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("lines_left", range(1, 4))
+def test_a_journal_that_lost_its_end_keeps_the_record_and_says_so(folder: Path, lines_left: int) -> None:
+    before, journal = (folder / RECORD).read_bytes(), folder / JOURNAL
+    whole = journal.read_bytes()
+    journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines_left]))
+    left = f"{journal.stat().st_size} of {len(whole)} bytes are left"
+    lost = f"the journal has lost its end or other lines: {left}"
+    assert lost in load(folder).damage
+    for _ in range(2):  # the second time nothing but the kept Record knows
+        repair(folder, problems(folder))
+        finish(journal)
+        assert kinds(folder) == ["journal"]
+        assert (folder / "record.before-damage.json").read_bytes() == before
+        assert lost in load_closed(folder).damage
+        assert read_summary(folder).damage > 0
+    journal.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines_left - 1]))
+    with contextlib.suppress(JournalError):
+        finish(journal)
+    assert (folder / "record.before-damage.json").read_bytes() == before
+    journal.write_bytes(whole)
+    repair(folder, problems(folder))
+    assert (folder / RECORD).read_bytes() == before
+
+
+def test_a_run_resumed_without_the_end_of_its_journal_keeps_the_record(folder: Path) -> None:
+    before, lines = (folder / RECORD).read_bytes(), (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:2]))
+    Journal.reopen(folder).close()
+    assert (folder / "record.before-damage.json").read_bytes() == before
+
+
+def test_a_resumed_run_whose_last_line_was_torn_has_lost_nothing(folder: Path) -> None:
+    journal = folder / JOURNAL
+    journal.write_bytes(journal.read_bytes() + b"{" * 5000)
+    (folder / RECORD).unlink()
+    finish(journal)
+    Journal.reopen(folder).close()
+    assert finish(journal).damage == []
+
+
+def test_a_byte_that_flips_after_the_end_is_noticed_by_every_reader_but_lists(folder: Path) -> None:
+    journal = folder / JOURNAL
+    flipped(journal, journal.read_bytes().index(b"steps.time_ms"))
+    assert load(folder).damage
+    assert RunRecords().read(folder) == load(folder)
+    assert load_closed(folder).damage == load(folder).damage == fold(journal).damage
+    assert read_summary(folder).damage > 0
+    assert (folder / "record.before-damage.json").exists()
 
 
 def test_files_of_an_earlier_version_are_compared_with_the_journal(folder: Path) -> None:
