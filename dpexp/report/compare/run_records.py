@@ -2,7 +2,7 @@
 
 ``record.json`` has one key a line. A comparison of thousands of runs needs only the short keys of each, and
 many runs share the same config and environment. So the file is split at the keys, and only the needed values
-are parsed, equal texts once.
+are parsed, equal texts once. Of the journal only the checksum is read: that it is still the same.
 """
 
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import options_with_role
-from dpexp.record import RECORD, Record, load
-from dpexp.record.seal import is_sealed
+from dpexp.record import JOURNAL, RECORD, Record, load
+from dpexp.record.seal import changed, made_from
 from dpexp.report.analysis.layout import accelerator_names
 
 KEYS = frozenset(
@@ -38,14 +38,16 @@ class RunRecords:
     def read(self, folder: Path) -> Record:
         """The run's Record with ``device_map``, ``shapes``, ``phases`` and ``timeline`` left empty.
 
-        An unfinished run, or a file that is damaged or of another version, is read completely. Raises
-        JournalError.
+        An unfinished run, or a file that is damaged, outdated or of another version, is read completely.
+        Raises JournalError.
         """
         try:
             content = (folder / RECORD).read_bytes()
         except OSError:
             return load(folder)
-        found = self._parsed(content) if is_sealed(content) else {}
+        source = made_from(content)
+        is_current = source is not None and not changed(source, folder / JOURNAL)
+        found = self._parsed(content) if is_current else {}
         return Record(**found) if len(found) == len(KEYS) else load(folder)
 
     def keys(self, record: Record) -> tuple[GroupKey, str]:
