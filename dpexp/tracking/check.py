@@ -12,6 +12,7 @@ What ``expected_metrics`` and its kind say a delivery writes must be there, and 
                       system   ``system.jsonl`` lacks samples that MLflow has: nothing can write them again
 """
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,39 @@ def ledger_problems(folder: Path) -> list[Problem]:
         return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", AGAIN)]
     if is_open(journal):
         return []
-    known = [(store, entry.journal_crc or now["crc"]) for store, entry in entries.items() if entry.complete]
-    changed = [store for store, crc in known if crc != now["crc"]]
-    what = "the journal has changed since it was delivered to"
-    return [Problem(folder.name, "ledger", f"{what} {store}", AGAIN) for store in changed]
+    found = []
+    for store, entry in entries.items():
+        if has_more(folder, entry):
+            found.append(
+                Problem(folder.name, "ledger", f"the journal has lost what was delivered to {store}")
+            )
+        elif entry.complete and entry.journal_crc not in ("", now["crc"]):
+            what = f"the journal has changed since it was delivered to {store}"
+            found.append(Problem(folder.name, "ledger", what, AGAIN))
+    return found
+
+
+def has_more(folder: Path, entry: LedgerEntry) -> bool:
+    """Whether a store was delivered what the journal has lost since: it keeps that, and is sent nothing.
+
+    A journal that a resumed run has continued begins with the delivered one, or is undamaged.
+    """
+    if not entry.complete:
+        return False
+    begin = (folder / JOURNAL).read_bytes()[: entry.journal_bytes]
+    crc = f"{zlib.crc32(begin):08x}"
+    if len(begin) == entry.journal_bytes and entry.journal_crc in ("", crc):
+        return False
+    try:
+        return bool(load(folder).damage)
+    except JournalError:
+        return True
+
+
+def keeps_more(store: Store, folder: Path) -> bool:
+    """Whether the open store ``has_more`` of a run, and has it still."""
+    entry = ledger.read(folder).get(store.name)
+    return entry is not None and has_more(folder, entry) and _active(store, entry) is not None
 
 
 def store_problems(store: Store, folder: Path) -> list[Problem]:
@@ -65,6 +95,8 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         record = load(folder)
     except (OSError, JournalError):
         return []
+    if keeps_more(store, folder):
+        return []  # which `ledger_problems` reports
     entry = ledger.read(folder).get(store.name)
     if entry is None or not ledger.is_complete(folder, store.name):
         is_wanted = entry is not None or record.config.get("track", True)

@@ -38,7 +38,8 @@ NOT_DELIVERED = "not delivered"
 class Result:
     """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped`` or ``not delivered``.
 
-    A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it.
+    A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it, or it has
+    lost what the store has.
     """
 
     run_id: str
@@ -163,6 +164,8 @@ def close(folder: Path) -> Result:
 def _deliver(store: Store, folder: Path, again: bool, anew: bool) -> Result:
     try:
         with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
+            if check.keeps_more(store, folder):
+                return Result(folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps")
             if anew:
                 check.delete(store, folder)
             if not again and ledger.is_complete(folder, store.name):

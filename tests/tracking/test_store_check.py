@@ -88,6 +88,37 @@ def test_a_damaged_journal_is_delivered_as_its_fold(home: Path, uri: str, damage
     assert only_run(uri, damage).data.tags["dpexp.damage"]
 
 
+@pytest.mark.parametrize("damage", ["end", "line", "byte"])
+def test_what_a_journal_loses_after_delivery_stays_in_the_store(home: Path, uri: str, damage: str) -> None:
+    run_id = f"{damage}-after"
+    folder = delivered(home, run_id)
+    before, journal = everything(uri, run_id), folder / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    other = lines[3].replace(b"time_ms", b"time_mS")
+    left = {"end": lines[:3], "line": lines[:3] + lines[4:], "byte": [*lines[:3], other, *lines[4:]]}
+    journal.write_bytes(b"".join(left[damage]))
+    for _ in range(2):
+        list(sync.deliver(home, [folder], again=True, anew=True))
+        sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+        assert {problem.kind for problem in sync.problems(home, folder, with_store=True)} == {
+            "journal",
+            "ledger",
+        }
+        assert everything(uri, run_id) == before
+    changed(home, run_id, "UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?")
+    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    assert only_run(uri, run_id).data.tags["dpexp.damage"]
+
+
+def test_a_byte_that_flips_before_a_late_delivery_is_named_in_the_store(home: Path, uri: str) -> None:
+    path = journals.complete(home / "runs", "late")
+    finish(path)
+    path.write_bytes(path.read_bytes().replace(b"steps.time_ms", b"steps.time_mS", 1))
+    list(sync.deliver(home, [path.parent]))
+    assert only_run(uri, "late").data.tags["dpexp.damage"]
+    assert {kind for kind, _ in checked(home, path.parent)} == {"journal"}
+
+
 def test_a_resumed_run_that_was_delivered_before_has_no_problem(home: Path) -> None:
     journal = journals.begin(home / "runs", "resumed")
     journals.step(journal, 0, 20)
