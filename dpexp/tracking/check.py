@@ -1,7 +1,7 @@
 """Check: a run against its ledger, and against what the MLflow store really holds, by counts and values.
 
 A server may have answered that it stored what it lost, a database may be deleted, a value changed by hand.
-What ``expected_metrics`` and its kind say a delivery writes must be there, and nothing else.
+What ``expected_metrics`` and its kind say a delivery writes must be there; what users add in MLflow may be.
 
 ::
 
@@ -21,7 +21,7 @@ from dpexp.record import JOURNAL, RECORD, JournalError, Record, is_open, load
 from dpexp.record.check import Problem
 from dpexp.record.import_journals import SYSTEM
 from dpexp.record.seal import checksum
-from dpexp.tracking import content, ledger
+from dpexp.tracking import additions, content, ledger
 from dpexp.tracking.ledger import LedgerEntry
 from dpexp.tracking.mlflow_run import MlflowRun
 from dpexp.tracking.samples import Samples, is_system
@@ -135,10 +135,10 @@ def is_stored(store: Store, folder: Path) -> bool:
 
 
 def delete(store: Store, folder: Path) -> None:
-    """Delete the MLflow run of this run, if it is there: the next delivery makes a new one."""
+    """Delete the MLflow run of this run, if it is there: the next delivery makes one that replaces it."""
     entry = ledger.read(folder).get(store.name)
     if entry is not None and _active(store, entry) is not None:
-        MlflowRun(store, entry.experiment_id, entry.mlflow_run_id).delete()
+        additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
     ledger.forget(folder, store.name)
 
 
@@ -180,9 +180,8 @@ def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     """One text for each metric that differs; a step that the journal has lost may have any value."""
     expected = content.expected_metrics(record)
     lost = {key: _holes(values) for key, values in content.series(record).items()}
-    for key in sorted(expected.keys() | found.data.metrics.keys()):
-        if is_system(key):
-            continue
+    own = {key for key in found.data.metrics if content.is_own_metric(record, key)}
+    for key in sorted(key for key in expected.keys() | own if not is_system(key)):
         history = run.store.client.get_metric_history(run.run_id, key)
         points = [point for point in history if point.step not in lost.get(key, ())]
         if key.startswith("summary/"):  # the last one counts, of a sweep that was resumed

@@ -32,6 +32,10 @@ MAX_ROWS = 10_000
 LONG_VALUES = "long_values.json"
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
+_SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
+"""The keys of a summary that an earlier end of the run may have had, and the last has not."""
+_TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
+"""The keys of a Record's environment that are tags."""
 _METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
 
 
@@ -123,6 +127,20 @@ def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:
         yield valid_key(path), float(value)
 
 
+def is_own_metric(record: Record, key: str) -> bool:
+    """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
+    kind, _, name = key.partition("/")
+    if kind == "summary":
+        own = map(valid_key, (*_SUMMARY, *record.summary))
+        return name.partition("/")[0] in set(own)
+    return kind in ("system", "time_ms") or key in series(record)
+
+
+def is_own_tag(key: str) -> bool:
+    """Whether dpexp or MLflow itself writes this tag; others are the user's."""
+    return key in _TAGS or key.startswith(("dpexp.", "git.", "mlflow."))
+
+
 def params(record: Record) -> dict[str, str]:
     """The flat config as text, at full length."""
     return {key: _text(value) for key, value in record.config.items()}
@@ -143,7 +161,7 @@ def tags(record: Record) -> dict[str, str]:
         "dpexp.config_digest": record.config_digest,
         "dpexp.devices": ", ".join(record.devices.get("used", [])),
         **{f"git.{key}": value for key, value in git.items()},
-        **{key: environment.get(key) for key in ("host", "os", "python", "torch", "cuda", "cpu")},
+        **{key: environment.get(key) for key in _TAGS},
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": " ".join(map(str, environment.get("argv") or [])) or None,
         "mlflow.source.git.commit": git.get("commit"),

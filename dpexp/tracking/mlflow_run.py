@@ -57,6 +57,7 @@ class MlflowRun:
         return any(
             key not in values or not content.is_same_value(value, values[key])
             for key, value in self._summary().items()
+            if content.is_own_metric(record, key)
         )
 
     def _summary(self) -> dict[str, float]:

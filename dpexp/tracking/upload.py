@@ -2,7 +2,8 @@
 
 The points of a metric are delivered in the order of their steps, so the last one that the store has says
 where to continue, and whether the journal has taken it back since, and perhaps others before it. MLflow
-cannot remove points: the MLflow run is then deleted, and a new one gets every point. The store is queried
+cannot remove points: the MLflow run is then deleted, and a new one gets every point, and what users added
+(see ``additions``). The store is queried
 whenever that is in doubt: in a new process, when a run resumes, and after a call that failed and may have
 arrived nevertheless. A point that arrives twice all the same is one row: see ``content``.
 """
@@ -16,7 +17,7 @@ from dpexp.config import names
 from dpexp.record import JOURNAL, RECORD, Record, is_open, load, load_closed
 from dpexp.record.journal import RUN_ID
 from dpexp.record.seal import checksum
-from dpexp.tracking import content, ledger
+from dpexp.tracking import additions, content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.ledger import LedgerEntry
@@ -100,7 +101,7 @@ class Upload:
     def rebuild(self) -> None:
         """Delete the MLflow run, which has points that were taken back: the next call makes a new one."""
         if self._run is not None:
-            self._run.delete()
+            additions.replace(self._run)
         self._forget()
         self._may_exist = True
 
@@ -220,6 +221,8 @@ class Upload:
         run = self._without_other_summary(self.attach(), record)
         run.write_config(record)
         run.write_summary(record)
+        if self._may_exist:
+            additions.copy(run, record, self._samples)
         run.write_files(record, self.folder / RECORD)
         problems = run.write_note(record)
         ended = content.to_epoch_ms(record.ended)

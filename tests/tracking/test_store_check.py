@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import journals
 import pytest
+from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, only_run
 from tracking_processes import script
 
@@ -164,6 +165,54 @@ def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     assert checked(home, folder) == [("facts", AGAIN)]
     sync.repair(home, folder, sync.problems(home, folder, with_store=True))
     assert checked(home, folder) == []
+
+
+def add_by_hand(uri: str, run_id: str) -> None:
+    """What a user adds to a delivered run in MLflow."""
+    client, mlflow_run = MlflowClient(uri), only_run(uri, run_id).info.run_id
+    for step, value in enumerate([0.5, 0.75]):
+        client.log_metric(mlflow_run, "eval/accuracy", value, timestamp=step, step=step)
+    client.log_metric(mlflow_run, "summary/score", 7.0)
+    client.set_tag(mlflow_run, "team", "vision")
+    client.log_param(mlflow_run, "annotated", "yes")
+
+
+def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path, uri: str) -> None:
+    folder = delivered(home, "added")
+    add_by_hand(uri, "added")
+    assert checked(home, folder) == []
+    list(sync.deliver(home, [folder], again=True))
+    (folder / "system.jsonl").unlink()
+    before, mlflow_run = everything(uri, "added"), only_run(uri, "added").info.run_id
+    for _ in range(2):  # the second repair replaces a run that has replaced one
+        changed(
+            home, "added", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?"
+        )
+        assert checked(home, folder) == [("values", ANEW), ("system", "")]
+        sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+        assert only_run(uri, "added").info.run_id != mlflow_run
+        assert everything(uri, "added") == before
+        assert checked(home, folder) == [("system", "")]
+
+
+def test_what_users_add_in_mlflow_stays_at_a_restart(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "restarted", config={"batch_size": 30, "snapshot_every": 5})
+    journals.step(journal, 0, 20)
+    journals.end(journal, "killed")
+    list(sync.deliver(home, [journal.folder]))
+    add_by_hand(uri, "restarted")
+    before = only_run(uri, "restarted")
+    with Journal.reopen(journal.folder) as again:
+        again.truncate({"steps.time_ms": 10, "steps.loss": 10, "steps.samples": 10})
+        journals.step(again, 10, 8)
+        journals.end(again)
+    finish(journal.path)
+    list(sync.deliver(home, [journal.folder]))
+    after = only_run(uri, "restarted")
+    assert after.info.run_id != before.info.run_id
+    assert (after.data.tags["team"], after.data.params["annotated"]) == ("vision", "yes")
+    assert (after.data.metrics["eval/accuracy"], after.data.metrics["summary/score"]) == (0.75, 7.0)
+    assert checked(home, journal.folder) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "emptied"])
