@@ -19,14 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
 from dpexp.config.errors import describe, startup_errors
 from dpexp.distributed import SignalHandler, Terminated, World
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
+from dpexp.distributed.rendezvous import host_range
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, JournalError, NullJournal, Record, Row, finish, load, new_run_id, now, sign
+from dpexp.record import (
+    Journal,
+    JournalError,
+    NullJournal,
+    Record,
+    Row,
+    check_writable,
+    finish,
+    load,
+    new_run_id,
+    now,
+    sign,
+)
 from dpexp.tracking import Delivery, Uploader
 
 if TYPE_CHECKING:
@@ -239,8 +252,11 @@ def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
     from dpexp.distributed.device_assignment import processes
     from dpexp.engine.prepare import prepare
 
-    with startup_errors():
+    assert isinstance(config.options, LaunchOptions)
+    with startup_errors(JournalError):
         prepare(config)
+        if host_range(config.options)[1] == 1:  # of several hosts only that of the first rank records
+            check_writable(home() / "runs")
     results, fault = launch(config, processes(config), RANK_PROGRAM, quiet=quiet)
     for result in results:
         if result.status == "refused":
@@ -289,7 +305,7 @@ def run_rank() -> None:
         sys.exit(0)  # restarted for an error in the teardown
     try:
         outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
-    except ConfigError as error:
+    except (ConfigError, JournalError) as error:
         write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
         sys.exit(0)
     except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it

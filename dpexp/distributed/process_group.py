@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -77,7 +77,10 @@ class ProcessGroup:
         """Wait until every rank calls this."""
 
     def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
-        """Raises the error of this rank; ConfigError where another rank has one, or where facts differ."""
+        """Raises the error of this rank; ConfigError where another rank has one, or where facts differ.
+
+        Every rank raises then, and the group has ended.
+        """
         if error is not None:
             raise error
 
@@ -151,16 +154,24 @@ class TorchProcessGroup(ProcessGroup):
 
     def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
         by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
-        super().check_agreement(error, facts)
-        for member, (message, others) in zip(self.members, by_rank, strict=True):
+        differs = self._disagreement(by_rank)
+        if differs is None:
+            return
+        with suppress(RuntimeError):  # a rank was killed meanwhile
+            self.destroy()
+        raise error or differs
+
+    def _disagreement(self, by_rank: list[tuple[str, dict[str, str]]]) -> ConfigError | None:
+        for member, (message, facts) in zip(self.members, by_rank, strict=True):
             if message:
-                raise ConfigError(f"{member}: {message}")
-            for name, value in others.items():
+                return ConfigError(f"{member}: {message}")
+            for name, value in facts.items():
                 if value != by_rank[0][1].get(name, value):
-                    raise ConfigError(
+                    return ConfigError(
                         f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank "
                         "the same command, code and data"
                     )
+        return None
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
         return error if self._faults is None else self._faults.root_cause(error, is_terminated)

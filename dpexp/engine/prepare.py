@@ -20,7 +20,7 @@ from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.checkpoint import Checkpoints
 from dpexp.engine.model_check import check_model, try_one_batch
-from dpexp.record import UnknownRunError, find, new_run_id
+from dpexp.record import UnknownRunError, check_writable, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
 
 
@@ -122,7 +122,7 @@ def prepare(config: RunConfig, *, one_batch: bool = True, group: ProcessGroup | 
 def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     """``prepare`` in every rank of the world; an error in one rank ends all of them.
 
-    Raises ConfigError, LostContact.
+    Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
     used = assign_device(config, world).used
     options = config.options if isinstance(config.options, RankOptions) else None
@@ -135,6 +135,8 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
             "data": prepared.data.digest if world else "",
             "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
         }
+        if group.is_first:
+            check_writable(home() / "runs")
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as raised:

@@ -6,8 +6,11 @@ for a group that shares a home, the umask decides.
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from dpexp.record.record import JournalError
 
 SHARED = "DPEXP_SHARED"
 
@@ -39,6 +42,20 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     if not path.parent.exists():
         make_folder(path.parent, exist_ok=True)
     path.mkdir(0o777 if is_shared() else 0o700, exist_ok=exist_ok)
+
+
+def check_writable(runs: Path) -> None:
+    """Raise JournalError unless the folder ``runs`` of DPEXP_HOME can be written to. Leaves nothing there."""
+    try:
+        if not runs.parent.is_dir():
+            raise JournalError(f"DPEXP_HOME {runs.parent} is not a directory: make it, or correct DPEXP_HOME")
+        if not runs.is_dir() and os.path.lexists(runs):
+            raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
+        os.rmdir(tempfile.mkdtemp(prefix=".check-", dir=runs if runs.is_dir() else runs.parent))
+    except OSError as error:
+        raise JournalError(
+            f"cannot write a journal at {runs}: {error.strerror}; DPEXP_HOME is the folder of the runs"
+        ) from error
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpexp.record.durable import make_folder, private_opener, sync_folder
+from dpexp.record.durable import check_writable, make_folder, private_opener, sync_folder
 from dpexp.record.kept import keep
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
@@ -202,8 +202,7 @@ class NullJournal(Journal):
 
 def _create(runs: Path, folder: Path) -> Any:
     """The new journal's file, locked, with its reserved file beside it and durable names."""
-    if not runs.parent.is_dir():
-        raise JournalError(f"DPEXP_HOME {runs.parent} is not a directory: make it, or correct DPEXP_HOME")
+    check_writable(runs)
     try:
         make_folder(runs, exist_ok=True)
         make_folder(folder)

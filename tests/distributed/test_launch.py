@@ -124,6 +124,23 @@ def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
     assert not shown
 
 
+def test_ranks_of_several_hosts_refuse_a_missing_home(tmp_path: Path) -> None:
+    """Only the first rank records: here the ranks find the error, and are not started again."""
+    hosts = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    done = run("ddp", "--virtual", "2", *hosts, *SHORT, DPEXP_HOME=str(tmp_path / "gone"))
+    message = f"error: DPEXP_HOME {tmp_path}/gone is not a directory: make it, or correct DPEXP_HOME\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_torchruns_ranks_refuse_a_missing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPEXP_HOME", str(tmp_path / "gone"))
+    done = torchrun(2, "ddp", *SHORT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: DPEXP_HOME {tmp_path}/gone is not a directory" in done.stderr
+    assert "exitcode  : 2 " in done.stderr
+    assert "JournalError(" not in done.stderr
+
+
 def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: Path) -> None:
     process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
     until_step(dpexp_home, 1, process)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import journals
@@ -23,6 +24,7 @@ from dpexp.record import (
     JournalReader,
     Record,
     UnknownRunError,
+    check_writable,
     find,
     finish,
     fold,
@@ -267,6 +269,21 @@ def test_a_missing_home_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="not a directory: make it, or correct DPEXP_HOME"):
         Journal(tmp_path / "mistyped" / "runs", "a")
     assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda runs: runs.symlink_to("gone")])
+def test_runs_that_are_not_a_folder_are_named(runs: Path, make: Callable[[Path], None]) -> None:
+    make(runs)
+    with pytest.raises(JournalError, match=r"/runs is not a directory: rename what is there"):
+        Journal(runs, "a")
+
+
+def test_a_check_of_the_runs_leaves_nothing(runs: Path) -> None:
+    check_writable(runs)
+    assert not list(runs.parent.iterdir())
+    runs.mkdir()
+    check_writable(runs)
+    assert not list(runs.iterdir())
 
 
 def test_a_journal_is_open_until_its_writer_dies(runs: Path) -> None:
