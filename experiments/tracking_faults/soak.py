@@ -5,7 +5,7 @@
     processes    start runs, signal them at random moments --> reap, sync --> check
     files        flip bytes in what derives from a journal, delete MLflow runs --> check, repair, check
     database     delete mlflow.db --> check, repair, check
-    journals     drop and repeat lines --> check, repair, check: nothing can repair them, and check names them
+    journals     drop, repeat and cut lines, flip bits --> check, repair, check: check still names them
 
 ``python experiments/tracking_faults/soak.py [--faults 200]`` writes ``soak.json`` and the figures of README.md.
 """
@@ -81,6 +81,12 @@ def edit(path: Path, rng: random.Random, copies: int) -> None:
     path.write_bytes(b"".join([*lines[:at], *lines[at : at + 1] * copies, *lines[at + 1 :]]))
 
 
+def cut(path: Path, rng: random.Random) -> None:
+    """Cut one to three whole lines from the end of a journal; its first line stays."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: -rng.randrange(1, min(4, len(lines)))]))
+
+
 def delete_mlflow_run(folder: Path, rng: random.Random) -> None:
     """Delete a run in MLflow, as its page does."""
     from mlflow.tracking import MlflowClient
@@ -107,8 +113,10 @@ FILES: list[dict[str, tuple[int, Damage]]] = [
     },
     {"database deleted": (1, delete_database)},
     {
-        "line dropped from the journal": (20, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
-        "line repeated in the journal": (20, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
+        "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
+        "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
+        "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
+        "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
     },
 ]
 """{fault: (how many of 200, what is done to the folder of a run)}, in the order in which they are done."""
