@@ -63,10 +63,12 @@ class Samples:
 
     def points(self, sent: Mapping[str, int]) -> Iterator[Point]:
         """The points after the last step that was ``sent`` of each metric; those of a metric by step."""
+        all_times = content.series(self._times)
         for key, values in content.series(self.record).items():
+            times = all_times.get(key, [])
             for step in range(sent.get(key, -1) + 1, len(values)):
                 if isinstance(values[step], int | float):
-                    yield Point(key, float(values[step]), self._time(key, step), step)
+                    yield Point(key, float(values[step]), _time(times, step), step)
 
     def system(self) -> dict[str, dict[tuple[int, int], float]]:
         """The samples that ``system.jsonl`` holds: {metric: {(step, timestamp): value}}."""
@@ -75,10 +77,6 @@ class Samples:
         for point in self.points({key: last for key, last in sent.items() if not is_system(key)}):
             found.setdefault(point.key, {})[point.step, point.timestamp] = content.stored_value(point.value)
         return found
-
-    def _time(self, key: str, step: int) -> int:
-        times = content.series(self._times).get(key, [])
-        return int(times[step] or 0) if step < len(times) else 0
 
     def is_behind(self, point: Point) -> bool:
         """Whether a step of the store is beyond all that this journal ever held: from a longer copy of it."""
@@ -104,7 +102,9 @@ class Samples:
         if not isinstance(value, int | float):
             return False
         same = content.is_same_value(value, point.value)
-        return not same or point.timestamp != self._time(point.key, point.step)
+        return not same or point.timestamp != _time(
+            content.series(self._times).get(point.key, []), point.step
+        )
 
 
 def is_system(key: str) -> bool:
@@ -114,6 +114,11 @@ def is_system(key: str) -> bool:
 
 def _kind(key: str) -> str:
     return key.partition(".")[0]
+
+
+def _time(times: list[Any], step: int) -> int:
+    """The time of a step; 0 where there is none."""
+    return int(times[step] or 0) if step < len(times) else 0
 
 
 def _times(entry: Row) -> Row:

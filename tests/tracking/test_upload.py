@@ -256,6 +256,23 @@ def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:
     ]
 
 
+def test_points_are_found_in_one_pass_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "runs", "many")
+    journal.extend({f"metrics.m{number}": [1.0, 2.0, 3.0] for number in range(20)})
+    journal.close()
+    samples = Samples(journal.folder)
+    samples.read()
+    passes: list[Record] = []
+    series = content.series
+    monkeypatch.setattr(content, "series", lambda record: passes.append(record) or series(record))
+    points = list(samples.points({}))
+    assert len(points) == 60
+    assert all(point.timestamp > 0 for point in points)
+    assert len(passes) == 2, "the values, and their times"
+
+
 # --- once ----------------------------------------------------------------------------------------
 
 
