@@ -22,8 +22,10 @@ _SECRET_NAME = re.compile(
     r"((TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL)S?|(^|_|API|ACCESS)KEYS?|_PWD|_PASS)(?![A-Z])|AUTH$",
     re.IGNORECASE,
 )
+# A host that is no user name, its port, and the rest of a word without another URL.
+_HOST = r"(?:localhost|\[[\da-fA-F:]+\]|[\w-]+(?:\.[\w-]+)+):\d{1,5}(?:[/?#\"'),;][^\s@:]*)?\s"
 # A password may hold any character: what looks like a login is one up to the last @ of its line.
-_IN_URL = re.compile(r"(?<=://)(?:[^\s/:?#]*:[^\n]+|[^\s\"'<>/]+)(?=@)")
+_IN_URL = re.compile(rf"(?<=://)(?:(?!{_HOST})[^\s/:?#]*:[^\n]+|[^\s\"'<>/]+)(?=@)")
 _IN_QUERY = re.compile(
     r"([?&;](?:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))=)[^&\s\"'<>]+", re.IGNORECASE
 )
@@ -89,11 +91,17 @@ def _redactor() -> Callable[[str], str]:
 
     def clean(text: str) -> str:
         if "://" in text:
-            text = _IN_URL.sub(HIDDEN, text)
+            text = "\n".join(map(_without_logins, text.split("\n")))
             text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
         return known.sub(HIDDEN, text)
 
     return clean
+
+
+def _without_logins(line: str) -> str:
+    """The line without logins in URLs. What is searched ends with an @, so that each URL is read once."""
+    end = line.rfind("@") + 1
+    return _IN_URL.sub(HIDDEN, line[:end]) + line[end:] if end else line
 
 
 def _pattern(secret: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from dpexp.record import JournalReader, Record, Verbatim, fold, redact
 from dpexp.record.redact import redact_entry
 from dpexp.tracking.errors import short_message
 
+redact_module = importlib.import_module("dpexp.record.redact")  # the package has a function of this name
 IN_ENVIRONMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 ANY_SECRET = IN_ENVIRONMENT | st.integers(0, 10**9).map(str) | st.text('/ @:"\\{}#%', min_size=1)
 OF_OURS = [
@@ -92,6 +94,51 @@ def test_a_password_with_any_character_is_hidden_in_a_uri(password: str, is_know
         )
         if is_known and len(password) > 5:
             assert redact(f"login failed with {password}") == "login failed with ***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see http://localhost:5000/#/x; mail joe@example.com",
+        "http://127.0.0.1:5000 is down, ask joe@example.com",
+        "(http://[::1]:5000), joe@example.com",
+        "https://mlflow.example.com:8443/api?x=1#y and https://example.com/a@b",
+    ],
+)
+def test_a_host_with_a_port_is_no_login(text: str) -> None:
+    with variables():
+        assert redact(text) == text
+
+
+def test_a_login_after_a_host_with_a_port_is_hidden() -> None:
+    login = "postgresql://me:pa ss/w@rd@host/db"
+    with variables():
+        for before in ("http://localhost:5000/#/x and ", "http://localhost:5000/?db="):
+            assert "pa ss" not in redact(before + login)
+        assert (
+            redact(f"http://localhost:5000/x {login}") == "http://localhost:5000/x postgresql://***@host/db"
+        )
+        assert redact("http://localhost:5000/p@ss@host/db") == "http://***@host/db"
+        assert redact("http://first.last:2024secret x@host") == "http://***@host"
+
+
+def test_each_url_of_a_long_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text without a later @ nothing is searched: from each URL to the end would be quadratic."""
+    searched: list[str] = []
+
+    class Pattern:
+        def sub(self, hidden: str, text: str) -> str:
+            searched.append(text)
+            return in_url.sub(hidden, text)
+
+    in_url = redact_module._IN_URL
+    monkeypatch.setattr(redact_module, "_IN_URL", Pattern())
+    urls = "http://h:80/a " * 1000
+    with variables():
+        assert (
+            redact(f"{urls}\nhttps://token@host {urls}\n{urls}") == f"{urls}\nhttps://***@host {urls}\n{urls}"
+        )
+    assert searched == ["https://token@"]
 
 
 @pytest.mark.parametrize("secret", OF_OURS)
