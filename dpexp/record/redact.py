@@ -35,14 +35,14 @@ _TEXTS = frozenset(
 """The fields of a Record with texts from outside; the others hold only what dpexp itself sets."""
 _OF_MACHINE = {"python", "torch", "mlflow", "os", "host", "cpu", "cpu_count", "git", "packages", "lock"}
 _OF_MACHINE |= {"cuda", "cpu_capability", "threads", "accelerators"}
-_OWN = {
+_WRITTEN_BY_DPEXP = {
     "error.type",
     "data.sha256",
     "files.sha256",
-    "verification.dtype",
+    *(f"verification.{key}" for key in ("dtype", "worst.kind", "rounding")),
     *(f"environment.{key}" for key in _OF_MACHINE),
 }
-_OWN |= Record().to_dict().keys() - _TEXTS
+_WRITTEN_BY_DPEXP |= Record().to_dict().keys() - _TEXTS
 """The (dotted) keys of a Record whose values dpexp itself sets."""
 
 
@@ -73,7 +73,11 @@ def redact_entry(entry: Row) -> Row:
 
 def _redacted(value: Any, path: str, clean: Callable[[str], str]) -> Any:
     """The value at a path of the Record, its texts redacted; a list's items have the path of the list."""
-    if isinstance(value, Verbatim) or path in _OWN or path.partition(".")[0] in _OWN:
+    if (
+        isinstance(value, Verbatim)
+        or path in _WRITTEN_BY_DPEXP
+        or path.partition(".")[0] in _WRITTEN_BY_DPEXP
+    ):
         return value
     if isinstance(value, str):
         return clean(value)

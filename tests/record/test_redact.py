@@ -73,6 +73,11 @@ def test_no_secret_changes_a_number_a_key_or_a_value_of_ours(secret: str) -> Non
         "error": {"type": secret},
         "config": {"steps": 30, "check": True, "epochs": None, "dtype": Verbatim(secret), secret: 0.5},
         "data": {"samples": 835788, "sha256": secret},
+        "verification": {
+            "dtype": secret,
+            "worst": {"kind": secret, "step": 1, "error": 0.5},
+            "rounding": {"dtype": secret, "autocast": secret, "passed": True},
+        },
     }
     lists = {
         "steps.time_ms": [835788, 0.7, float("inf")],
