@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import http.server
 import os
 import shutil
 import signal
@@ -168,3 +170,48 @@ class Proxy:
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
+
+
+class LyingServer:
+    """Forwards to a server, but answers these calls of its API with success and does not forward them."""
+
+    def __init__(self, target: int, *calls: str) -> None:
+        self.calls = calls
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if self.command != "GET" and any(call in self.path for call in outer.calls):
+                    status, content = 200, b"{}"
+                else:
+                    status, content = self.forward(body)
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def forward(self, body: bytes) -> tuple[int, bytes]:
+                connection = http.client.HTTPConnection("127.0.0.1", target)
+                connection.request(self.command, self.path, body, {**self.headers, "Connection": "close"})
+                answer = connection.getresponse()
+                content = answer.read()
+                connection.close()
+                return answer.status, content
+
+            def log_message(self, *arguments: object) -> None:
+                """Nothing on stderr."""
+
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.answer)
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> LyingServer:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

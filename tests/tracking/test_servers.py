@@ -14,7 +14,7 @@ import journals
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
-from servers import Proxy, mlflow_server, postgres
+from servers import LyingServer, Proxy, mlflow_server, postgres
 from tracking_processes import DRIVER, ROOT, TIMEOUT_S, drive, script, wait_until
 
 from dpexp.record import JOURNAL, Journal, finish, load
@@ -160,6 +160,26 @@ def test_requests_whose_answers_are_lost_are_not_done_twice(
     Upload(store, journal).complete()
     address = f"http://127.0.0.1:{server}"
     assert steps_of(address, run_id) == list(range(100))
+    assert everything(address, run_id)["status"] == "FINISHED"
+
+
+@pytest.mark.parametrize("call", ["runs/log-batch", "mlflow-artifacts", "runs/update"])
+def test_success_that_a_server_only_claims_is_found_and_repaired(
+    dpexp_home: Path, server: int, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    run_id = f"claimed-{call.replace('/', '-')}"
+    finish(journals.complete(dpexp_home / "runs", run_id, steps=50))
+    with LyingServer(server, call) as liar:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", liar.address)
+        script("runs.py", "sync", run_id)
+        liar.calls = ()
+        found = script("runs.py", "check", run_id, "--store", "--json")
+        assert found.returncode == 1
+        assert {row["run"] for row in json.loads(found.stdout)["problems"]} == {run_id}
+        assert script("runs.py", "check", run_id, "--store", "--repair").returncode == 0
+        assert script("runs.py", "check", run_id, "--store").returncode == 0
+    address = f"http://127.0.0.1:{server}"
+    assert steps_of(address, run_id) == list(range(50))
     assert everything(address, run_id)["status"] == "FINISHED"
 
 
