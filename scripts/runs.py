@@ -148,15 +148,20 @@ def check(
     from dpexp.tracking.errors import StoreError
 
     folders = list(map(_find, runs)) if runs else record.folders(_runs())
+    rows, failure = [], ""
     try:
-        rows = list(sync.checked(home(), folders, with_store=store, mend=repair))
+        for row in sync.checked(home(), folders, with_store=store, mend=repair):
+            rows.append(row)
     except StoreError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(cli.Exit.NOT_DELIVERED) from None
-    if as_json:
+        failure = str(error)
+    total = [] if failure else [f"{len(folders)} runs checked, {len(rows)} problems"]
+    if as_json and (rows or not failure):
         typer.echo(json.dumps({"checked": len(folders), "problems": rows}))
-    else:
-        typer.echo("\n".join([*map(_problem, rows), f"{len(folders)} runs checked, {len(rows)} problems"]))
+    elif rows or total:
+        typer.echo("\n".join([*map(_problem, rows), *total]))
+    if failure:
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(cli.Exit.NOT_DELIVERED)
     raise typer.Exit(cli.Exit.DONE if all(row["repaired"] for row in rows) else cli.Exit.FAILED)
 
 

@@ -148,18 +148,8 @@ def exists(store: Store) -> bool:
 
 
 def _active(store: Store, entry: LedgerEntry) -> Any:
-    """The MLflow run as the client returns it; None if it was deleted."""
-    from mlflow.exceptions import MlflowException
-
-    if not exists(store):
-        return None
-    try:
-        run = store.client.get_run(entry.mlflow_run_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return None
-    return run if run.info.lifecycle_stage == "active" else None
+    """The MLflow run as the client returns it; None if it was deleted, or the store was."""
+    return store.active_run(entry.mlflow_run_id) if exists(store) else None
 
 
 def _params(record: Record, found: Any) -> str:
@@ -169,9 +159,7 @@ def _params(record: Record, found: Any) -> str:
 
 def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
     expected, _ = content.fit(content.tags(record), content.MAX_TAG)
-    parent = ledger.read(folder.with_name(record.parent)).get(store.name) if record.parent else None
-    if parent is not None:
-        expected["mlflow.parentRunId"] = parent.mlflow_run_id
+    expected |= ledger.parent_tag(folder, record, store.name)
     status = {"status": record.status.upper()}
     return _differing("tags", expected | status, found.data.tags | {"status": found.info.status})
 

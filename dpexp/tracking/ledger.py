@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record import JOURNAL, write_atomically
+from dpexp.record import JOURNAL, Record, write_atomically
+from dpexp.record.journal import RUN_ID
 from dpexp.record.seal import checksum, seal, unseal
 from dpexp.tracking.store import Store
 
@@ -84,6 +85,21 @@ def is_complete(folder: Path, store: str) -> bool:
     if entry is None or not entry.complete or not journal.exists():
         return False
     return entry.journal_bytes == journal.stat().st_size
+
+
+def parent_folder(folder: Path, record: Record) -> Path | None:
+    """The folder of the sweep that a run belongs to; None for a name that leads elsewhere."""
+    parent = record.parent
+    if not isinstance(parent, str) or parent == folder.name or not RUN_ID.fullmatch(parent):
+        return None
+    return folder.with_name(parent)
+
+
+def parent_tag(folder: Path, record: Record, store: str) -> dict[str, str]:
+    """The tag that makes a run a child of its sweep's MLflow run; empty without one."""
+    parent = parent_folder(folder, record)
+    entry = read(parent).get(store) if parent is not None else None
+    return {} if entry is None else {"mlflow.parentRunId": entry.mlflow_run_id}
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from dpexp import report
 from dpexp.config import names
@@ -24,7 +25,7 @@ class MlflowRun:
     experiment_id: str
     run_id: str
 
-    def write_config(self, record: Record) -> None:
+    def write_config(self, record: Record, more_tags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Write params that are missing and tags that differ; long values at full length into an artifact."""
         from mlflow.entities import Param, RunTag
 
@@ -32,7 +33,8 @@ class MlflowRun:
         params, long_params = content.fit(content.params(record), content.MAX_PARAM)
         tags, long_tags = content.fit(content.tags(record), content.MAX_TAG)
         new_params = [Param(key, value) for key, value in params.items() if key not in data.params]
-        new_tags = [RunTag(key, value) for key, value in tags.items() if data.tags.get(key) != value]
+        all_tags = {**tags, **more_tags}
+        new_tags = [RunTag(key, value) for key, value in all_tags.items() if data.tags.get(key) != value]
         if new_params or new_tags:
             self.store.client.log_batch(self.run_id, params=new_params, tags=new_tags)
         if long_params or long_tags:

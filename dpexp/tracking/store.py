@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dpexp.config.names import folder_name
@@ -99,6 +99,18 @@ class Store:
             return MlflowClient(self.uri)
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
+
+    def active_run(self, run_id: str) -> Any:
+        """A run as MLflow returns it; None if it was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self.client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return run if run.info.lifecycle_stage == "active" else None
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most ``BATCH`` points of a run, all or none; the store keeps a repeated point once."""

@@ -30,8 +30,13 @@ from dpexp.tracking.store import Store
 from dpexp.tracking.upload import LOG, Upload
 
 DELIVERY_LOCK_TIMEOUT_S = 60.0
+REPAIRS = 2  # of one run in a check: the first may uncover what needs another
 SKIPPED = "skipped"
 NOT_DELIVERED = "not delivered"
+
+
+class RunNotComparedError(StoreError):
+    """One run could not be compared with the store; others perhaps can."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +105,49 @@ def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
     except StoreError:
         raise
     except Exception as error:  # any store, any driver
-        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+        text = f"run {folder.name}: the store {store.name} cannot be asked: {short_message(error)}"
+        raise RunNotComparedError(text) from error
 
 
 def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -> Iterator[Row]:
-    """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be. Raises StoreError."""
-    for folder in runs:
-        found = left = problems(home, folder, with_store=with_store)
-        if mend and found:
-            repair(home, folder, found)
-            left = problems(home, folder, with_store=with_store)
+    """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be, of sweeps first.
+
+    Raises StoreError; where that is about some of the runs, after the rows of all others.
+    """
+    failures = []
+    for folder in sorted(runs, key=_is_child) if mend else runs:
+        try:
+            found, left = _repaired(home, folder, with_store, mend)
+        except RunNotComparedError as error:
+            failures.append(str(error))
+            continue
         for problem in dict.fromkeys([*found, *left]):
             yield vars(problem) | {"repaired": problem not in left}
+    if failures:
+        raise StoreError("; ".join(failures))
+
+
+def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[list[Problem], list[Problem]]:
+    """The problems of one run, and those that are left; a repair may uncover others, which need another."""
+    found = left = problems(home, folder, with_store=with_store)
+    tried: set[str] = {""}
+    for _ in range(REPAIRS if mend else 0):
+        repairs = {problem.repair for problem in left}
+        if repairs <= tried:
+            break
+        tried |= repairs
+        repair(home, folder, left)
+        left = problems(home, folder, with_store=with_store)
+        found = [*found, *left]
+    return found, left
+
+
+def _is_child(folder: Path) -> bool:
+    """Whether a run belongs to a sweep, whose MLflow run it names: that may be new after a repair."""
+    try:
+        return ledger.parent_folder(folder, load(folder)) is not None
+    except JournalError:
+        return False
 
 
 def repair(home: Path, folder: Path, found: list[Problem]) -> None:

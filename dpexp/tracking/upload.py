@@ -11,11 +11,9 @@ arrived nevertheless. A point that arrives twice all the same is one row: see ``
 import dataclasses
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from dpexp.config import names
 from dpexp.record import JOURNAL, RECORD, Record, is_open, load, load_closed
-from dpexp.record.journal import RUN_ID
 from dpexp.record.seal import checksum
 from dpexp.tracking import additions, content, ledger
 from dpexp.tracking.content import Point
@@ -84,7 +82,7 @@ class Upload:
         if self._run is None:
             self._run = self._from_ledger() or self._search() or self._create()
         if self._in_doubt:
-            found = self._active(self._run.run_id)
+            found = self.store.active_run(self._run.run_id)
             if found is None:  # a user deleted it, or another machine's run replaces it
                 self._forget()
                 self._may_exist = True
@@ -108,21 +106,9 @@ class Upload:
     def _from_ledger(self) -> MlflowRun | None:
         """The run that the ledger names, if it still exists."""
         entry = ledger.read(self.folder).get(self.store.name)
-        if entry is None or self._active(entry.mlflow_run_id) is None:
+        if entry is None or self.store.active_run(entry.mlflow_run_id) is None:
             return None
         return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
-
-    def _active(self, run_id: str) -> Any:
-        """A run as MLflow returns it; None if it was deleted."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            run = self.store.client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
-        return run if run.info.lifecycle_stage == "active" else None
 
     def _search(self) -> MlflowRun | None:
         """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
@@ -155,13 +141,11 @@ class Upload:
 
     def _parent(self) -> MlflowRun | None:
         """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet."""
-        if self._record.parent == self.folder.name or not RUN_ID.fullmatch(str(self._record.parent)):
+        parent = ledger.parent_folder(self.folder, self._record)
+        if parent is None or not (parent / JOURNAL).exists():
             return None
-        journal = self.folder.with_name(self._record.parent) / JOURNAL
-        if not journal.exists():
-            return None
-        with ledger.delivery_lock(journal.parent, PARENT_LOCK_TIMEOUT_S):
-            return Upload(self.store, journal).attach()
+        with ledger.delivery_lock(parent, PARENT_LOCK_TIMEOUT_S):
+            return Upload(self.store, parent / JOURNAL).attach()
 
     def mark_running(self) -> None:
         """Set a resumed run's status back to running."""
@@ -219,7 +203,7 @@ class Upload:
         record = load_closed(self.folder)
         self.advance()
         run = self._without_other_summary(self.attach(), record)
-        run.write_config(record)
+        run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
         run.write_summary(record)
         if self._may_exist:
             additions.copy(run, record, self._samples)

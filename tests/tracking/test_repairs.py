@@ -1,0 +1,82 @@
+"""``runs.py check --repair``: one call repairs all that can be, whatever one run is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import journals
+import pytest
+from mlflow.tracking import MlflowClient
+from mlflow_reader import only_run
+
+from dpexp.record import finish
+from dpexp.record.seal import checksum
+from dpexp.tracking import ledger, sync
+from dpexp.tracking.errors import StoreError
+from dpexp.tracking.ledger import LedgerEntry
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
+    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
+]
+
+
+@pytest.fixture
+def uri(dpexp_home: Path) -> str:
+    return f"sqlite:///{dpexp_home / 'mlflow.db'}"
+
+
+def delivered(home: Path, run_id: str, parent: str = "") -> Path:
+    journal = journals.begin(home / "runs", run_id, parent=parent)
+    journals.step(journal, 0, 5)
+    finish(journals.end(journal))
+    (result,) = sync.deliver(home, [journal.folder])
+    assert result.state == "delivered", result.message
+    return journal.folder
+
+
+def kinds(home: Path, folders: list[Path], *, mend: bool) -> list[tuple[str, str, bool]]:
+    rows = sync.checked(home, folders, with_store=True, mend=mend)
+    return [(row["run"], row["kind"], row["repaired"]) for row in rows]
+
+
+def test_the_runs_of_a_sweep_that_was_deleted_get_its_new_id_in_the_same_repair(
+    dpexp_home: Path, uri: str
+) -> None:
+    sweep = delivered(dpexp_home, "zz-sweep")
+    child = delivered(dpexp_home, "child", parent="zz-sweep")
+    MlflowClient(uri).delete_run(only_run(uri, "zz-sweep").info.run_id)
+    assert kinds(dpexp_home, [child, sweep], mend=True) == [
+        ("zz-sweep", "missing", True),
+        ("child", "facts", True),
+    ]
+    new = only_run(uri, "zz-sweep").info.run_id
+    assert only_run(uri, "child").data.tags["mlflow.parentRunId"] == new
+    assert kinds(dpexp_home, [child, sweep], mend=False) == []
+
+
+@pytest.mark.parametrize("parent", ["../x", "..", "a/b", "foreign"])
+def test_a_foreign_parent_is_no_problem_of_its_run(dpexp_home: Path, uri: str, parent: str) -> None:
+    foreign = delivered(dpexp_home, "foreign", parent=parent)
+    assert kinds(dpexp_home, [foreign], mend=False) == []
+
+
+def test_a_run_that_cannot_be_compared_hides_no_other(dpexp_home: Path, uri: str) -> None:
+    bad, good = delivered(dpexp_home, "bad"), delivered(dpexp_home, "good")
+    now = checksum(bad / "journal.jsonl")
+    ledger.write(bad, uri, LedgerEntry("1", "\ud800", True, now["bytes"], now["crc"]))
+    MlflowClient(uri).delete_run(only_run(uri, "good").info.run_id)
+    rows = sync.checked(dpexp_home, [bad, good], with_store=True, mend=False)
+    assert next(rows)["run"] == "good"
+    with pytest.raises(StoreError, match="run bad: "):
+        next(rows)
+
+
+def test_one_repair_also_repairs_what_the_first_uncovers(dpexp_home: Path, uri: str) -> None:
+    folder = delivered(dpexp_home, "hidden")
+    client, mlflow_run = MlflowClient(uri), only_run(uri, "hidden").info.run_id
+    client.log_metric(mlflow_run, "loss", 9.0, timestamp=1, step=2)
+    (folder / ledger.LEDGER).unlink()
+    found = kinds(dpexp_home, [folder], mend=True)
+    assert found == [("hidden", "missing", True), ("hidden", "values", True)]
+    assert kinds(dpexp_home, [folder], mend=False) == []
