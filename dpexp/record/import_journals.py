@@ -37,6 +37,10 @@ def import_journal(journal: Path, runs: Path) -> Path:
     folder = runs / run_id
     if not folder.exists():
         _copy(journal, folder)
+    elif not (folder / JOURNAL).exists():
+        raise JournalError(
+            f"{folder} has no {JOURNAL}: `runs.py remove {run_id}` removes it, then {journal} can be imported"
+        )
     elif not journal.samefile(folder / JOURNAL):
         _merge(journal, folder)
     if not (folder / RECORD).exists() and not is_open(folder / JOURNAL):

@@ -59,12 +59,20 @@ def summaries(runs: Path) -> list[RunSummary]:
 
 
 def delete(folder: Path) -> None:
-    """Delete a run's folder; an interrupted deletion leaves a hidden one. Raises JournalError."""
-    if (folder / JOURNAL).exists() and is_open(folder / JOURNAL):
-        raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
+    """Delete a run's folder; an interrupted deletion leaves a hidden one, which the next one deletes.
+
+    Raises JournalError.
+    """
     hidden = folder.with_name(f".removed-{folder.name}")
-    folder.rename(hidden)
-    shutil.rmtree(hidden)
+    try:
+        if (folder / JOURNAL).exists() and is_open(folder / JOURNAL):
+            raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
+        if hidden.exists():
+            shutil.rmtree(hidden)
+        folder.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise JournalError(f"run {folder.name} cannot be deleted: {error}") from error
 
 
 def find(runs: Path, name: str) -> Path:
