@@ -219,13 +219,13 @@ def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool 
 
 
 def _deliver_lost() -> None:
-    """Deliver into new MLflow runs what the store has lost since it was delivered; the rest of it is said."""
+    """Deliver into new MLflow runs what the store has lost since delivery; print each."""
     from dpexp.tracking import sync
     from dpexp.tracking.errors import StoreError
 
     try:
         lost = sync.lost(home())
-        for result in sync.deliver(home(), lost, again=True, anew=True):
+        for result in sync.deliver(home(), lost, again=True, new_run=True):
             typer.echo(f"warning: run {result.run_id} was lost in the store", err=True)
             _print(result)
     except StoreError as error:

@@ -120,7 +120,7 @@ class TorchProcessGroup(ProcessGroup):
         self._faults: Faults | None = None
 
     def watch(self, store: Any, timeout_s: float) -> None:
-        """Tell the other ranks over a store what ends this one, and be told."""
+        """Report to the other ranks over a store what ends this one, and read their reports."""
         self._faults = Faults(store, self.rank, self.members, timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:

@@ -36,7 +36,7 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
     if is_close(scale, 0):
         return "it is zero"
     if shards > 1 and is_close(scale, shards):
-        return f"it is {shards} times too large: a sum over {shards} {unit}s where the mean is due"
+        return f"it is {shards} times too large: a sum over {shards} {unit}s instead of the mean"
     if shards > 1 and is_close(scale, 1 / shards):
         return f"it is 1/{shards} of it: divided by the number of {unit}s once too often"
     return f"it is {scale:.6g} times the single device's"

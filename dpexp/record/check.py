@@ -40,7 +40,7 @@ class Problem:
 
 
 def problems(folder: Path) -> list[Problem]:
-    """What is wrong with the files of a run that has ended; nothing is said of a running one."""
+    """What is wrong with the files of a run that has ended; empty for a running one."""
     journal = folder / JOURNAL
     try:
         if is_open(journal):

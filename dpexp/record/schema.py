@@ -120,7 +120,7 @@ _SPREAD: Kind = dict.fromkeys(("median", "iqr", "min", "max", "n"), NUMBER)
 def wrong_types(record: dict[str, Any]) -> list[str]:
     """What a Record's dict holds that dpexp does not write, the first ten; empty for those of dpexp."""
     kinds = RECORD | {"verification": _verification(record["verification"])}
-    return _mistakes(record, kinds | _unless_none(record, "error", _ERROR))
+    return _wrong_values(record, kinds | _unless_none(record, "error", _ERROR))
 
 
 def _verification(row: Any) -> Kind:
@@ -133,14 +133,14 @@ def _verification(row: Any) -> Kind:
 
 def wrong_summary_types(summary: dict[str, Any]) -> list[str]:
     """As ``wrong_types``, of a RunSummary's dict."""
-    return _mistakes(summary, SUMMARY | _unless_none(summary, "step_ms", _SPREAD))
+    return _wrong_values(summary, SUMMARY | _unless_none(summary, "step_ms", _SPREAD))
 
 
 def _unless_none(row: dict[str, Any], key: str, kind: Kind) -> dict[str, Kind]:
     return {} if row.get(key) is None else {key: kind}
 
 
-def _mistakes(row: dict[str, Any], kind: Kind) -> list[str]:
+def _wrong_values(row: dict[str, Any], kind: Kind) -> list[str]:
     return list(islice(_wrong(row, kind, "", ""), 10)) or list(_wrong_texts(row))
 
 

@@ -28,7 +28,7 @@ from dpexp.tracking.samples import Samples, is_system
 from dpexp.tracking.store import Store
 
 AGAIN = "deliver it again"
-ANEW = "deliver it into a new MLflow run"
+NEW_RUN = "deliver it into a new MLflow run"
 SHOWN = 3  # differing names that a problem lists
 
 
@@ -87,7 +87,7 @@ def keeps_more(store: Store, folder: Path) -> bool:
 def store_problems(store: Store, folder: Path) -> list[Problem]:
     """How the store differs from what a delivery of this run writes. May raise what the store raises.
 
-    Nothing is said of a run that is running, is not tracked, or cannot be read.
+    Empty for a run that is running, is not tracked, or cannot be read.
     """
     try:
         if is_open(folder / JOURNAL):
@@ -112,7 +112,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run)],
         "system": [lost],
     }
-    repairs = {"values": ANEW, "facts": AGAIN, "system": ""}
+    repairs = {"values": NEW_RUN, "facts": AGAIN, "system": ""}
     return [Problem(folder.name, kind, text, repairs[kind]) for kind in texts for text in texts[kind] if text]
 
 

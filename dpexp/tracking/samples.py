@@ -37,7 +37,7 @@ class Samples:
         self._system = JournalReader(folder / SYSTEM)
 
     def read(self) -> bool:
-        """Read what was appended. Returns whether it took samples back, or set lists of samples anew."""
+        """Read what was appended. Returns whether it took samples back, or set lists of samples again."""
         replaced = False
         for entry in sorted(self._journal, key=itemgetter("seq")):
             changes = "cut" in entry or any(_kind(key) in KINDS for key in entry.get("set", {}))

@@ -154,12 +154,14 @@ def repair(home: Path, folder: Path, found: list[Problem]) -> None:
     """Write again what derives from the journal, and deliver again what is missing or wrong in the store."""
     repair_record(folder, found)
     repairs = {problem.repair for problem in found}
-    if repairs & {check.AGAIN, check.ANEW}:
-        list(deliver(home, [folder], again=True, anew=check.ANEW in repairs))
+    if repairs & {check.AGAIN, check.NEW_RUN}:
+        list(deliver(home, [folder], again=True, new_run=check.NEW_RUN in repairs))
 
 
-def deliver(home: Path, runs: Iterable[Path], *, again: bool = False, anew: bool = False) -> Iterator[Result]:
-    """Deliver runs; with ``again`` also complete ones, with ``anew`` into new MLflow runs.
+def deliver(
+    home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False
+) -> Iterator[Result]:
+    """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
 
     Raises StoreError when the store cannot be opened.
     """
@@ -181,7 +183,7 @@ def deliver(home: Path, runs: Iterable[Path], *, again: bool = False, anew: bool
                 continue
             with private_files():
                 store.open()
-                result = _deliver(store, folder, again, anew)
+                result = _deliver(store, folder, again, new_run)
             yield result
 
 
@@ -197,12 +199,12 @@ def close(folder: Path) -> Result:
     return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 
 
-def _deliver(store: Store, folder: Path, again: bool, anew: bool) -> Result:
+def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> Result:
     try:
         with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
             if check.keeps_more(store, folder):
                 return Result(folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps")
-            if anew:
+            if new_run:
                 check.delete(store, folder)
             if not again and ledger.is_complete(folder, store.name):
                 return Result(folder.name, "already")

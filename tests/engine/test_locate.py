@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
     ),
     "times n": (
         wrapped("second", weighted(lambda rows: [2.0, 2.0], 2), pieces=2),
-        [GRADIENT + "'second.", "it is 2 times too large: a sum over 2 shards where the mean is due"],
+        [GRADIENT + "'second.", "it is 2 times too large: a sum over 2 shards instead of the mean"],
     ),
     "divided by n": (
         wrapped("", weighted(lambda rows: [0.25] * 4, 4), pieces=4),

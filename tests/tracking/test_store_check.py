@@ -17,7 +17,7 @@ from tracking_processes import script
 from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
 from dpexp.tracking import ledger, sync
-from dpexp.tracking.check import AGAIN, ANEW
+from dpexp.tracking.check import AGAIN, NEW_RUN
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -99,7 +99,7 @@ def test_what_a_journal_loses_after_delivery_stays_in_the_store(home: Path, uri:
     left = {"end": lines[:3], "line": lines[:3] + lines[4:], "byte": [*lines[:3], other, *lines[4:]]}
     journal.write_bytes(b"".join(left[damage]))
     for _ in range(2):
-        list(sync.deliver(home, [folder], again=True, anew=True))
+        list(sync.deliver(home, [folder], again=True, new_run=True))
         sync.repair(home, folder, sync.problems(home, folder, with_store=True))
         assert {problem.kind for problem in sync.problems(home, folder, with_store=True)} == {
             "journal",
@@ -153,7 +153,7 @@ def test_what_differs_in_the_store_is_found_and_repaired(
     folder = delivered(home, run_id)
     before = everything(uri, run_id)
     changed(home, run_id, statement)
-    assert checked(home, folder) == [(found, ANEW if found == "values" else AGAIN)]
+    assert checked(home, folder) == [(found, NEW_RUN if found == "values" else AGAIN)]
     sync.repair(home, folder, sync.problems(home, folder, with_store=True))
     assert checked(home, folder) == []
     assert everything(uri, run_id) == before
@@ -188,7 +188,7 @@ def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path
         changed(
             home, "added", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?"
         )
-        assert checked(home, folder) == [("values", ANEW), ("system", "")]
+        assert checked(home, folder) == [("values", NEW_RUN), ("system", "")]
         sync.repair(home, folder, sync.problems(home, folder, with_store=True))
         assert only_run(uri, "added").info.run_id != mlflow_run
         assert everything(uri, "added") == before
@@ -250,7 +250,7 @@ def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     folder = delivered(home, "forgotten")
     changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
     assert sync.lost(home) == [folder]
-    list(sync.deliver(home, [folder], again=True, anew=True))
+    list(sync.deliver(home, [folder], again=True, new_run=True))
     assert sync.lost(home) == []
 
 
