@@ -24,7 +24,7 @@ from dpexp.report import units
 from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
-from dpexp.study.trust import changed_files, check_trust
+from dpexp.study.foreign_records import changed_files, check_trust
 from dpexp.study.worktree import worktree
 
 MATTERS: dict[str, tuple[str, ...]] = {

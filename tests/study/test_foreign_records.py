@@ -21,8 +21,8 @@ from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, StrategyOptio
 from dpexp.config.options import SPEC, option, option_fields, spec_options
 from dpexp.engine.references import REGISTRIES, references
 from dpexp.record import Record
+from dpexp.study.foreign_records import changed_files, check_trust
 from dpexp.study.reproduce import reproduce
-from dpexp.study.trust import changed_files, check_trust
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
