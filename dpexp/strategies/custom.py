@@ -182,13 +182,13 @@ class FullOutputs(Wrapper):
         super().__init__()
         self.module = module
         self.device = device
+        self._sharded = [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = move(map_tensors(full_output, self.module(*inputs, **kwargs)), self.device)
         if not torch.is_grad_enabled():
-            for module in self.module.modules():
-                if hasattr(module, "set_reshard_after_forward"):  # FSDP2's
-                    module.reshard()  # type: ignore[operator]
+            for module in self._sharded:  # FSDP2's
+                module.reshard()  # type: ignore[operator]
         return outputs
 
 
