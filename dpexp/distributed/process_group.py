@@ -105,17 +105,22 @@ ChunkOf = Callable[[int, int], tuple[int, int]]
 """From a rank and the number of ranks: which chunk of a batch it computes, and into how many it is split."""
 
 
+def ranks_by_chunk(chunk_of: ChunkOf, size: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that compute each chunk of a batch, by chunk."""
+    found: dict[int, list[int]] = {}
+    for rank in range(size):
+        found.setdefault(chunk_of(rank, size)[0], []).append(rank)
+    return tuple(tuple(found[chunk]) for chunk in sorted(found))
+
+
 class TorchProcessGroup(ProcessGroup):
     """A group of ``torch.distributed`` with all ranks, on gloo; without one, the default group."""
 
     def __init__(self, chunk_of: ChunkOf, group: Any = None) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._group = group
-        self.chunk, count = chunk_of(self.rank, self.size)
-        chunks = [chunk_of(rank, self.size)[0] for rank in range(self.size)]
-        self.ranks_by_chunk = tuple(
-            tuple(rank for rank, chunk in enumerate(chunks) if chunk == each) for each in range(count)
-        )
+        self.chunk, _ = chunk_of(self.rank, self.size)
+        self.ranks_by_chunk = ranks_by_chunk(chunk_of, self.size)
         self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
         self._faults: Faults | None = None
 

@@ -26,6 +26,7 @@ from dpexp import devices
 from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig, StrategyOptions
 from dpexp.config.errors import text_of
 from dpexp.distributed.device_assignment import processes
+from dpexp.distributed.process_group import ranks_by_chunk
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 from dpexp.engine.observations import Observations
@@ -73,21 +74,19 @@ def dry_run(config: RunConfig) -> Row:
         "config": config.to_dict(),
         "devices": Observations(prepared, placed).device_facts(),
         "device_map": device_map(placed),
-        "splits": _splits(placed, _ranks_by_chunk(config.options, ranks), counts),
+        "splits": _splits(placed, _rank_labels(config.options, ranks), counts),
         "shapes": prediction.shapes,
         "memory": prediction.memory,
         "note": note,
     }
 
 
-def _ranks_by_chunk(options: StrategyOptions, ranks: int) -> list[str]:
-    """The ranks that compute each chunk of a batch."""
+def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
+    """The ranks that compute each chunk of a batch, as text."""
     if not isinstance(options, RankOptions):
         return []
-    by_chunk: dict[int, list[int]] = {}
-    for rank in range(ranks):
-        by_chunk.setdefault(options.chunk_of(rank, ranks)[0], []).append(rank)
-    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in by_chunk.values()]
+    by_chunk = ranks_by_chunk(options.chunk_of, ranks)
+    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in by_chunk]
 
 
 def _splits(placed: Placed, ranks: list[str], counts: dict[int, int]) -> list[Row]:
