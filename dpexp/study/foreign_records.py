@@ -1,4 +1,4 @@
-"""Foreign Records: those from elsewhere run no code and read no files that they name, unless the user says so.
+"""Foreign Records run no code and read no files that they name, unless the user says so.
 
 ``reproduce`` runs what a Record's config names. Trusted are dpexp's own models, data and losses, and the
 unaltered Records of this user's runs in this home (see ``dpexp.record.origin``).
