@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import gc
 import multiprocessing
@@ -248,18 +247,27 @@ def test_workers_are_reused_after_an_exception() -> None:
     assert set(apply(threading.get_ident)) == threads
 
 
-@pytest.mark.parametrize("error", [lambda: ValueError("bad"), lambda: NeedsTwoError(3, "text")])
-def test_an_exception_leaves_no_reference_cycle(error: Any) -> None:
-    def attempt() -> None:
-        with contextlib.suppress(ValueError, NeedsTwoError):
-            apply(raise_in({1, 2}, error))
+class OneTextError(Exception):
+    """Takes a message, so that parallel_apply raises a second one in its place."""
 
-    attempt()
-    gc.collect()
-    gc.disable()
+
+@pytest.mark.parametrize("error", [lambda: OneTextError("bad"), lambda: NeedsTwoError(3, "text")])
+def test_an_exception_and_what_its_frames_hold_end_with_the_except_clause(error: Any) -> None:
+    held: list[weakref.ref[Any]] = []
+
+    def attempt() -> None:
+        forward = raise_in({1, 2}, lambda: held.append(weakref.ref(raised := error())) or raised)
+        held.append(weakref.ref(forward))
+        try:
+            apply(forward)
+        except (OneTextError, NeedsTwoError) as caught:
+            held.append(weakref.ref(caught))
+
+    gc.disable()  # what only the garbage collector frees is a cycle
     try:
         attempt()
-        assert gc.collect() == 0
+        assert len(held) == 4
+        assert [reference() for reference in held] == [None] * 4
     finally:
         gc.enable()
 
