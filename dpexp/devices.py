@@ -86,7 +86,7 @@ class Selection:
 
 
 def select(config: RunConfig) -> Selection:
-    """The devices of ``--devices`` or ``--virtual``.
+    """The devices of ``--devices`` or ``--virtual``; without an accelerator some strategies emulate devices.
 
     Raises ConfigError for devices that the machine does not have; the message lists those that it has.
     """
@@ -98,7 +98,7 @@ def select(config: RunConfig) -> Selection:
         return Selection(("cpu",), ())
     present = accelerators()
     if requested == "auto":
-        return Selection(("auto",), tuple(present))
+        return Selection(("auto",), tuple(present or virtual(config.options.emulated)))
     if requested.isdecimal():
         count = int(requested[:9])
         if count < 1:

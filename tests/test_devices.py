@@ -12,6 +12,8 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config import ConfigError, RunConfig
+from dpexp.distributed import World
+from dpexp.distributed.device_assignment import assign_device
 
 Pair = namedtuple("Pair", "left right")
 
@@ -44,10 +46,20 @@ def test_cpu_selects_only_the_host() -> None:
     assert (selection.requested, selection.used) == (("cpu",), ())
 
 
-def test_auto_without_an_accelerator_selects_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "count"),
+    [("single", 0), ("whole", 2), ("block", 2), ("functional", 2), ("place", 2), ("hybrid", 1)],
+)
+def test_auto_without_an_accelerator_emulates_some(
+    strategy: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    selection = devices.select(RunConfig("whole"))
-    assert (selection.requested, selection.used) == (("auto",), ())
+    selection = devices.select(RunConfig(strategy))
+    assert (selection.requested, selection.used) == (("auto",), tuple(devices.virtual(count)))
+    assert devices.select(RunConfig(strategy, devices="cpu")).used == ()
+    ranks = World(3, 4, 3, 4, "localhost", 0)
+    if strategy == "hybrid":  # a device for each rank, not one for all of them
+        assert assign_device(RunConfig(strategy), ranks).used == (torch.device("cpu", 3),)
 
 
 @pytest.mark.parametrize(

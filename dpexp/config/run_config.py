@@ -80,7 +80,8 @@ class RunConfig:
     )
     devices: str = control_option(
         "auto",
-        "auto (every accelerator), a number of accelerators, names as cuda:0,cuda:1, or cpu.",
+        "auto (every accelerator; without one, whole, block, functional and place emulate two devices, "
+        "hybrid one), a number of accelerators, names as cuda:0,cuda:1, or cpu (none).",
         metavar="DEVICES",
     )
     virtual: int | None = control_option(None, "Emulate this number of devices on the CPU.", min=1, max=1024)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from dpexp.config.errors import ConfigError, shown
 from dpexp.config.options import SPEC, control_option, option, validate
@@ -14,7 +14,12 @@ from dpexp.config.options import SPEC, control_option, option, validate
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """The base class, and the class of strategies without options."""
+    """The base class, and the class of strategies without options.
+
+    ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
+    """
+
+    emulated: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         validate(self)
@@ -99,7 +104,14 @@ class FsdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class BlockOptions(StrategyOptions):
+class ReplicateOptions(StrategyOptions):
+    """Options of ``whole`` and ``functional``."""
+
+    emulated = 2  # one device has no replicas
+
+
+@dataclass(frozen=True)
+class BlockOptions(ReplicateOptions):
     """Options of ``block``."""
 
     block: tuple[str, ...] = option(
@@ -110,6 +122,8 @@ class BlockOptions(StrategyOptions):
 @dataclass(frozen=True)
 class HybridOptions(RankOptions):
     """Options of ``hybrid``."""
+
+    emulated = 1
 
     host: tuple[str, ...] = option(
         ("embedding",), "Submodule that stays on the host, a name or pattern; repeat for several."
@@ -134,6 +148,8 @@ class HybridOptions(RankOptions):
 @dataclass(frozen=True)
 class PlaceOptions(StrategyOptions):
     """Options of ``place``."""
+
+    emulated = 2
 
     place: tuple[str, ...] = option(
         ("*=cpu",),
@@ -225,9 +241,9 @@ REFERENCE = "single"
 
 STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "single": StrategyOptions,
-    "whole": StrategyOptions,
+    "whole": ReplicateOptions,
     "block": BlockOptions,
-    "functional": StrategyOptions,
+    "functional": ReplicateOptions,
     "hybrid": HybridOptions,
     "place": PlaceOptions,
     "ddp": DdpOptions,

@@ -63,9 +63,11 @@ def _per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
     if count is None and text != "cpu":
         if text.isdecimal() and text.strip("0") and not devices.accelerators():
             count = _ranks_on_the_cpu(text)
+        elif text == "auto":
+            accelerators = tuple(devices.accelerators())
         else:
             accelerators = devices.select(config).used
-            count = None if text == "auto" else len(accelerators)
+            count = len(accelerators)
     if getattr(config.options, "comm", "auto") == "nccl" and not accelerators:
         raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")
     return count, accelerators

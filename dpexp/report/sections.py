@@ -67,6 +67,8 @@ def _run(record: Record) -> Section:
     if record.execution == "passthrough":
         lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
         mood = mood or "warn"
+    if emulation := layout.emulation(record.strategy, record.execution, record.devices):
+        lines.insert(1, emulation)
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
         lines.insert(0, f"{record.status.upper()}: {shortened(error)}")

@@ -86,6 +86,15 @@ def test_passthrough_names_the_option_that_shows_replicas() -> None:
     assert "--virtual" in report.summary(record)
 
 
+def test_devices_that_nobody_asked_for_are_explained_in_one_line() -> None:
+    record = whole(2)
+    assert "no accelerator" not in report.summary(record)
+    record.devices["requested"] = ["auto"]
+    explained = [line for line in report.summary(record, width=200).splitlines() if "no accelerator" in line]
+    assert len(explained) == 1
+    assert all(words in explained[0] for words in ("emulates 2 (--virtual 2)", "--devices cpu"))
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     for record in (whole(32), hybrid(), whole(2, modules=100)):

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from dpexp.record import Record
+from dpexp.config import STRATEGY_OPTIONS
+from dpexp.record import Record, Row
 from dpexp.report.analysis.shapes import Batches, Call, Shape, batches
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -47,6 +48,18 @@ def places(record: Record) -> list[DeviceContents]:
         for device in row["replicas"]:
             found[device].copies[row["module"]] += row["bytes"]
     return list(found.values())
+
+
+def emulation(strategy: str, execution: str, devices: Row) -> str:
+    """Why a run whose user named no devices has virtual ones; empty for other runs."""
+    options = STRATEGY_OPTIONS.get(strategy)
+    if execution != "virtual" or devices["requested"] != ["auto"] or options is None or not options.emulated:
+        return ""
+    count = sum(device != "cpu" for device in devices["used"])
+    return (
+        f"this machine has no accelerator: the run emulates {count} (--virtual {count}); "
+        "--devices cpu runs it as PyTorch does without one"
+    )
 
 
 def stage(record: Record) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpexp.record import Row
 from dpexp.record.summary import RunSummary
+from dpexp.report.analysis.layout import emulation
 from dpexp.report.units import repeated, shapes, size, span
 
 HEADERS = "run, name, strategy, execution, devices, verified, step ms, status, delivered, started"
@@ -124,6 +125,7 @@ def dry_run(planned: Row) -> str:
     header = ("module", "parameter", "shape", "bytes", "device", "replicas")
     lines = [
         f"Would run {planned['name']} ({planned['execution']}) on {used}; results on {output}",
+        *filter(None, [emulation(planned["config"]["strategy"], planned["execution"], planned["devices"])]),
         "",
         "Device map",
         *columns([header, *map(_parameter, planned["device_map"])]),
