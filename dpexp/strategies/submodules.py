@@ -71,16 +71,38 @@ def check_no_overlap(names: Sequence[str], option: str) -> None:
 
 def check_not_tied(model: nn.Module, names: Collection[str], option: str) -> None:
     """Raises ConfigError where a named submodule shares a parameter with one that is not named."""
-    owners: dict[int, tuple[bool, str]] = {}
+    owners: dict[int, list[tuple[str, str]]] = {}
     for name, module in model.named_modules():
-        inside = any(name == each or name.startswith(f"{each}.") for each in names)
         for key, parameter in module.named_parameters(recurse=False):
-            first_inside, first = owners.setdefault(id(parameter), (inside, f"{name}.{key}".lstrip(".")))
-            if first_inside != inside:
-                raise ConfigError(
-                    f"{option}: '{first}' and '{name}.{key}' are one tied parameter, and a parameter has one "
-                    "device: name the modules of both, or of neither"
-                )
+            owners.setdefault(id(parameter), []).append((name, f"{name}.{key}".lstrip(".")))
+    for several in owners.values():
+        inside = [parameter for owner, parameter in several if is_inside(owner, names)]
+        outside = [parameter for owner, parameter in several if not is_inside(owner, names)]
+        if inside and outside:
+            groups = [{owner for owner, _ in each} for each in owners.values()]
+            raise ConfigError(
+                f"{option}: '{inside[0]}' and '{outside[0]}' are one tied parameter, and a parameter has one "
+                f"device: {_mend_of_tied(names, groups, option)}"
+            )
+
+
+def is_inside(module: str, names: Collection[str]) -> bool:
+    """Whether a module has one of the names, or lies in a module that has."""
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def _mend_of_tied(names: Collection[str], groups: Sequence[set[str]], option: str) -> str:
+    """The smallest set of submodules that has the named ones and shares no parameter with another.
+
+    Each group is the modules that hold one parameter.
+    """
+    found = set(names)
+    while split := [g for g in groups if len({is_inside(owner, found) for owner in g}) == 2]:
+        found.update(*split)
+    if "" in found:
+        return "the model itself holds it, so that none of its modules can be named; name others"
+    outermost = [name for name in sorted(found) if not is_inside(name, found - {name})]
+    return "the smallest set that works is " + " ".join(f"{option} {name}" for name in outermost)
 
 
 def rewire(

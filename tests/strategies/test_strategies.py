@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -234,11 +236,41 @@ class Tied(nn.Module):
 
 def test_a_parameter_tied_across_host_and_device_is_refused() -> None:
     strategy = STRATEGIES["hybrid"](RunConfig("hybrid"))
-    with pytest.raises(ConfigError, match=r"--host: 'embedding\.weight' and 'head\.weight' are one tied"):
+    message = r"--host: 'embedding\.weight' and 'head\.weight' are one tied .* --host embedding --host head$"
+    with pytest.raises(ConfigError, match=message):
         strategy.prepare(Tied(), devices.virtual(1))
     both = STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": ["embedding", "head"]}))
     both.prepare(Tied(), devices.virtual(1))
     STRATEGIES["whole"](RunConfig("whole")).prepare(Tied(), devices.virtual(2))
+
+
+class TiedAlong(nn.Module):
+    """A chain of ties, as in BERT: the table and the decoder's weight, the decoder's bias and the head's."""
+
+    def __init__(self, root: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 4)
+        self.head = nn.Sequential(OrderedDict(decoder=nn.Linear(4, 20)))
+        self.head.decoder.weight = self.embedding.weight
+        (self if root else self.head).register_parameter("bias", self.head.decoder.bias)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.embedding(ids).mean(1))
+        return found
+
+
+@pytest.mark.parametrize("first", ["embedding", "head.decoder", "head"])
+def test_the_error_about_a_tied_parameter_names_the_smallest_set_that_works(first: str) -> None:
+    def prepare(host: list[str], model: nn.Module) -> None:
+        STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": host})).prepare(model, devices.virtual(1))
+
+    with pytest.raises(ConfigError) as refused:
+        prepare([first], TiedAlong())
+    advice = re.findall(r"--host ([\w.]+)", str(refused.value))
+    assert advice == ["embedding", "head"]
+    prepare(advice, TiedAlong())
+    with pytest.raises(ConfigError, match="the model itself holds it"):
+        prepare([first], TiedAlong(root=True))
 
 
 def test_a_module_of_two_names_is_replicated_under_both() -> None:
