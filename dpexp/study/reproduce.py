@@ -7,7 +7,8 @@
        +--> compare: environment, data, shapes, device map, bits of weights and outputs, losses, time
 
 Shapes and device map must be equal on every machine. Bits must be equal unless something that decides them
-differs: torch, the kind of devices, the CPU's vector instructions, the number of threads. Times may differ.
+differs: torch, the kind of devices, the CPU's model and vector instructions, the number of threads. Times
+may differ.
 """
 
 import dataclasses
@@ -28,9 +29,9 @@ from dpexp.study.foreign_records import changed_files, check_trust
 from dpexp.study.worktree import worktree
 
 MATTERS: dict[str, tuple[str, ...]] = {
-    "bits": ("torch", "cuda", "cpu_capability", "threads", "accelerators"),
+    "bits": ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators"),
     "anything": (),
-    "time": ("cpu", "cpu_count", "host"),
+    "time": ("cpu_count", "host"),
     "nothing expected": ("python", "os"),
 }
 """What a difference of these facts may change, the most important first; ``bits`` includes time."""

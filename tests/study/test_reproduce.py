@@ -56,9 +56,10 @@ def test_a_run_of_this_machine_comes_out_bitwise_equal(dpexp_home: Path, tmp_pat
     assert checked(result, "outputs at the end")[0] is True
 
 
-def test_bits_need_not_be_equal_under_another_torch_but_shapes_must() -> None:
+@pytest.mark.parametrize(("fact", "value"), [("torch", "9.9.9"), ("cpu", "another vendor's")])
+def test_bits_need_not_be_equal_under_another_torch_or_cpu_but_shapes_must(fact: str, value: str) -> None:
     then, now = pair()
-    now.environment["torch"] = "9.9.9"
+    now.environment[fact] = value
     now.digest["weights"] = "0" * 64
     result = compare_records(then, now)
     assert checked(result, "weights at the end") == (False, False, "other bits")
