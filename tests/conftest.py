@@ -24,6 +24,7 @@ OURS = ("DPEXP_", "MLFLOW_")
 LONG = (
     "test_checkpoint",
     "test_ddp",
+    "test_docs",
     "test_hosts",
     "test_servers",
     "test_uploader_process",

@@ -251,8 +251,11 @@ def test_changelog_has_an_entry_for_this_version() -> None:
 
 PAGES = [
     "README.md",
-    "docs/architecture.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "experiments").glob("**/README.md")),
+    *sorted(
+        str(path.relative_to(ROOT))
+        for glob in ("docs/*.md", "experiments/**/README.md")
+        for path in ROOT.glob(glob)
+    ),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import layouts
 import pytest
 import torch
 from launching import start, wait
+from printed import write_examples
 from torch import nn
 
 import dpexp
@@ -18,7 +18,6 @@ from dpexp.engine.equivalence import VerificationError
 from dpexp.models.linear import Blocks
 from dpexp.parallel import DataParallel
 
-DOCS = Path(__file__).parents[2] / "docs" / "custom-layouts.md"
 DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
 
 
@@ -100,8 +99,7 @@ def test_what_cannot_be_compared_is_refused(layout: Any, data: Any, message: str
 
 
 def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
-    for block in re.findall(r"```python\n(# ([a-z_]+\.py).*?)```", DOCS.read_text(), re.DOTALL):
-        (tmp_path / block[1]).write_text(block[0])
+    write_examples("docs/custom-layouts.md", tmp_path)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "pytest")
     root = str(Path(dpexp.__file__).parents[1])
     options = ("-q", "-p", "no:cacheprovider", "test_layout.py")

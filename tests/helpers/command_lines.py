@@ -1,9 +1,9 @@
-"""Command lines of scripts/run.py, each in a forked child: real processes, and torch imported once.
+"""Command lines of scripts/run.py and of other programs, each in a forked child: torch is imported once.
 
 Tests use ``shared()``, a ``CommandLines``. Its process is this file, started as a script. It reads requests
-from stdin, one JSON object on each line: ``words`` (of the command line), ``folder`` (the working directory)
-and ``environment``, and answers each with ``{code, stdout, stderr}``; a negative code is the signal that
-ended the child.
+from stdin, one JSON object on each line: ``program`` (a Python file), ``words`` (of the command line),
+``folder`` (the working directory) and ``environment``, and answers each with ``{code, stdout, stderr}``; a
+negative code is the signal that ended the child.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -55,9 +56,16 @@ class CommandLines:
             env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"},
         )
 
-    def run(self, words: list[str], folder: Path, **environment: str) -> CommandResult:
+    def run(
+        self, words: list[str], folder: Path, *, program: Path = SCRIPT, **environment: str
+    ) -> CommandResult:
         """Run one command line in a folder."""
-        request = {"words": words, "folder": str(folder), "environment": environment}
+        request = {
+            "program": str(program),
+            "words": words,
+            "folder": str(folder),
+            "environment": environment,
+        }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -99,7 +107,7 @@ def in_child(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
             set_up(request)
-            run_and_exit(module)
+            run_and_exit(module, request["program"])
         _, status = os.waitpid(child, 0)
         result: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
         for name, stream in (("stdout", stdout), ("stderr", stderr)):
@@ -114,14 +122,17 @@ def set_up(request: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ |= request["environment"]
     os.chdir(request["folder"])
-    sys.argv = ["run.py", *request["words"]]
+    sys.argv = [request["program"], *request["words"]]
 
 
-def run_and_exit(module: ModuleType) -> None:
-    """Run the script, flush its output, and exit with its code, as the interpreter does."""
+def run_and_exit(module: ModuleType, program: str) -> None:
+    """Run the program, flush its output, and exit with its code, as the interpreter does."""
     code = 0
     try:
-        module.cli.main(module.app)
+        if program == str(SCRIPT):
+            module.cli.main(module.app)
+        else:
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

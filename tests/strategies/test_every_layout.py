@@ -1,6 +1,6 @@
 """Every model under every strategy, over three devices, computes what it computes on one.
 
-A test compares README's table with these results, and prints the right table where they differ.
+A test compares the table of docs/strategies.md with them, and prints the right one where they differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
 
 LAYOUTS = ("single", "whole", "block", "functional", "hybrid", "place")
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "strategies.md"
 OTHER_DATA = [
     ("cnn", "digits"),
     ("capsnet", "digits"),
@@ -73,7 +73,7 @@ def verdict(strategy: str, model: str, data: str = "random") -> str:
 
 
 def table() -> str:
-    """README's table: the verdict on every model under every strategy, with the option for its part."""
+    """The page's table: the verdict on every model under every strategy, with the option for its part."""
     rows = [["model", "", *LAYOUTS], ["---"] * (len(LAYOUTS) + 2)]
     for model, entry in MODELS.items():
         cells = []
@@ -101,10 +101,10 @@ def test_every_source_verifies_with_the_models_that_take_it(model: str, data: st
     assert verdict(strategy, model, data) == "verified"
 
 
-def test_readme_has_this_table() -> None:
-    _, _, rest = README.read_text().partition("<!-- models -->\n")
+def test_docs_have_this_table() -> None:
+    _, _, rest = PAGE.read_text().partition("<!-- models -->\n")
     found, mark, _ = rest.partition("\n<!-- /models -->")
-    assert mark, "README.md has no table between <!-- models --> and <!-- /models -->"
+    assert mark, f"{PAGE} has no table between <!-- models --> and <!-- /models -->"
     assert found == table(), (
-        f"README.md needs this table between <!-- models --> and <!-- /models -->:\n{table()}"
+        f"{PAGE} needs this table between <!-- models --> and <!-- /models -->:\n{table()}"
     )

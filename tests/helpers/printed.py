@@ -1,0 +1,56 @@
+"""What README and the pages in docs/ print: their commands, and the files that their examples show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("python", "torchrun", "srun", "conda", "python3.11", "bash")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its language and its text."""
+
+    language: str
+    text: str
+
+    @property
+    def needs(self) -> str:
+        """What its commands need, as its first comment says: ``two hosts``."""
+        found = re.search(r"^# needs (.+)$", self.text, re.MULTILINE)
+        return found[1] if found else ""
+
+    def commands(self) -> list[list[str]]:
+        """The words of each command, without comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        printed = [line for line in lines if line.split(" ")[0] in PROGRAMS]
+        return [shlex.split(line, comments=True) for line in printed]
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE)
+    ]
+
+
+def inline_commands(page: str) -> list[list[str]]:
+    """The commands that stand within a sentence."""
+    without_blocks = re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"`((?:python|torchrun) [^`]*)`", without_blocks)
+    return [shlex.split(line) for line in found]
+
+
+def write_examples(page: str, folder: Path) -> None:
+    """Write the Python examples of a page that begin with their file's name, as ``# layout.py``."""
+    for block in blocks(page):
+        name = re.match(r"# (\w+\.py)\b", block.text)
+        if block.language == "python" and name:
+            (folder / name[1]).write_text(block.text)
