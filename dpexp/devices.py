@@ -25,6 +25,10 @@ from dpexp import tensors
 from dpexp.config import ConfigError, RunConfig
 
 HOST = torch.device("cpu")
+PLANNED_KINDS = ("cuda", "xpu", "mps")
+"""Kinds of accelerators that a dry run can lay a model over without having them; a number means the first."""
+MAX_PLANNED = 64
+"""The most accelerators of one machine; PyTorch numbers them with 7 bits."""
 _LABEL = "_dpexp_device"
 
 M = TypeVar("M", bound=nn.Module)
@@ -84,11 +88,18 @@ class Selection:
     def is_virtual(self) -> bool:
         return any(is_virtual(device) for device in self.used)
 
+    @property
+    def missing(self) -> tuple[torch.device, ...]:
+        """The accelerators that this machine does not have: only a dry run may use them."""
+        present = accelerators()
+        return tuple(each for each in self.used if each.type != "cpu" and each not in present)
 
-def select(config: RunConfig) -> Selection:
+
+def select(config: RunConfig, *, planned: bool = False) -> Selection:
     """The devices of ``--devices`` or ``--virtual``; without an accelerator some strategies emulate devices.
 
-    Raises ConfigError for devices that the machine does not have; the message lists those that it has.
+    ``planned`` admits accelerators of other machines, for a dry run. Raises ConfigError for devices that the
+    machine does not have; the message lists those that it has.
     """
     if config.virtual is not None:
         used = virtual(config.virtual)
@@ -103,14 +114,17 @@ def select(config: RunConfig) -> Selection:
         count = int(requested[:9])
         if count < 1:
             raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
+        if planned and len(present) < count <= MAX_PLANNED:
+            kind = present[0].type if present else PLANNED_KINDS[0]
+            present = [torch.device(kind, index) for index in range(count)]
         if count > len(present):
             raise _not_present(requested, present, requested)
         return Selection((requested,), tuple(present[:count]))
     names = tuple(name.strip() for name in requested.split(","))
-    return Selection(names, tuple(_named(name, present) for name in names))
+    return Selection(names, tuple(_named(name, present, planned) for name in names))
 
 
-def _named(name: str, present: Sequence[torch.device]) -> torch.device:
+def _named(name: str, present: Sequence[torch.device], planned: bool) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -121,7 +135,7 @@ def _named(name: str, present: Sequence[torch.device]) -> torch.device:
         raise ConfigError(f"--devices '{name}': use --virtual N for emulated devices, cpu for only the host")
     if device.index is None:
         device = torch.device(device.type, 0)
-    if device not in present:
+    if device not in present and not (planned and device.type in PLANNED_KINDS):
         raise _not_present(f"'{name}'", present)
     return device
 
@@ -131,7 +145,7 @@ def _not_present(requested: str, present: Sequence[torch.device], count: str = "
     found = f"{len(present)} accelerators ({names})" if present else "no accelerator"
     return ConfigError(
         f"--devices {requested}: this machine has {found}. "
-        f"--virtual {count} emulates {count} devices on the CPU"
+        f"--virtual {count} emulates {count} devices on the CPU; --dry-run shows the layout without them"
     )
 
 

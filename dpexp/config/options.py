@@ -112,7 +112,7 @@ def validate(config: object) -> None:
     for field in option_fields(type(config)):
         value = as_type(getattr(config, field.name), types[field.name], field.name)
         object.__setattr__(config, field.name, value)
-        problem = "" if value is None else _problem(value, field.metadata)
+        problem = "" if value in (None, field.default) else _problem(value, field.metadata)
         if problem:
             raise ConfigError(f"{flag_name(field.name)} {shown(to_json(value))}: it must {problem}")
 

@@ -105,9 +105,22 @@ class FsdpOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class ReplicateOptions(StrategyOptions):
-    """Options of ``whole`` and ``functional``."""
+    """Options of a strategy that makes replicas."""
 
     emulated = 2  # one device has no replicas
+
+
+@dataclass(frozen=True)
+class DataParallelOptions(ReplicateOptions):
+    """Options of ``whole`` and ``functional``."""
+
+    output_device: str = control_option(
+        "", "Device that gathers the outputs and computes the loss. Default: the first.", metavar="DEVICE"
+    )
+
+    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        name = self.output_device.strip()
+        return DataParallelOptions(names.get(name, name))
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ class PlaceOptions(StrategyOptions):
     emulated = 2
 
     place: tuple[str, ...] = option(
-        ("*=cpu",),
+        (),
         "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
         metavar="NAME=DEVICE",
     )
@@ -241,9 +254,9 @@ REFERENCE = "single"
 
 STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
     "single": StrategyOptions,
-    "whole": ReplicateOptions,
+    "whole": DataParallelOptions,
     "block": BlockOptions,
-    "functional": ReplicateOptions,
+    "functional": DataParallelOptions,
     "hybrid": HybridOptions,
     "place": PlaceOptions,
     "ddp": DdpOptions,

@@ -11,19 +11,20 @@ from dpexp.distributed.world import World
 MAX_RANKS = 1024
 
 
-def assign_device(config: RunConfig, world: World | None) -> Selection:
+def assign_device(config: RunConfig, world: World | None, *, planned: bool = False) -> Selection:
     """The devices of this process: the one of a rank, or all that the options name.
 
     A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy
-    gets the device of the first one. Raises ConfigError where options and world contradict each other.
+    gets the device of the first one. ``planned`` admits accelerators of other machines. Raises ConfigError
+    where options and world contradict each other.
     """
     if world is None and not config.options.launches:
-        return devices.select(config)
+        return devices.select(config, planned=planned)
     if world is not None and not isinstance(config.options, RankOptions):
         rank = f"rank {world.rank} of {world.size}"
         raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
-    count, accelerators = _per_host(config)
+    count, accelerators = _per_host(config, planned)
     if world is None:
         return Selection(requested, accelerators[:1] or tuple(devices.virtual(1)))
     if count not in (None, world.local_size):
@@ -41,9 +42,12 @@ def assign_device(config: RunConfig, world: World | None) -> Selection:
     return Selection(requested, (accelerators[world.local_rank],))
 
 
-def processes(config: RunConfig) -> int:
-    """How many ranks to start on this host. Raises ConfigError for devices that this host does not have."""
-    count, accelerators = _per_host(config)
+def processes(config: RunConfig, *, planned: bool = False) -> int:
+    """How many ranks to start on this host; ``planned`` admits accelerators of other machines.
+
+    Raises ConfigError for devices that this host does not have.
+    """
+    count, accelerators = _per_host(config, planned)
     options = config.options
     if not count and isinstance(options, LaunchOptions):
         count = options.ranks // host_range(options)[0]
@@ -56,7 +60,7 @@ def _ranks_on_the_cpu(text: str) -> int:
     return int(text)
 
 
-def _per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
+def _per_host(config: RunConfig, planned: bool) -> tuple[int | None, tuple[torch.device, ...]]:
     """(number of ranks that the options name, or None; the accelerators for them, none on the CPU)."""
     text, count = config.devices.strip(), config.virtual
     accelerators: tuple[torch.device, ...] = ()
@@ -66,7 +70,7 @@ def _per_host(config: RunConfig) -> tuple[int | None, tuple[torch.device, ...]]:
         elif text == "auto":
             accelerators = tuple(devices.accelerators())
         else:
-            accelerators = devices.select(config).used
+            accelerators = devices.select(config, planned=planned).used
             count = len(accelerators)
     if getattr(config.options, "comm", "auto") == "nccl" and not accelerators:
         raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")

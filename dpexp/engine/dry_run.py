@@ -2,8 +2,10 @@
 
 ``predict`` gets the shapes from FakeTensorMode, which runs operations on tensors without data. It raises the
 real "Expected all tensors to be on the same device" where a layout mixes two. Virtual devices (``cpu:i``)
-stand for the accelerators, so a machine without any can check a layout.
+stand for the accelerators, so a machine without any can check ``--devices cuda:0,cuda:1``.
 """
+
+from __future__ import annotations
 
 import copy
 import re
@@ -29,7 +31,6 @@ from dpexp.distributed.device_assignment import processes
 from dpexp.distributed.process_group import ranks_by_chunk
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
-from dpexp.engine.observations import Observations
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.parallel import chunk_sizes
@@ -53,32 +54,37 @@ def dry_run(config: RunConfig) -> Row:
     over replicas, for each wrapped module, or over ranks. ``shapes`` of a full batch and the last one of an
     epoch; ``memory``: bytes of parameters and buffers by device. ``note``: what was not predicted.
     """
-    prepared = prepare(config, one_batch=False)
-    used = prepared.selection.used
+    prepared = prepare(config, one_batch=False, planned=True)
     full, rest = divmod(prepared.data.samples, config.batch_size)
     counts = {rows: count for rows, count in ((config.batch_size, full), (rest, 1)) if rows and count}
     first = next(prepared.batches(0))
     batches = [map_tensors(itemgetter(slice(rows)), first.inputs) for rows in counts]
     prediction = predict(prepared, batches)
-    placed = prepared.strategy.place(copy.deepcopy(prepared.model), used, Timer())
-    ranks, note = 0, prediction.note  # a strategy without a launcher has no ranks
-    if isinstance(config.options, LaunchOptions) and config.options.launches:
-        world, (fewest_hosts, _) = World.of(), host_range(config.options)
-        ranks = world.size if world is not None else fewest_hosts * processes(config)
+    ranks, notes = _ranks(config), [prediction.note]
     if ranks > 1:
-        of_ranks = f"device map and shapes are those of one process; {ranks} ranks share its batches"
-        note = "; ".join(filter(None, (note, of_ranks)))
+        notes.append(f"device map and shapes are those of one process; {ranks} ranks share its batches")
+    if prepared.selection.missing:
+        names = ", ".join(map(devices.label, dict.fromkeys(prepared.selection.missing)))
+        notes.append(f"planned for {names}, which this machine does not have")
     return {
         "name": prepared.name,
         "execution": prepared.execution,
         "config": config.to_dict(),
-        "devices": Observations(prepared, placed).device_facts(),
-        "device_map": device_map(placed),
-        "splits": _splits(placed, _rank_labels(config.options, ranks), counts),
+        "devices": {"requested": list(prepared.selection.requested), **prediction.devices},
+        "device_map": prediction.device_map,
+        "splits": _splits(prediction, _rank_labels(config.options, ranks), counts),
         "shapes": prediction.shapes,
         "memory": prediction.memory,
-        "note": note,
+        "note": "; ".join(filter(None, notes)),
     }
+
+
+def _ranks(config: RunConfig) -> int:
+    """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
+    if not (isinstance(config.options, LaunchOptions) and config.options.launches):
+        return 0
+    world, (fewest_hosts, _) = World.of(), host_range(config.options)
+    return world.size if world is not None else fewest_hosts * processes(config, planned=True)
 
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
@@ -89,11 +95,9 @@ def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
     return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in by_chunk]
 
 
-def _splits(placed: Placed, ranks: list[str], counts: dict[int, int]) -> list[Row]:
+def _splits(prediction: Prediction, ranks: list[str], counts: dict[int, int]) -> list[Row]:
     """How batches are split, over ``ranks`` too; ``counts`` is how many batches an epoch has of each size."""
-    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
-    places = [(name, [*map(devices.label, wrapper.replica_devices)]) for name, wrapper in wrappers]
-    places.append(("", ranks))
+    places = [*prediction.replicated, ("", ranks)]
     splits = []
     for name, labels in places:
         for rows, batches in counts.items() if labels else ():
@@ -105,14 +109,27 @@ def _splits(placed: Placed, ranks: list[str], counts: dict[int, int]) -> list[Ro
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rows of ``shapes`` as ``observe`` returns them, and bytes of parameters and buffers by device.
+    """``shapes`` and ``device_map`` as ``observe`` returns them, and ``devices`` of a Record.
 
-    With a ``note``, real batches ran instead of fake ones, which does not detect layouts that mix devices.
+    ``replicated``: the devices of each wrapper that makes replicas. With a ``note``, real batches ran instead
+    of fake ones, which does not detect layouts that mix devices.
     """
 
     shapes: list[Row]
-    memory: dict[str, dict[str, int]]
+    device_map: list[Row]
+    devices: Row
+    replicated: list[tuple[str, list[str]]]
     note: str = ""
+
+    @property
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes of parameters and buffers by device, with those of replicas."""
+        memory: dict[str, dict[str, int]] = {}
+        for row in self.device_map:
+            for device in [row["device"], *row["replicas"]]:
+                sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
+                sizes[f"{row['kind']}s"] += row["bytes"]
+        return memory
 
 
 class PlacementError(ConfigError):
@@ -149,21 +166,26 @@ def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Predictio
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
         shapes = observe(placed, batches)
+    return _renamed(placed, shapes, names, note)
+
+
+def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:
+    """The prediction with the names of the devices that the virtual ones stand for."""
+
+    def name(device: torch.device | str) -> str:
+        return names.get(str(device), str(device))
+
+    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
     return Prediction(
-        [{**row, "device": names.get(row["device"], row["device"])} for row in shapes],
-        {names.get(device, device): size for device, size in _memory(device_map(placed)).items()},
+        [{**row, "device": name(row["device"])} for row in shapes],
+        [
+            {**row, "device": name(row["device"]), "replicas": [*map(name, row["replicas"])]}
+            for row in device_map(placed)
+        ],
+        {"used": [*map(name, placed.devices)], "output": name(placed.output_device)},
+        [(part, [*map(name, wrapper.replica_devices)]) for part, wrapper in wrappers],
         note,
     )
-
-
-def _memory(rows: list[Row]) -> dict[str, dict[str, int]]:
-    """Bytes by device: parameters and buffers, with those of replicas."""
-    memory: dict[str, dict[str, int]] = {}
-    for row in rows:
-        for device in [row["device"], *row["replicas"]]:
-            sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
-            sizes[f"{row['kind']}s"] += row["bytes"]
-    return memory
 
 
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:

@@ -20,8 +20,18 @@ from dpexp.engine.observe import preserved
 from dpexp.strategies import Strategy
 
 
+def check_not_wrapped(model: nn.Module) -> None:
+    """Raises ConfigError for an ``nn.DataParallel``, which would choose its own devices."""
+    if isinstance(model, nn.DataParallel):
+        raise ConfigError(
+            "the model is an nn.DataParallel, which chooses its own devices: give the module inside it, and "
+            "whole puts it in DataParallel"
+        )
+
+
 def check_model(model: nn.Module, config: RunConfig) -> None:
-    """Raises ConfigError for a model that cannot be trained, or that verification cannot copy."""
+    """Raises ConfigError for a model that lays itself out, cannot be trained, or cannot be copied."""
+    _check_no_data_parallel(model)
     parameters = list(model.parameters())
     if not config.eval and not any(parameter.requires_grad for parameter in parameters):
         found = f"{len(parameters)} parameters, all of them frozen" if parameters else "no parameters"
@@ -34,6 +44,18 @@ def check_model(model: nn.Module, config: RunConfig) -> None:
                 f"the model cannot be copied ({describe(error)}), "
                 "and verification compares copies: --no-check runs it without"
             ) from error
+
+
+def _check_no_data_parallel(model: nn.Module) -> None:
+    """Raises ConfigError for a model with an ``nn.DataParallel`` that ``block`` has not taken out."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.DataParallel)]
+    if not names:
+        return
+    blocks = " ".join(f"--block {name}" for name in names)
+    raise ConfigError(
+        f"the model has {', '.join(names)} in nn.DataParallel, which chooses its own devices: "
+        f"block {blocks} lays it over those of the run"
+    )
 
 
 def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy) -> str:

@@ -19,7 +19,7 @@ from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.checkpoint import Checkpoints
-from dpexp.engine.model_check import check_model, try_one_batch
+from dpexp.engine.model_check import check_model, check_not_wrapped, try_one_batch
 from dpexp.record import UnknownRunError, check_writable, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
 
@@ -50,9 +50,11 @@ class Prepared:
 
     @property
     def execution(self) -> str:
-        """``real``, ``virtual`` or ``passthrough``: what kind of run this is."""
+        """``real``, ``virtual`` or ``passthrough``: what kind of run this is; ``planned`` cannot run here."""
         if self.selection.is_virtual:
             return "virtual"
+        if self.selection.missing:
+            return "planned"
         return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
 
     @property
@@ -86,21 +88,25 @@ class Prepared:
         torch.set_num_threads(self.threads_before)
 
 
-def prepare(config: RunConfig, *, one_batch: bool = True, group: ProcessGroup | None = None) -> Prepared:
+def prepare(
+    config: RunConfig, *, one_batch: bool = True, planned: bool = False, group: ProcessGroup | None = None
+) -> Prepared:
     """Build and check everything that a run needs. Writes nothing. Raises ConfigError.
 
     ``one_batch`` also runs the first batch through the model on the host, to check that the two fit.
+    ``planned`` admits accelerators that this machine does not have.
     """
     group, threads_before = group or ProcessGroup(), torch.get_num_threads()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
-    selection = assign_device(config, World.of())
+    selection = assign_device(config, World.of(), planned=planned)
     seed_globals(config.seed)
     source = data.source(config.data, config.loss)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     model = models.build(config.model, source.features)
+    check_not_wrapped(model)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     strategy = STRATEGIES[config.strategy](config, group)

@@ -16,7 +16,10 @@ from dpexp.timing import Timer
 
 
 class Block(Replicating):
-    """Each named block scatters its inputs and gathers its outputs; other modules get the full batch."""
+    """Each named block scatters its inputs and gathers its outputs; other modules get the full batch.
+
+    A block that the model itself has in ``nn.DataParallel`` is taken out of it.
+    """
 
     name = "block"
     needs = Needs(devices=True, compile=False)
@@ -24,7 +27,10 @@ class Block(Replicating):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         super().prepare(model, devices)
-        matching(model, self.options.block, "--block")
+        for name in matching(model, self.options.block, "--block"):
+            module = model.get_submodule(name)
+            if isinstance(module, nn.DataParallel):  # as the tutorial writes it
+                model.set_submodule(name, module.module)
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST

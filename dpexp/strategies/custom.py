@@ -27,7 +27,7 @@ from torch import distributed, nn
 
 from dpexp.config import ConfigError, CustomOptions, spec
 from dpexp.config.errors import as_config_error
-from dpexp.devices import HOST, move, place
+from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.fsdp import ShardedSync
@@ -47,7 +47,8 @@ class Custom(Strategy):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         _, takes_devices = self._function()
-        if takes_devices or distributed.is_initialized():
+        lays_out_here = all(device.type == "cpu" or device in accelerators() for device in devices)
+        if (takes_devices and lays_out_here) or distributed.is_initialized():
             placed = self.place(copy.deepcopy(model), devices, Timer())
             with self._where():
                 check_parameters(model, placed, self.group)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from dpexp import parallel
-from dpexp.config import ConfigError, RunConfig
-from dpexp.devices import HOST, accelerators, autocast, is_virtual, running_on
+from dpexp.config import ConfigError, DataParallelOptions, RunConfig
+from dpexp.config.errors import available
+from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
 from dpexp.strategies.base import Devices, Strategy
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
@@ -65,6 +66,7 @@ class _Timed(Wrapper):
 
     timer: Timer
     autocast_dtype: str
+    gathers_on: torch.device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if len(self.replica_devices) > 1:
@@ -86,7 +88,7 @@ class _Timed(Wrapper):
             return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("gather", self.replica_devices[0]):
+        with self.timer.phase("gather", self.gathers_on):
             return super().gather(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -98,20 +100,38 @@ class PortableDataParallel(_Timed, parallel.DataParallel):
     """``dpexp.parallel.DataParallel``, timed."""
 
 
-def data_parallel_module(module: nn.Module, devices: Devices, config: RunConfig, timer: Timer) -> Wrapper:
+def data_parallel_module(
+    module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device | None = None
+) -> Wrapper:
     """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
 
-    Without devices the wrapper calls the module itself, as PyTorch's does.
+    Its outputs are gathered on ``output``, by default devices[0]. Without devices the wrapper calls the
+    module itself, as PyTorch's does.
     """
     wrapper: _Timed
+    output = output or (devices[0] if devices else HOST)
+    gathers_on = output if devices else None
     if uses_torch(config, devices):
-        wrapper = TorchDataParallel(module, device_ids=list(devices) or None)
+        wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
     else:
-        wrapper = PortableDataParallel(module, device_ids=list(devices))
+        wrapper = PortableDataParallel(module, list(devices), gathers_on)
+    wrapper.gathers_on = output
     wrapper.timer = timer
     wrapper.autocast_dtype = config.autocast
     wrapper.replica_devices = tuple(devices)
     return wrapper
+
+
+def output_device(options: DataParallelOptions, devices: Devices) -> torch.device:
+    """The device of ``--output-device``, by default the first; the host without devices.
+
+    Raises ConfigError for one that the run does not use.
+    """
+    known = {label(device): device for device in devices or (HOST,)}
+    name = options.output_device.strip() or next(iter(known))
+    if name not in known:
+        raise ConfigError(f"--output-device '{name}' is not a device of this run: {available(known)}")
+    return known[name]
 
 
 def uses_torch(config: RunConfig, devices: Devices) -> bool:

@@ -5,13 +5,14 @@ This is the function of PyTorch's tutorial, written out: read ``DataParallelCall
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from dpexp import parallel
-from dpexp.config import RunConfig
+from dpexp.config import DataParallelOptions, RunConfig
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
-from dpexp.strategies.data_parallel import Replicating, labelled, on_one_device, uses_torch
+from dpexp.strategies.data_parallel import Replicating, labelled, on_one_device, output_device, uses_torch
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
@@ -21,23 +22,32 @@ class Functional(Replicating):
 
     name = "functional"
     needs = Needs(devices=True, compile=False)
+    options: DataParallelOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        output_device(self.options, devices)
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
-        module = DataParallelCall(place(model, first), devices, self.config, timer)
-        return Placed(module, first, first, tuple(devices) or (HOST,))
+        output = output_device(self.options, devices)
+        module = DataParallelCall(place(model, first), devices, self.config, timer, output)
+        return Placed(module, first, output, tuple(devices) or (HOST,))
 
 
 class DataParallelCall(Wrapper):
-    """A module whose forward is ``data_parallel(module, inputs, devices)``.
+    """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
 
-    The rows of the inputs are split over the devices. The module is on the first, and so are the outputs.
+    The rows of the inputs are split over the devices. The module is on the first.
     """
 
-    def __init__(self, module: nn.Module, devices: Devices, config: RunConfig, timer: Timer) -> None:
+    def __init__(
+        self, module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device
+    ) -> None:
         super().__init__()
         self.module = module
         self.replica_devices = tuple(devices)
+        self.output = output
         self.library = nn.parallel if uses_torch(config, devices) else parallel
         self.timer = timer
         self.dtype = config.autocast
@@ -55,5 +65,5 @@ class DataParallelCall(Wrapper):
         with phase("parallel_apply"):
             calls = labelled(replicas[: len(used)], used, self.timer, self.dtype)
             outputs = library.parallel_apply(calls, chunks, devices=used)
-        with phase("gather", devices[0]):
-            return library.gather(outputs, devices[0])
+        with phase("gather", self.output):
+            return library.gather(outputs, self.output)

@@ -5,6 +5,7 @@ batch (30) --> model on devices[0] --> outputs (30)
 
 from torch import nn
 
+from dpexp.config import ConfigError
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward
@@ -16,6 +17,15 @@ class Single(Strategy):
 
     name = "single"
     needs = Needs(devices=False)
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        if len(devices) > 1 and (self.config.virtual or self.config.devices != "auto"):
+            option = "--virtual" if self.config.virtual else "--devices"
+            one = 1 if self.config.virtual else devices[0]
+            raise ConfigError(
+                f"{option} gives {len(devices)} devices and single uses one: write {option} {one}, or choose "
+                "a strategy that uses several, such as whole"
+            )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST

@@ -1,15 +1,16 @@
 """``whole``: the whole model in DataParallel.
 
            +--> replica 0 (devices[0]) --+
- batch ----+--> replica 1 (devices[1]) --+----> outputs on devices[0]
+ batch ----+--> replica 1 (devices[1]) --+----> outputs on devices[0], or --output-device
 scatter    +--> replica 2 (devices[2]) --+   gather
 """
 
 from torch import nn
 
+from dpexp.config import DataParallelOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
-from dpexp.strategies.data_parallel import Replicating, data_parallel_module
+from dpexp.strategies.data_parallel import Replicating, data_parallel_module, output_device
 from dpexp.timing import Timer
 
 
@@ -18,8 +19,14 @@ class Whole(Replicating):
 
     name = "whole"
     needs = Needs(devices=True, compile=False)
+    options: DataParallelOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        output_device(self.options, devices)
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
-        module = data_parallel_module(place(model, first), devices, self.config, timer)
-        return Placed(module, first, first, tuple(devices) or (HOST,))
+        output = output_device(self.options, devices)
+        module = data_parallel_module(place(model, first), devices, self.config, timer, output)
+        return Placed(module, first, output, tuple(devices) or (HOST,))

@@ -61,8 +61,17 @@ def test_the_digest_depends_on_every_value() -> None:
 
 def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_tracked() -> None:
     assert options_with_role("control", "delivery", "label") == {
-        *("devices", "virtual", "threads", "backend", "comm", "comm_timeout", "nnodes", "rdzv_endpoint"),
-        *("join_timeout", "max_restarts", "snapshot_every", "resume", "steps", "epochs", "phase_steps"),
+        *("devices", "virtual", "output_device", "threads", "backend", "comm", "comm_timeout", "nnodes"),
+        *(
+            "rdzv_endpoint",
+            "join_timeout",
+            "max_restarts",
+            "snapshot_every",
+            "resume",
+            "steps",
+            "epochs",
+            "phase_steps",
+        ),
         *("check", "track", "track_timeout", "experiment", "run_name"),
     }
 

@@ -125,6 +125,11 @@ DEVICES = [
     bad(
         "whole --virtual 2 --backend torch", "--backend torch", "not on cpu:0, cpu:1; --backend portable does"
     ),
+    bad("single --virtual 2", "--virtual gives 2 devices and single uses one: write --virtual 1", "whole"),
+    bad("whole --virtual 2 --output-device cpu:2", "--output-device 'cpu:2'", "there are cpu:0, cpu:1"),
+    bad("functional --output-device cuda:0", "--output-device 'cuda:0'", "there is cpu"),
+    done("whole --virtual 3 --output-device cpu:2", "results on cpu:2"),
+    done("functional --virtual 3 --output-device cpu:1", "results on cpu:1"),
     done("whole --virtual 8 --batch-size 3", "Every batch (3 rows) runs on 3 of 8 devices: 5 idle meanwhile"),
 ]
 
@@ -136,7 +141,9 @@ NAMES = [
     bad("block --model $user:Nested --block layers.0 --block layers.0.0",
         "--block 'layers.0.0' lies inside --block 'layers.0'"),
     done("block --model $user:Nested --block layers --virtual 2", "layers.1"),
-    done("place --model $user:Nested", "layers.0"),
+    bad("place --model $user:Nested --virtual 2", "place needs --place NAME=DEVICE", "--place layers=cpu"),
+    bad("place", "--place block1=cpu --place block2=cpu --place block3=cpu; --virtual N emulates"),
+    done("place --model $user:Nested --place '*=cpu'", "layers.0"),
     bad("block --model $user:Nested --block 'layers.*' --block layers",
         "'layers.0' lies inside --block 'layers'"),
     bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
@@ -179,6 +186,9 @@ MODELS = [
     bad("whole --model $user:nothing", "returned NoneType, not a torch.nn.Module"),
     bad("whole --model $user:a_class", "returned the class Model (call it)"),
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
+    bad("whole --model $user:Wrapped", "has block2 in nn.DataParallel", "block --block block2"),
+    bad("single --model $user:wrapped", "is an nn.DataParallel", "whole puts it in DataParallel"),
+    done("block --model $user:Wrapped --virtual 2", "Verified", "replicas on cpu:0, cpu:1"),
     bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
     bad("whole --model $user:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
     done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dpexp import devices
 from dpexp.config import RunConfig
-from dpexp.engine.dry_run import PlacementError, predict
+from dpexp.engine.dry_run import PlacementError, dry_run, predict
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
@@ -34,7 +37,8 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
     chosen = {key: [name.replace("FIRST", first) for name in names] for key, names in options.items()}
     if strategy == "block":
         chosen = {"block": [first]}
-    prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=3, options=chosen))
+    count = 1 if strategy == "single" else 3
+    prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=count, options=chosen))
     batches = [batch.inputs for batch, _ in zip(prepared.batches(0), range(2), strict=False)]
     if (model, strategy) == ("dlrm", "place"):  # it concatenates the outputs of `first` with those of others
         with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at embeddings\.py:\d+"):
@@ -76,6 +80,44 @@ def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_repor
     assert predicted.shapes == observe(placed, batches)
 
 
+PLANNED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("single", {}, ["cuda:0"]),
+    ("whole", {"output_device": "cuda:1"}, ["cuda:0", "cuda:1"]),
+    ("functional", {}, ["cuda:0", "cuda:1"]),
+    ("block", {}, ["cuda:0", "cuda:1"]),
+    ("hybrid", {}, ["cpu", "cuda:0", "cuda:1"]),
+    ("place", {"place": ["block1=cuda:1"]}, ["cuda:0", "cuda:1"]),
+    ("ddp", {}, ["cuda:0"]),
+    ("fsdp", {}, ["cuda:0"]),
+]
+NAMES = re.compile(r'"(cpu:\d+)"')
+
+
+@pytest.mark.skipif(bool(devices.accelerators()), reason="for machines without accelerators")
+@pytest.mark.parametrize(("strategy", "options", "used"), PLANNED, ids=[case[0] for case in PLANNED])
+def test_a_dry_run_for_devices_that_are_not_here_is_that_of_virtual_ones(
+    strategy: str, options: dict[str, Any], used: list[str]
+) -> None:
+    named = "cuda:0" if strategy == "single" else "cuda:0,cuda:1"
+    planned = dry_run(RunConfig(strategy, devices=named, options=options))
+    virtual = {key: re.sub("cuda", "cpu", str(value)) for key, value in options.items()}
+    if strategy == "place":
+        virtual = {"place": ["block1=cpu:1"]}
+    emulated = dry_run(RunConfig(strategy, virtual=len(named.split(",")), options=virtual))
+    assert (planned["execution"], emulated["execution"]) == ("planned", "virtual")
+    assert planned["devices"]["used"] == used
+    assert "cuda:0" in planned["note"]
+    same = ("device_map", "splits", "shapes", "memory")
+    renamed = NAMES.sub(lambda name: f'"{name[1].replace("cpu", "cuda")}"', json.dumps(emulated))
+    assert {key: planned[key] for key in same} == {key: json.loads(renamed)[key] for key in same}
+
+
+def test_a_planned_layout_that_mixes_devices_is_refused(mixing: str) -> None:
+    options = {"place": ["left=cuda:0", "right=cuda:1"]}
+    with pytest.raises(PlacementError, match=r"mixes devices cuda:[01] and cuda:[01] at mixing\.py:10"):
+        dry_run(RunConfig("place", model=mixing, devices="cuda:0,cuda:1", options=options))
+
+
 def test_the_real_model_and_batch_are_not_changed() -> None:
     prepared = prepare(RunConfig("whole", virtual=2))
     before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
@@ -107,19 +149,19 @@ def mixing(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "devices"),
+    ("strategy", "options", "named"),
     [
         ("place", {"place": ["left=cpu", "right=cpu:1"]}, ("cpu", "cpu:1")),
         ("place", {"place": ["left=cpu:1"]}, ("cpu:1", "cpu:0")),
     ],
 )
 def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
-    mixing: str, strategy: str, options: Any, devices: tuple[str, str]
+    mixing: str, strategy: str, options: Any, named: tuple[str, str]
 ) -> None:
     prepared = prepare(RunConfig(strategy, model=mixing, virtual=2, options=options))
     with pytest.raises(PlacementError) as caught:
         predict(prepared, [next(prepared.batches(0)).inputs])
     message = str(caught.value)
     assert "mixing.py:10 (return self.left(x) * self.right(x))" in message
-    for device in devices:
+    for device in named:
         assert device in message

@@ -30,7 +30,26 @@ class Model(nn.Module):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
 
 
+class Wrapped(nn.Module):
+    """A block in DataParallel, as PyTorch's tutorial writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block1 = nn.Linear(5, 4)
+        self.block2 = nn.DataParallel(nn.Linear(4, 4))
+        self.block3 = nn.Linear(4, 2)
+
+    example = Model.example
+
+    def forward(self, x: Tensor) -> Any:
+        return self.block3(self.block2(self.block1(x)))
+
+
 # --- factories -----------------------------------------------------------------------------------
+
+
+def wrapped() -> nn.Module:
+    return nn.DataParallel(Model())
 
 
 def right(width: int = 3) -> nn.Module:

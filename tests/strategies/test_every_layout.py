@@ -62,10 +62,9 @@ def verdict(strategy: str, model: str, data: str = "random") -> str:
     """``verified``, or the reason why not."""
     given = option(strategy, model)
     options = {given[0]: (given[1],)} if given else {}
+    config = {"strategy": strategy, "model": model, "data": data, "virtual": 1 if strategy == "single" else 3}
     try:
-        prepared = prepare(
-            RunConfig.from_dict({"strategy": strategy, "model": model, "data": data, "virtual": 3} | options)
-        )
+        prepared = prepare(RunConfig.from_dict(config | options))
     except ConfigError as error:
         return f"no: {error}"
     result = verify(prepared)

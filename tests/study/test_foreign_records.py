@@ -138,7 +138,9 @@ def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
 
 # --- the rule covers options to come --------------------------------------------------------------
 
-HARMLESS = {"devices", "experiment", "run_name", "resume", "nnodes", "block", "host", "place", "mesh"}
+HARMLESS = {"devices", "experiment", "run_name", "resume", "nnodes", "block", "host", "place", "mesh"} | {
+    "output_device"
+}
 """Options with free text that name nothing outside: devices, dimensions, submodules, own runs, labels."""
 
 
