@@ -9,8 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from command_lines import CommandLines, CommandResult
-from launching import start, wait
+from command_lines import CommandLines, CommandResult, wait
 from printed import PAGES, ROOT, Block, blocks, inline_commands, text, write_examples
 
 RUN_ELSEWHERE = {
@@ -54,12 +53,13 @@ def run(words: list[str], folder: Path, lines: CommandLines, home: Path) -> Comm
     if words[0] == "torchrun":
         words = ["python", "-m", "torch.distributed.run", *words[1:]]
     if words[1].endswith(".py"):
-        return lines.run(words[2:], folder, program=(folder / words[1]).resolve(), **environment)
-    done = wait(start(*words[1:], folder=folder, **environment))
-    return CommandResult(done.returncode, done.stdout, done.stderr)
+        words[1] = str((folder / words[1]).resolve())
+    command = lines.start(*words[1:], folder=folder, **environment)
+    stdout, stderr = wait(command)
+    assert command.returncode is not None
+    return CommandResult(command.returncode, stdout, stderr)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_every_command_that_a_page_prints_works(
     page: str, checkout: Path, command_lines: CommandLines, dpexp_home: Path

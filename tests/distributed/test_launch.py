@@ -12,7 +12,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import ENVIRONMENT, SCRIPT, free_port, record, run, start, torchrun, until_step, wait, words
+from launching import (
+    AGENT,
+    ENVIRONMENT,
+    SCRIPT,
+    free_port,
+    record,
+    run,
+    start,
+    start_forked,
+    torchrun,
+    until_step,
+    wait,
+    words,
+)
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
@@ -75,8 +88,8 @@ def test_ranks_start_from_any_working_directory(hostile: Path, strategy: str, mo
 
 @pytest.mark.usefixtures("temporary_folder")
 def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None:
-    words = ("hybrid", "--model", "package.mine:embedding", "--host", "0", *SHORT)
-    found = record(torchrun(2, *words, folder=hostile))
+    words = ("hybrid", "--model", "package.mine:embedding", "--host", "0", *SHORT, "--no-track")
+    found = record(wait(start(*AGENT, "2", SCRIPT, *words, folder=hostile)))
     check_no_thread_of_gloo(hostile)
     assert found["verification"]["passed"] is True
 
@@ -142,7 +155,7 @@ def test_torchruns_ranks_refuse_a_missing_home(tmp_path: Path, monkeypatch: pyte
 
 
 def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: Path) -> None:
-    process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    process = start_forked(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
     until_step(dpexp_home, 1, process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import SCRIPT, STEPS, ranks_of, record, run, start, until_step, wait, words
+from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_step, wait, words
 from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError
@@ -35,7 +35,7 @@ def test_a_killed_rank_changes_no_bit(
     dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int
 ) -> None:
     arguments = [*words(tmp_path, strategy), "--devices", str(world), "--no-track"]
-    process = start(SCRIPT, *arguments)
+    process = start_forked(SCRIPT, *arguments)
     interrupted = until_step(dpexp_home, step, process)
     os.kill(ranks_of(process)[victim], signal.SIGKILL)
     found = record(wait(process))
@@ -51,7 +51,7 @@ def test_a_killed_rank_changes_no_bit(
 def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
-    process = start(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
+    process = start_forked(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
     until_step(dpexp_home, 1, process)
     process.send_signal(signal.SIGTERM)
     stopped = wait(process)
@@ -60,7 +60,7 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     assert stopped_record["status"] == "killed"
     done = len(stopped_record["steps"]["loss"])
     assert 1 <= done < STEPS
-    resumed = start(
+    resumed = start_forked(
         SCRIPT, *words(tmp_path, every=1000), "--devices", "2", "--resume", "last", "--track-timeout", "60"
     )
     found = record(wait(resumed))
@@ -78,7 +78,7 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
 def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_checkpoint(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
-    process = start(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    process = start_forked(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
     until_step(dpexp_home, 12, process)
     ranks = ranks_of(process)
     assert len(ranks) == 2

@@ -12,7 +12,7 @@ from typing import Any
 import planted
 import pytest
 import torch
-from launching import start, wait
+from launching import AGENT, start_forked, wait
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
@@ -174,8 +174,7 @@ def test_a_right_layout_has_no_cause() -> None:
 @functools.cache
 def in_ranks(world: int) -> tuple[dict[str, dict[str, Any]], bool]:
     """The verification of every case, and whether all ranks have the same."""
-    agent = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world))
-    done = wait(start(*agent, str(HELPER)))
+    done = wait(start_forked(*AGENT, str(world), str(HELPER)))
     assert done.returncode == 0, done.stderr[-3000:]
     results, is_same = json.loads(done.stdout)
     return results, is_same

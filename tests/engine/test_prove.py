@@ -8,7 +8,7 @@ from typing import Any
 import layouts
 import pytest
 import torch
-from launching import start, wait
+from launching import AGENT, start_forked, wait
 from printed import write_examples
 from torch import nn
 
@@ -100,9 +100,8 @@ def test_what_cannot_be_compared_is_refused(layout: Any, data: Any, message: str
 
 def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
     write_examples("docs/custom-layouts.md", tmp_path)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "pytest")
     root = str(Path(dpexp.__file__).parents[1])
-    options = ("-q", "-p", "no:cacheprovider", "test_layout.py")
-    done = wait(start(*torchrun, *options, folder=tmp_path, PYTHONPATH=f"{root}:{tmp_path}"))
+    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_layout.py")
+    done = wait(start_forked(*AGENT, "4", *options, folder=tmp_path, PYTHONPATH=f"{root}:{tmp_path}"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("1 passed") == 4

@@ -1,39 +1,35 @@
-"""Command lines of scripts/run.py and of other programs, each in a forked child: torch is imported once.
+"""The one way to run a command line: ``python WORDS`` in a forked child, where torch is imported before.
 
-Tests use ``shared()``, a ``CommandLines``. Its process is this file, started as a script. It reads requests
-from stdin, one JSON object on each line: ``program`` (a Python file), ``words`` (of the command line),
-``folder`` (the working directory) and ``environment``, and answers each with ``{code, stdout, stderr}``; a
-negative code is the signal that ended the child.
+``shared()`` is the ``CommandLines`` of this test process. Its process is ``forked_python.py``.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib
-import importlib.util
+import contextlib
 import json
 import os
-import runpy
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "run.py"
-
-PATIENCE_S = 120
-PRELOADED = (
-    "dpexp.engine.dry_run",
-    "dpexp.report.render.terminal",
-    "numpy",
-    "torch._dynamo",  # by the first optimizer
-    "torch.distributed.launcher.api",
-)
-"""Imported before the fork, because most command lines need them."""
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "scripts" / "run.py")
+SERVER = Path(__file__).with_name("forked_python.py")
+ENVIRONMENT = {
+    "COLUMNS": "400",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+PATIENCE_S = 1000
+"""How long to wait for an event: far longer than it takes on a busy machine."""
 
 
 class CommandResult(NamedTuple):
@@ -44,38 +40,124 @@ class CommandResult(NamedTuple):
     stderr: str
 
 
+class Command:
+    """A command line that was started. It has what the tests use of ``subprocess.Popen``."""
+
+    def __init__(self, lines: CommandLines, number: int, words: tuple[str, ...]) -> None:
+        self.args = words
+        self.pid = 0
+        self.returncode: int | None = None
+        self._lines, self._number = lines, number
+        self._output = ("", "")
+        self.files: list[Path] = []
+        for name in ("stdout", "stderr"):
+            file, path = tempfile.mkstemp(prefix=f"dpexp-{name}-")
+            os.close(file)
+            self.files.append(Path(path))
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        self._lines.read(0)
+        return self.returncode
+
+    def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
+        """Wait until it ends; stdout and stderr. Raises ``subprocess.TimeoutExpired``."""
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            self._lines.read(deadline - time.monotonic())
+            if self.returncode is None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(list(self.args), timeout)
+        if self.files:
+            self._output = (
+                self.files[0].read_text(errors="replace"),
+                self.files[1].read_text(errors="replace"),
+            )
+        while self.files:
+            self.files.pop().unlink()
+        return self._output
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class CommandLines:
     """A process that runs each command line in a forked child; ``close`` ends it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, str(SERVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"},
+            env=os.environ | ENVIRONMENT,
         )
+        self._commands: dict[int, Command] = {}
+        self._count = 0
+        self._rest = b""
 
-    def run(
-        self, words: list[str], folder: Path, *, program: Path = SCRIPT, **environment: str
-    ) -> CommandResult:
-        """Run one command line in a folder."""
+    def start(self, *words: str, folder: Path = ROOT, **environment: str) -> Command:
+        """Start ``python WORDS`` in a folder, with the environment of this process and more variables."""
+        self._count += 1
+        command = self._commands[self._count] = Command(self, self._count, words)
         request = {
-            "program": str(program),
+            "id": self._count,
             "words": words,
             "folder": str(folder),
-            "environment": environment,
+            "environment": os.environ | ENVIRONMENT | environment,
+            "stdout": str(command.files[0]),
+            "stderr": str(command.files[1]),
         }
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
-        result = CommandResult(**json.loads(self.process.stdout.readline()))
-        assert result.code != -signal.SIGALRM, f"still running after {PATIENCE_S} s: {result}"
-        return result
+        while not command.pid:
+            self.read(PATIENCE_S)
+        return command
+
+    def run(self, words: list[str], folder: Path = ROOT, **environment: str) -> CommandResult:
+        """Run ``scripts/run.py WORDS`` in a folder."""
+        command = self.start(SCRIPT, *words, folder=folder, **environment)
+        out, err = wait(command)
+        assert command.returncode is not None
+        return CommandResult(command.returncode, out, err)
+
+    def read(self, timeout: float) -> None:
+        """Read what the process reports, for which this waits."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], max(0, timeout))
+        if not ready:
+            return
+        received = os.read(self.process.stdout.fileno(), 1 << 16)
+        assert received, f"the process of the command lines has ended: exit code {self.process.wait()}"
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for report in map(json.loads, lines):
+            self._report(**report)
+
+    def _report(self, id: int, pid: int | None = None, code: int | None = None) -> None:
+        command = self._commands[id]
+        command.pid = pid or command.pid
+        if code is not None:
+            command.returncode = code
+            del self._commands[id]
 
     def close(self) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+def wait(process: Any, timeout: float = PATIENCE_S) -> tuple[str, str]:
+    """The output of a process, a Command or a Popen, when it has ended; it is killed after the timeout."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout} s\n{out[-3000:]}\n{err[-3000:]}") from None
+    return out, err
 
 
 @cache
@@ -84,73 +166,3 @@ def shared() -> CommandLines:
     lines = CommandLines()
     atexit.register(lines.close)
     return lines
-
-
-# --- the process ----------------------------------------------------------------------------------
-
-
-def script() -> ModuleType:
-    """scripts/run.py, imported as a module."""
-    found = importlib.util.spec_from_file_location("run_script", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-def in_child(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
-    """The exit code, stdout and stderr of one command line, run in a forked child."""
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        child = os.fork()
-        if child == 0:
-            os.dup2(stdout.fileno(), 1)
-            os.dup2(stderr.fileno(), 2)
-            set_up(request)
-            run_and_exit(module, request["program"])
-        _, status = os.waitpid(child, 0)
-        result: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
-        for name, stream in (("stdout", stdout), ("stderr", stderr)):
-            stream.seek(0)
-            result[name] = stream.read().decode(errors="replace")
-        return result
-
-
-def set_up(request: dict[str, Any]) -> None:
-    """Set up the child: no stdin, an alarm that ends it, and the environment and folder of the request."""
-    signal.alarm(PATIENCE_S)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ |= request["environment"]
-    os.chdir(request["folder"])
-    sys.argv = [request["program"], *request["words"]]
-
-
-def run_and_exit(module: ModuleType, program: str) -> None:
-    """Run the program, flush its output, and exit with its code, as the interpreter does."""
-    code = 0
-    try:
-        if program == str(SCRIPT):
-            module.cli.main(module.app)
-        else:
-            runpy.run_path(program, run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def main() -> None:
-    module = script()
-    for name in PRELOADED:
-        importlib.import_module(name)
-    for line in sys.stdin:
-        print(json.dumps(in_child(module, json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Runs with ranks, as a user starts them: real torchrun agents, real gloo processes."""
+"""Runs with ranks, as a user starts them: torchrun's real agents, real gloo processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command_lines import shared
+from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, shared
+from command_lines import wait as wait_for_output
 
 from dpexp.record import Record, fold
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = str(ROOT / "scripts" / "run.py")
-PATIENCE_S = 240
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+"""``python AGENT RANKS FILE WORDS`` starts ranks with torchrun."""
+
+Process = Command | subprocess.Popen[str]
 
 
 def start(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
-    """Start ``python WORDS`` in a folder."""
+    """Start ``python WORDS`` in a folder: a new interpreter, and its ranks too (3 s of CPU time each)."""
     return subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,
@@ -33,27 +34,26 @@ def start(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Po
     )
 
 
-def wait(process: subprocess.Popen[str], timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def start_forked(*words: str, folder: Path = ROOT, **environment: str) -> Command:
+    """Start ``python WORDS`` in a folder in a forked process, whose ranks are forked too."""
+    return shared().start(*words, folder=folder, **environment)
+
+
+def wait(process: Process, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Read the output of a process until it ends."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"still running after {timeout} s\n{out[-3000:]}\n{err[-3000:]}") from None
+    out, err = wait_for_output(process, timeout)
+    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``scripts/run.py WORDS --no-track`` in a folder; where it starts ranks, they are new processes."""
-    result = shared().run([*words, "--no-track"], folder, **(os.environ | ENVIRONMENT | environment))
-    return subprocess.CompletedProcess(words, result.code, result.stdout, result.stderr)
+    """``scripts/run.py WORDS --no-track`` in a folder."""
+    return wait(start_forked(SCRIPT, *words, "--no-track", folder=folder, **environment))
 
 
 def torchrun(ranks: int, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track`` in a folder."""
-    agent = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    return wait(start(*agent, SCRIPT, *words, "--no-track", folder=folder))
+    return wait(start_forked(*AGENT, str(ranks), SCRIPT, *words, "--no-track", folder=folder))
 
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -95,18 +95,25 @@ def words(folder: Path, strategy: str = "ddp", steps: int = STEPS, every: int = 
     return [strategy, *common, "--steps", str(steps), "--snapshot-every", str(every), "--json"]
 
 
-def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
-    """The process id of each rank that a launcher started, by rank."""
+def ranks_of(process: Process) -> dict[int, int]:
+    """The process id of each rank that a launcher started, by rank; a forked rank has the name ``rank N``."""
     found = {}
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        name = Path(f"/proc/{child}/comm").read_text().split()
         environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [entry for entry in environ if entry.startswith(b"RANK=")]
-        if ranks:
-            found[int(ranks[0].removeprefix(b"RANK="))] = int(child)
+        ranks = [entry.removeprefix(b"RANK=") for entry in environ if entry.startswith(b"RANK=")]
+        if name[0] == "rank" or ranks:
+            found[int(ranks[0] if ranks else name[1])] = int(child)
     return found
 
 
-def until_step(home: Path, step: int, process: subprocess.Popen[str]) -> Record:
+def left_behind() -> list[int]:
+    """The processes that lost their parent and run on, of those that forked command lines started."""
+    pid = shared().process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until_step(home: Path, step: int, process: Process) -> Record:
     """Wait until the journal of the only run has this number of steps."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launching import ENVIRONMENT, ROOT
+from command_lines import ENVIRONMENT, ROOT, SERVER
 
 IP = shutil.which("ip") or "/usr/sbin/ip"
 NET = "10.213.7"
@@ -53,8 +53,17 @@ class Host:
         ip("-n", self.namespace, "link", "set", self.link, "down")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """``python WORDS`` on this host."""
-        command = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name, sys.executable]
+        """``python WORDS`` on this host, whose ranks are forked."""
+        command = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname "$0"; exec "$@"',
+            self.name,
+            sys.executable,
+            str(SERVER),
+        ]
         return subprocess.Popen(
             [IP, "netns", "exec", self.namespace, *command, *words],
             stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import SCRIPT, record, run, start, torchrun, wait
+from launching import SCRIPT, left_behind, record, run, start_forked, torchrun, wait
 
 from dpexp.config import DdpOptions
 from dpexp.devices import HOST
@@ -156,21 +156,7 @@ def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words:
     for word in words:
         assert done.stderr.count(word) == 1, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    assert not ranks_alive(tmp_path)
-
-
-def ranks_alive(folder: Path) -> list[int]:
-    """The ranks whose environment names the folder of this test."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"\0RANK=" in environ and str(folder).encode() in environ:
-                found.append(int(entry.name))
-    return found
+    assert not left_behind()
 
 
 def test_find_unused_accepts_unused_parameters(tmp_path: Path) -> None:
@@ -190,7 +176,7 @@ def test_a_dry_run_shows_the_rows_of_each_rank(dpexp_home: Path) -> None:
 
 
 def test_the_delivered_run_is_one_mlflow_run(dpexp_home: Path) -> None:
-    done = wait(start(SCRIPT, "ddp", "--devices", "2", *SHORT, "--track-timeout", "60"))
+    done = wait(start_forked(SCRIPT, "ddp", "--devices", "2", *SHORT, "--track-timeout", "60"))
     assert done.returncode == 0, done.stderr[-3000:]
     with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
         ((run_id, status),) = store.execute("SELECT run_uuid, status FROM runs").fetchall()

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 
 import journals
 import pytest
-from launching import SCRIPT, ranks_of, record, start, wait, words
+from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
 from mlflow_reader import history, only_run
 from store_faults import Death, DyingClient
 
@@ -233,12 +232,11 @@ def make():
 def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     command = [*words(tmp_path, steps=80, every=40), "--track-timeout", "60"]
     gate = tmp_path / "gate"
     gate.touch()
     (tmp_path / "slow.py").write_text(WAITING_MODEL.format(gate=str(gate)))
-    process = start(*agent, SCRIPT, *command)
+    process = start_forked(*AGENT, "2", "--max-restarts", "2", SCRIPT, *command)
     until_delivered(dpexp_home / "mlflow.db", 45, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     gate.unlink()
@@ -253,7 +251,7 @@ def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     assert stored_points(later, found["run_id"]) == expected_points(journal)
 
 
-def until_delivered(store: Path, step: int, process: subprocess.Popen[str]) -> None:
+def until_delivered(store: Path, step: int, process: Process) -> None:
     """Wait until the store of the only run has this step, which the restart takes back."""
     found = -1
     while found < step:
