@@ -31,6 +31,16 @@ Publish = Annotated[
 Track = Annotated[bool, typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.")]
 Order = Annotated[int, typer.Option("--order-seed", help="Seed of the order of the runs.", min=0)]
 
+UntilDecided = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided",
+        help="Run further rounds until every claim about time is decided, or up to --limit. The intervals "
+        "are wider, because each round looks at them.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", help="Most rounds with --until-decided.", min=2)]
+
 
 @app.command()
 def sweep(
@@ -41,6 +51,8 @@ def sweep(
     publish: Publish = False,
     track: Track = True,
     order_seed: Order = 0,
+    until_decided: UntilDecided = False,
+    limit: Limit = 15,
 ) -> None:
     """Run each cell once in each round, in random order, each run in a new process.
 
@@ -51,8 +63,8 @@ def sweep(
 
     cli.check_environment()
     experiment = experiments.load(folder)
-    planned = sweeps.plan_runs(experiment, only, order_seed)
-    current = _sweep(experiment, resume)
+    current = _sweep(experiment, resume, limit if until_decided else None)
+    planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
     missing = current.missing(planned)
     if dry_run:
         _show(experiment, missing, len(planned))
@@ -61,20 +73,32 @@ def sweep(
     if track and missing:
         _deliver(current)
     typer.echo(_verdicts(experiment, current))
+    if current.limit is not None:
+        open_claims = len(current.undecided())
+        result = (
+            f"{open_claims} claims about time stay undecided"
+            if open_claims
+            else "all claims about time are decided"
+        )
+        typer.echo(f"after {current.rounds} of at most {current.limit} rounds {result}", err=True)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
 
 
-def _sweep(experiment: Experiment, resume: bool) -> Sweep:
-    """A new sweep, or the newest one."""
+def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
+    """A new sweep, or the newest one, which keeps its own limit."""
     from dpexp.study.sweep import Sweep
 
     if not resume:
-        return Sweep.new(experiment)
+        return Sweep.new(experiment, limit)
     newest = Sweep.latest(experiment)
     if newest is None:
         raise ConfigError(f"--resume: there is no sweep of {experiment.name} in {home() / 'runs'} yet")
+    if limit is not None and newest.limit is None:
+        raise ConfigError(
+            "--resume --until-decided: the number of rounds of that sweep was fixed: start a new one"
+        )
     return newest
 
 

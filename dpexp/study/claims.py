@@ -1,23 +1,31 @@
 """Claims judged by Records: each holds, is not shown, or is contradicted.
 
-A claim about time is judged by an interval: the ratio of two cells' medians (or the median itself) with its
-95% bootstrap interval, runs resampled first and the steps within them next. It holds if the whole interval
-satisfies the relation, is contradicted if the whole interval breaks it, and is not shown if the interval
-lies on both sides: the difference is within the noise. A claim about a fact (shapes, equality, bytes)
-holds or is contradicted.
+A claim about time is judged by an interval over runs (``dpexp/report/analysis/intervals.py``) of the ratio of
+two cells, run by run of the same round, or of one cell's figure. It holds if the whole interval satisfies the
+relation, is contradicted if the whole interval breaks it, and is not shown if the interval lies on both
+sides, or if each cell ran once. A claim about a fact (shapes, equality, bytes) holds or is contradicted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpexp.config import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis.statistics import Interval, RunSamples, bootstrap_runs, ratio_of_medians
+from dpexp.report.analysis import intervals
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.sections import Section
-from dpexp.study.experiment import RELATIONS, Claim, ClaimOutcome, Experiment, RunsByCell, measured_runs
-from dpexp.study.metrics import Metric, metric, samples, value
+from dpexp.study.experiment import (
+    RELATIONS,
+    Claim,
+    ClaimOutcome,
+    Experiment,
+    MeasuredRun,
+    RunsByCell,
+    measured_runs,
+)
+from dpexp.study.metrics import Metric, medians, metric, value
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,13 @@ def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
 
 
 def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
-    times = samples(claim.metric, runs[cell])
-    baseline = samples(claim.metric, runs[claim.against]) if claim.against else None
-    if not times or baseline == []:
+    found = interval(claim.metric, runs[cell], runs[claim.against] if claim.against else None)
+    if found is None:
         return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
-    found = interval(times, baseline)
     satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
-    outcome = ClaimOutcome.NOT_SHOWN if len(satisfied) > 1 else _outcome(satisfied == {True})
-    show = units.ratio if claim.against else kind.show
-    return outcome, f"{show(found.value)} (95% interval {show(found.low)} to {show(found.high)})"
+    is_open = not found.is_known or len(satisfied) > 1
+    outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
+    return outcome, found.text(units.ratio if claim.against else kind.show)
 
 
 def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
@@ -90,10 +96,29 @@ def _outcome(holds: Any) -> ClaimOutcome:
     return ClaimOutcome.HOLDS if holds else ClaimOutcome.CONTRADICTED
 
 
-def interval(first: Sequence[RunSamples], second: Sequence[RunSamples] | None) -> Interval:
-    """The ratio of the medians of two cells' runs, or the median of one cell's, with its 95% interval."""
-    estimate: Callable[[Any, Any], Any] = ratio_of_medians if second is not None else lambda median, _: median
-    return bootstrap_runs(estimate, first, first if second is None else second)
+def interval(
+    name: str, runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun] | None = None
+) -> Interval | None:
+    """A timed metric of one cell's runs, or its ratio to another's, with its 95% interval; None without any.
+
+    Of a sweep that ran until its claims were decided, what the intervals after each of its rounds have in
+    common: they are wider, so that looking often finds no more differences that are not there.
+    """
+    figures = medians(name, runs)
+    baseline = None if against is None else medians(name, against)
+    if not figures or baseline == {}:
+        return None
+
+    def after(rounds: int, confidence: float) -> Interval:
+        early = {number: figure for number, figure in figures.items() if number <= rounds}
+        if baseline is None:
+            return intervals.of_runs(early, confidence)
+        return intervals.ratio(early, baseline, confidence)
+
+    first, last = min(figures), max(figures)
+    looks = intervals.look_confidences(*runs[0].looks) if runs[0].looks else {}
+    done = [after(rounds, confidence) for rounds, confidence in looks.items() if first <= rounds <= last]
+    return intervals.over_looks(done) if done else after(last, intervals.CONFIDENCE)
 
 
 def sections(experiment: Experiment, folder: Path) -> list[Section]:

@@ -151,10 +151,15 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class MeasuredRun(PlannedRun):
-    """A finished run of a sweep with its Record, and seconds of its process where they are known."""
+    """A finished run of a sweep with its Record, and seconds of its process where they are known.
+
+    ``looks`` are the first and the last round after which the sweep could end, if it ended as soon as its
+    claims were decided.
+    """
 
     record: Record
     wall_s: float | None = None
+    looks: tuple[int, int] | None = None
 
 
 RunsByCell = Mapping[str, Sequence[MeasuredRun]]
@@ -171,7 +176,7 @@ class Experiment:
     answer: str
     columns: Sequence[str]
     figure: Figure
-    repeats: int = 3
+    repeats: int = 5
 
     @property
     def name(self) -> str:
@@ -246,15 +251,30 @@ def _check(experiment: Experiment, path: Path) -> None:
         raise ConfigError(f"{path}: no cell has {what}")
 
 
-def measured_runs(folder: Path) -> dict[str, list[MeasuredRun]]:
-    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record."""
-    seconds = read_record(folder / SWEEP).summary if (folder / SWEEP).is_file() else {}
+def sweep_record(folder: Path) -> Record:
+    """The Record of the sweep that made the Records of a folder; an empty one before its end."""
+    return read_record(folder / SWEEP) if (folder / SWEEP).is_file() else Record()
+
+
+def looks_of(sweep: Row) -> tuple[int, int] | None:
+    """The rounds after which a sweep of this config could end; None if their number was fixed."""
+    return (int(sweep["repeats"]), int(sweep["limit"])) if sweep.get("limit") else None
+
+
+def measured_runs(folder: Path, looks: tuple[int, int] | None = None) -> dict[str, list[MeasuredRun]]:
+    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record.
+
+    ``looks`` are those of a sweep that has not ended; of an ended one its Record has them.
+    """
+    sweep = sweep_record(folder)
+    seconds = sweep.summary
     found: dict[str, list[MeasuredRun]] = {}
     for path in sorted(folder.glob("*.r[0-9]*.json")):
         cell, _, number = path.stem.rpartition(".r")
         record = read_record(path)
         if record.status == "finished":
-            run = MeasuredRun(cell, int(number), record, seconds.get(f"wall_s.{path.stem}"))
+            wall_s = seconds.get(f"wall_s.{path.stem}")
+            run = MeasuredRun(cell, int(number), record, wall_s, looks or looks_of(sweep.config))
             found.setdefault(cell, []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run.round)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from dpexp.report.figures import palette, style
 from dpexp.study.claims import interval
 from dpexp.study.experiment import Bars, Curves, Dots, Lines, MeasuredRun, RunsByCell, Splits
 from dpexp.study.experiment import Figure as Spec
-from dpexp.study.metrics import metric, samples, title, value
+from dpexp.study.metrics import medians, metric, title, value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +87,7 @@ def figure_data(spec: Spec, runs: RunsByCell) -> list[Row]:
 
 def _bar(name: str, label: str, runs: Sequence[MeasuredRun]) -> Row:
     kind, _ = metric(name)
-    dots = [statistics.median(times) for times in samples(name, runs)] if kind.is_timed else []
+    dots = list(medians(name, runs).values()) if kind.is_timed else []
     return {"label": label, "value": value(name, runs), "dots": dots}
 
 
@@ -100,9 +99,11 @@ def _line(spec: Lines, label: str, points: Mapping[float, str], runs: RunsByCell
         if not runs.get(cell) or (against and not runs.get(against)):
             continue
         if kind.is_timed:
-            baseline = samples(spec.metric, runs[against]) if against else None
-            found = interval(samples(spec.metric, runs[cell]), baseline)
-            figures = (found.value, found.low, found.high)
+            found = interval(spec.metric, runs[cell], runs[against] if against else None)
+            if found is None:
+                continue
+            ends = (found.low, found.high) if found.is_known else (found.value, found.value)
+            figures = (found.value, *ends)
         else:
             figures = (float(value(spec.metric, runs[cell])),) * 3
         for key, number in zip(("x", "y", "low", "high"), (float(x), *figures), strict=True):
@@ -156,7 +157,7 @@ def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
     axes.set_xlim(0, longest * 1.05)
     axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
     has_dots = any(row["dots"] for row in data)
-    below = f"{title(spec.metric)}, median of all runs; a dot is one run" if has_dots else ""
+    below = f"{title(spec.metric)}, geometric mean of the runs' medians; a dot is one run" if has_dots else ""
     style.title(axes, spec.title, below)
     return figure
 

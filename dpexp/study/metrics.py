@@ -14,6 +14,7 @@ from dpexp.config import ConfigError, unknown
 from dpexp.record import present, spread
 from dpexp.report import units
 from dpexp.report.analysis import layout
+from dpexp.report.analysis.intervals import typical
 from dpexp.report.analysis.phases import samples as phase_samples
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.statistics import usual_times
@@ -155,17 +156,24 @@ def samples(name: str, runs: Sequence[MeasuredRun]) -> list[list[float]]:
     return list(filter(None, (found.of(run, argument) for run in runs)))
 
 
+def medians(name: str, runs: Sequence[MeasuredRun]) -> dict[int, float]:
+    """{round: the run's median} of a timed metric, of the runs that have it."""
+    found, argument = metric(name)
+    values = {run.round: found.of(run, argument) for run in runs}
+    return {number: statistics.median(kept) for number, kept in values.items() if kept}
+
+
 def value(name: str, runs: Sequence[MeasuredRun]) -> Any:
-    """The value of a metric: the median of all samples of a timed one, else the value in every run.
+    """The value of a metric: of a timed one the geometric mean of the runs' medians, else that of every run.
 
     Raises ConfigError if the runs disagree in a fact, or none has the metric.
     """
     found, argument = metric(name)
     if found.is_timed:
-        pooled = [sample for run in samples(name, runs) for sample in run]
-        if not pooled:
+        figures = medians(name, runs)
+        if not figures:
             raise ConfigError(f"no run of cell '{runs[0].cell}' has a {name}")
-        return statistics.median(pooled)
+        return typical(figures.values())
     values = [found.of(run, argument) for run in runs]
     if any(other != values[0] for other in values[1:] if other == other):
         raise ConfigError(f"the runs of cell '{runs[0].cell}' disagree in {name}: {sorted(set(values))}")

@@ -28,14 +28,15 @@ from dpexp.study.experiment import (
     RunsByCell,
     checksums,
     load,
+    sweep_record,
 )
 
 FIGURE = "figure.png"
 INDEX_BLOCK = "index"
 INTERVALS = (
-    "Times are medians, with the interquartile range in brackets and the number of samples after it; "
-    "intervals hold 95% of a bootstrap over runs and the steps within them. A claim about time is "
-    "one about this machine."
+    "A time is the geometric mean of its runs' medians, with the interquartile range of all samples in "
+    "brackets and their number after it; an interval is of Student's t over the runs, paired by round. A "
+    "claim about time is one about this machine."
 )
 _PLACEHOLDER = re.compile(r"\{(value|ratio) ([\w:]+) ([\w-]+)(?: ([\w-]+))?\}")
 
@@ -105,7 +106,9 @@ class ExperimentReadme:
 
     def setup(self) -> str:
         """The machine, versions, lock, commit and date of each kind's Records."""
-        return "\n".join(line for kind, runs in self.runs.items() for line in _setup(kind, records_of(runs)))
+        return "\n".join(
+            line for kind, runs in self.runs.items() for line in _setup(kind, records_of(runs), _looks(runs))
+        )
 
     def render(self, text: str) -> str:
         """The README's text with new blocks. Raises ConfigError if a block's place is missing."""
@@ -147,14 +150,14 @@ class ExperimentReadme:
 
     def _record_problems(self, kind: str) -> list[str]:
         folder, found = self.experiment.records / kind, []
+        last = rounds_of(folder, self.experiment.repeats)
         if _text(folder / CHECKSUMS) != checksums(folder):
             found.append(f"{folder / CHECKSUMS}: the Records have changed since the sweep; never edit them")
         for cell in self.experiment.runs:
             measured = self.runs[kind].get(cell, ())
             rounds = [run.round for run in measured]
-            if rounds != list(range(1, self.experiment.repeats + 1)):
-                wanted = f"1 to {self.experiment.repeats}"
-                found.append(f"{folder}: cell '{cell}' has rounds {rounds}, not {wanted}")
+            if rounds != list(range(1, last + 1)):
+                found.append(f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {last}")
             for run in measured:
                 path = folder / f"{run.name}.json"
                 if changed := self.experiment.changed_fields(cell, run.record.config):
@@ -162,6 +165,12 @@ class ExperimentReadme:
                 if not (run.record.environment.get("lock") or {}).get("sha256"):
                     found.append(f"{path} names no lock")
         return found
+
+
+def rounds_of(folder: Path, repeats: int) -> int:
+    """How many rounds the sweep of these Records planned, or ran until its claims were decided."""
+    sweep = sweep_record(folder)
+    return int(sweep.summary.get("rounds") or sweep.config.get("repeats") or repeats)
 
 
 def _text(path: Path) -> str:
@@ -191,9 +200,11 @@ def fill(text: str, runs: RunsByCell) -> str:
         if not kind.is_timed:
             fact = metrics.value(name, runs[cell])
             return show(fact / metrics.value(name, runs[against]) if what == "ratio" else fact)
-        baseline = metrics.samples(name, runs[against]) if what == "ratio" else None
-        found = claims.interval(metrics.samples(name, runs[cell]), baseline)
-        return f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
+        found = claims.interval(name, runs[cell], runs[against] if what == "ratio" else None)
+        if found is None:
+            return f"(not measured: {name})"
+        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else "from one run each"
+        return f"{show(found.value)} ({ends})"
 
     return _PLACEHOLDER.sub(figures, text)
 
@@ -203,11 +214,16 @@ def records_of(runs: RunsByCell) -> list[Record]:
     return [run.record for of_cell in runs.values() for run in of_cell]
 
 
-def _setup(kind: str, records: list[Record]) -> list[str]:
+def _looks(runs: RunsByCell) -> tuple[int, int] | None:
+    return next((run.looks for of_cell in runs.values() for run in of_cell), None)
+
+
+def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = None) -> list[str]:
     environment = records[0].environment
     locks = [record.environment.get("lock") or {} for record in records]
     code = [record.environment.get("git") or {} for record in records]
     differs = _distinct(name for lock in locks for name in lock.get("differs") or ())
+    until = f", in {looks[0]} to {looks[1]} rounds, until all claims about time were decided" if looks else ""
     dirty = " with uncommitted changes" if any(git.get("dirty") for git in code) else ""
     threads, torch = (
         _distinct(str(record.environment.get(key)) for record in records) for key in ("threads", "torch")
@@ -219,7 +235,7 @@ def _setup(kind: str, records: list[Record]) -> list[str]:
         + _distinct(f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks)
         + (f", but for {differs}" if differs else ", nothing differs from it"),
         "- code: commit " + _distinct(f"`{str(git.get('commit'))[:12]}`" for git in code) + dirty,
-        f"- date: {_date(records)}; {len(records)} runs",
+        f"- date: {_date(records)}; {len(records)} runs{until}",
     ]
 
 

@@ -12,6 +12,7 @@ may differ.
 """
 
 import dataclasses
+import statistics
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +23,8 @@ from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
 from dpexp.record import Record, Row, present
 from dpexp.report import units
-from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians, usual_times
+from dpexp.report.analysis import intervals
+from dpexp.report.analysis.statistics import usual_times
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
 from dpexp.study.foreign_records import changed_files, check_trust
@@ -197,9 +199,8 @@ def _time(then: Record, now: Record) -> str:
     before, after = usual_times(then)[1], usual_times(now)[1]
     if not before or not after:
         return "no steps to compare"
-    found = bootstrap_runs(ratio_of_medians, [after], [before])
-    low, high = units.ratio(found.low), units.ratio(found.high)
-    return f"{units.ratio(found.value)} of then ({low} to {high}: 95% interval over steps)"
+    found = intervals.ratio({"now": statistics.median(after)}, {"then": statistics.median(before)})
+    return f"of then: {found.text(units.ratio)}"
 
 
 def _warnings(then: Record, now: Record, exact: bool) -> list[str]:

@@ -6,6 +6,9 @@
     round 2    single    whole-2  whole-8          so that a drift of the machine affects all cells alike
     round 3    whole-2   whole-8  single
 
+With a limit the sweep ends after the first round, from the experiment's number of rounds on, in which every
+claim about time is decided, or after the limit; the intervals are then wider (``claims.interval``).
+
 The sweep is a run too: its journal is the parent of its runs' journals, in MLflow as on disk, and
 ``runs/<sweep>/records/`` holds the Record of every run. Nothing else of dpexp works during a run; MLflow
 gets everything after the last one.
@@ -41,7 +44,18 @@ from dpexp.record import (
 from dpexp.report.sections import command
 from dpexp.run import PARENT
 from dpexp.study.child_run import ChildRun, run_command, run_in_child
-from dpexp.study.experiment import CHECKSUMS, RECORDS, SWEEP, Experiment, PlannedRun, checksums, read_record
+from dpexp.study.claims import judge
+from dpexp.study.experiment import (
+    CHECKSUMS,
+    RECORDS,
+    SWEEP,
+    ClaimOutcome,
+    Experiment,
+    PlannedRun,
+    checksums,
+    measured_runs,
+    read_record,
+)
 
 STRATEGY = "sweep"
 
@@ -60,8 +74,10 @@ class CompletedRun:
         return self.record is not None and self.record.status == "finished"
 
 
-def plan_runs(experiment: Experiment, only: str = "", seed: int = 0) -> list[PlannedRun]:
-    """Every run in the order of execution: rounds, each shuffled by the seed.
+def plan_runs(
+    experiment: Experiment, only: str = "", seed: int = 0, rounds: int | None = None
+) -> list[PlannedRun]:
+    """Every run in the order of execution: rounds, by default the experiment's, each shuffled by the seed.
 
     ``only`` drops the cells that do not match the pattern, except the single device.
     Raises ConfigError for a pattern that matches no cell.
@@ -71,7 +87,7 @@ def plan_runs(experiment: Experiment, only: str = "", seed: int = 0) -> list[Pla
         chosen = set(experiment.cells_matching(only))
         cells = [cell for cell in cells if cell in chosen or experiment.is_reference(cell)]
     planned = []
-    for number in range(1, experiment.repeats + 1):
+    for number in range(1, (rounds or experiment.repeats) + 1):
         order = list(cells)
         random.Random(f"{experiment.name} {seed} {number}").shuffle(order)
         planned += [PlannedRun(cell, number) for cell in order]
@@ -79,24 +95,32 @@ def plan_runs(experiment: Experiment, only: str = "", seed: int = 0) -> list[Pla
 
 
 class Sweep:
-    """A sweep of one experiment; ``folder`` is that of its run, ``records`` holds its runs' Records."""
+    """A sweep of one experiment; ``folder`` is that of its run, ``records`` holds its runs' Records.
 
-    def __init__(self, experiment: Experiment, folder: Path) -> None:
+    With a ``limit`` it ends when its claims are decided, after so many rounds at most.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, limit: int | None = None) -> None:
         self.experiment = experiment
         self.folder = folder
         self.records = folder / RECORDS
+        self.limit = limit
 
     @classmethod
-    def new(cls, experiment: Experiment) -> Sweep:
-        """A sweep that has not begun; nothing is written yet."""
-        return cls(experiment, home() / "runs" / new_run_id())
+    def new(cls, experiment: Experiment, limit: int | None = None) -> Sweep:
+        """A sweep that has not begun; nothing is written yet. Raises ConfigError for too low a limit."""
+        if limit is not None and limit <= experiment.repeats:
+            fixed = f"{experiment.name} always runs {experiment.repeats} rounds"
+            raise ConfigError(f"--limit {limit}: {fixed}; give a higher limit")
+        return cls(experiment, home() / "runs" / new_run_id(), limit)
 
     @classmethod
     def latest(cls, experiment: Experiment) -> Sweep | None:
         """The newest sweep of this experiment on this disk, finished or not."""
         for summary in summaries(home() / "runs"):
             if summary.strategy == STRATEGY and summary.experiment == experiment.name:
-                return cls(experiment, home() / "runs" / summary.run_id)
+                folder = home() / "runs" / summary.run_id
+                return cls(experiment, folder, load(folder).config.get("limit"))
         return None
 
     def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
@@ -119,14 +143,37 @@ class Sweep:
         with self._journal() as journal:
             self.records.mkdir(exist_ok=True)
             for run in planned:
+                if self._is_over(run):
+                    break
                 result = self._run(run)
                 completed.append(result)
                 done = sum(run.finished for run in completed)
                 journal.set({"summary.done": done, "summary.failed": len(completed) - done})
-                journal.set({f"summary.wall_s.{run.name}": round(result.wall_s, 3)})
+                journal.set(
+                    {f"summary.wall_s.{run.name}": round(result.wall_s, 3), "summary.rounds": self.rounds}
+                )
                 journal.flush()
                 report(result)
         return completed
+
+    def _is_over(self, run: PlannedRun) -> bool:
+        """Whether this run would begin a round although the rounds so far have decided the claims."""
+        done = self.rounds
+        if self.limit is None or run.round <= done or done < self.experiment.repeats:
+            return False
+        return not self.undecided()
+
+    def undecided(self) -> list[str]:
+        """The claims about time that the Records so far do not decide."""
+        looks = (self.experiment.repeats, self.limit) if self.limit else None
+        verdicts = judge(self.experiment, measured_runs(self.records, looks))
+        return [one.claim.text for one in verdicts if one.is_timed and one.outcome == ClaimOutcome.NOT_SHOWN]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have begun."""
+        names = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
+        return max(map(int, names), default=0)
 
     @contextmanager
     def _journal(self) -> Iterator[Journal]:
@@ -146,6 +193,8 @@ class Sweep:
         journal = Journal(self.folder.parent, self.folder.name)
         swept = self.experiment
         config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
+        if self.limit is not None:
+            config["limit"] = self.limit
         journal.set(name=f"sweep of {swept.name}", experiment=swept.name, strategy=STRATEGY)
         journal.set(config=config, environment=environment())
         return journal
@@ -193,7 +242,8 @@ class Sweep:
 
         Raises ConfigError if a run is missing or did not finish.
         """
-        planned = plan_runs(self.experiment)
+        rounds = max(self.rounds, self.experiment.repeats)
+        planned = plan_runs(self.experiment, rounds=rounds)
         if missing := self.missing(planned):
             names = ", ".join(run.name for run in missing[:5])
             what = f"{len(missing)} runs are missing or did not finish"

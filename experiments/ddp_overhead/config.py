@@ -68,7 +68,7 @@ CLAIMS = [
         "<=",
         0.556,
         "one",
-        stated="contradicted",
+        stated="not shown",
     ),
     Claim("Two processes compute what a single device computes.", "verified", "two", "==", True),
 ]

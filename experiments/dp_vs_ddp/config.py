@@ -47,6 +47,7 @@ CLAIMS = [
         "<",
         1.0,
         "threads-2",
+        stated="not shown",
     ),
     Claim(
         "One process under DistributedDataParallel costs at most a quarter over none.",

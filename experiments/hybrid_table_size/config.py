@@ -62,7 +62,7 @@ CLAIMS = [
         ">",
         1.0,
         "dense-1000",
-        stated="contradicted",
+        stated="not shown",
     ),
     Claim(
         "What moves to the accelerator does not grow with the table.",

@@ -22,6 +22,7 @@ CLAIMS = [
         "recorded",
         "<=",
         1.10,
+        stated="not shown",
     ),
     Claim(
         "A whole recorded run takes at most 1.5 times a bare script.",

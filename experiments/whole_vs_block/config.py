@@ -57,6 +57,7 @@ CLAIMS = [
         "<",
         1.0,
         "whole",
+        stated="not shown",
     ),
     Claim(
         "A step of three separately wrapped blocks takes longer than one of the whole model wrapped.",
@@ -65,6 +66,7 @@ CLAIMS = [
         ">",
         1.0,
         "whole",
+        stated="not shown",
     ),
     Claim(
         "A step of the whole model wrapped takes longer than one of a single device.",

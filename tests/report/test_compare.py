@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from record_factory import hybrid, whole
 
 from dpexp.record import Journal, Record, finish, load
-from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, tables
 from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
@@ -58,19 +60,26 @@ def text(compared: Comparison) -> str:
 
 
 def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> None:
-    folders = [save(single(2.0), 0), save(whole(2, step_ms=1.0), 1), save(whole(4, step_ms=4.0), 2)]
-    compared = compare(folders)
+    cells = ((single, 2.0), (partial(whole, 2), 1.0), (partial(whole, 4), 4.0))
+    compared = compare(
+        [
+            save(make(step_ms=step_ms * wobble), 10 * number + run)
+            for number, (make, step_ms) in enumerate(cells)
+            for run, wobble in enumerate((1.0, 1.01, 0.99))
+        ]
+    )
     (group,) = compared.groups
     assert [cell.first.name for cell in group.ranked] == ["whole-2", "single", "whole-4"]
     assert group.baseline.first.name == "single"
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.low < 2.0 < speed_up.high
-    assert "whole-2 is the fastest: 2.00x [1.9" in text(compared)
+    assert "whole-2 x 3 is the fastest: 2.00x [1.9" in text(compared)
     assert tables.verdict(group.ranked[2].speed_up(group.baseline)) == "slower"
 
 
 def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
-    compared = compare([save(single(2.0), 0), save(whole(2, step_ms=2.001), 1)])
+    folders = [save(single(ms), number) for number, ms in enumerate((2.0, 2.01))]
+    compared = compare([*folders, *(save(whole(2, step_ms=ms), 10 + n) for n, ms in enumerate((1.99, 2.03)))])
     assert "within the noise of one another" in text(compared)
     assert "within the noise" in text(compared).splitlines()[-1]
 
@@ -91,8 +100,26 @@ def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(
     assert "x 3" in text(compare([*base, *spread]))
 
 
-def test_single_runs_are_reported_without_the_spread_between_runs(save: Save) -> None:
-    assert "not that between runs" in text(compare([save(single(), 0), save(whole(2), 1)]))
+def test_cells_of_one_run_have_figures_and_neither_interval_nor_verdict(save: Save) -> None:
+    found = text(compare([save(single(4.0), 0), save(whole(2, step_ms=1.0), 1)]))
+    assert "a config that ran once has no interval" in found
+    assert "whole-2 has the shortest step: 4.00x from one run each over single, the next" in found
+    assert not re.search("faster|fastest|noise", found)
+
+
+def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
+    def interval(parent: str) -> Interval:
+        shutil.rmtree(os.environ["DPEXP_HOME"] + "/runs", ignore_errors=True)
+        folders = [
+            save(make(step_ms=step_ms * drift), 10 * cell + number, parent=parent, name=f"{cell}.r{number}")
+            for cell, (make, step_ms) in enumerate(((single, 2.0), (partial(whole, 2), 1.0)))
+            for number, drift in enumerate((1.0, 1.5, 2.0))
+        ]
+        (group,) = compare(folders).groups
+        return group.ranked[0].speed_up(group.baseline)
+
+    assert (interval("sweep").low, interval("sweep").high) == pytest.approx((2.0, 2.0))
+    assert interval("").low < 1.0
 
 
 def test_noisy_cells_are_named(save: Save) -> None:
@@ -198,35 +225,6 @@ def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:
     assert len(shown) == tables.SHOWN
     assert shown[-1] is group.baseline
     assert "and 20 more rows" in text(compare(folders))
-
-
-# --- intervals -----------------------------------------------------------------------------------
-
-
-def test_the_interval_contains_the_true_ratio_in_about_95_percent_of_trials() -> None:
-    rng, contained = random.Random(0), 0
-    for trial in range(200):
-        first = [rng.gauss(2.0, 0.3) for _ in range(50)]
-        second = [rng.gauss(1.0, 0.15) for _ in range(50)]
-        contained += 2.0 in bootstrap_runs(ratio_of_medians, [first], [second], seed=trial)
-    assert 180 <= contained <= 199
-
-
-def test_the_interval_is_the_same_for_the_same_samples() -> None:
-    runs = [[1.0, 1.2, 0.9, 1.1] * 10]
-    assert bootstrap_runs(ratio_of_medians, runs, runs) == bootstrap_runs(ratio_of_medians, runs, runs)
-
-
-def test_runs_that_differ_widen_the_interval() -> None:
-    steady, shifted = [1.0, 1.01] * 20, [2.0, 2.01] * 20
-    apart = bootstrap_runs(ratio_of_medians, [steady, shifted, steady], [steady])
-    pooled = bootstrap_runs(ratio_of_medians, [steady], [steady])
-    assert apart.high - apart.low > 10 * (pooled.high - pooled.low)
-
-
-def test_runs_of_unequal_length_are_resampled_within_their_own_samples() -> None:
-    interval = bootstrap_runs(ratio_of_medians, [[2.0] * 5, [2.0] * 500], [[1.0] * 3])
-    assert (interval.value, interval.low, interval.high) == (2.0, 2.0, 2.0)
 
 
 # --- the script ----------------------------------------------------------------------------------

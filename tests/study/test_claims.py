@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,37 @@ def test_a_difference_within_the_noise_between_runs_is_not_shown() -> None:
     assert outcome(slower("wide-3", "<")) == "not shown"
 
 
+def test_a_ratio_of_one_run_each_is_a_figure_and_no_verdict() -> None:
+    once = {cell: runs[:1] for cell, runs in CELLS.items()}
+    for relation in ("<", ">"):
+        (verdict,) = judge(experiment(slower("wide-2", relation)), once)
+        assert (verdict.outcome, verdict.figures) == ("not shown", "2.00x (from one run each: no interval)")
+    answer = fill("It takes {ratio step_ms wide-2 single} or {value step_ms wide-2}.", once)
+    assert answer == "It takes 2.00x (from one run each) or 2 ms (from one run each)."
+
+
+def test_a_sweep_that_looked_after_every_round_needs_more_to_decide() -> None:
+    def outcomes(looks: tuple[int, int] | None) -> str:
+        cells = {
+            cell: [dataclasses.replace(run, looks=looks) for run in rounds(cell, 2, *times)]
+            for cell, times in (("single", (1.0, 1.0, 1.0, 1.0)), ("wide-2", (1.3, 1.1, 1.2, 1.1)))
+        }
+        (verdict,) = judge(experiment(slower("wide-2", ">", 1.03)), cells)
+        return verdict.outcome
+
+    assert outcomes(None) == "holds"
+    assert outcomes((3, 12)) == "not shown"
+
+
 def test_runs_that_differ_widen_the_interval_although_each_has_many_steps() -> None:
-    steady = rounds("wide-3", 3, 1.1, 1.1, 1.1)
+    steady = rounds("wide-3", 3, 1.11, 1.12, 1.1)
     (verdict,) = judge(experiment(slower("wide-3")), {**CELLS, "wide-3": steady})
     assert verdict.outcome == "holds"
     assert outcome(slower("wide-3", ">", 0.999)) == "not shown"
 
 
 def test_the_verdict_on_several_cells_is_that_of_the_worst_and_names_it() -> None:
-    (verdict,) = judge(experiment(slower("wide-*", ">", 1.5)), CELLS)
+    (verdict,) = judge(experiment(slower("wide-*", ">", 1.9)), CELLS)
     assert verdict.outcome == "contradicted"
     assert verdict.figures.startswith("wide-3: ")
 
@@ -106,5 +129,5 @@ def test_a_claim_with_an_unknown_relation_or_verdict_is_an_error(wrong: dict[str
 
 def test_placeholders_in_an_answer_become_figures_with_their_spread() -> None:
     answer = fill("It takes {ratio step_ms wide-2 single}; rows {value split wide-2}.", CELLS)
-    assert answer.startswith("It takes 2.00x (1.9")
+    assert answer.startswith("It takes 2.00x (2.00x to 2.00x)")
     assert answer.endswith("; rows 15 + 15; 5 + 5.")

@@ -16,7 +16,8 @@ from dpexp.engine.environment import lock
 from dpexp.record import Journal, JournalError, JournalReader, Record, finish
 from dpexp.record import load as load_run
 from dpexp.record.seal import unseal
-from dpexp.study.experiment import Experiment, load, measured_runs, read_record
+from dpexp.study.claims import judge
+from dpexp.study.experiment import Experiment, PlannedRun, load, measured_runs, read_record
 from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +102,36 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(
     assert {cell: len(of_cell) for cell, of_cell in runs.items()} == {"single": 2, "quick": 2, "fragile": 2}
     assert all(run.wall_s and run.wall_s > 0 for of_cell in runs.values() for run in of_cell)
     assert read_record(published / "sweep.json").run_id == sweep.folder.name
+
+
+VARIES = """
+tries = pathlib.Path(__file__).with_name("tries")
+with open(tries, "a") as file:
+    file.write("x")
+ms = (1.0, 2.0, 1.1, 1.0, 1.1, 1.0)[tries.stat().st_size - 1]
+record.steps["time_ms"] = [ms] * 3
+"""
+
+
+def test_until_decided_a_sweep_ends_after_the_round_that_decides_its_claims(experiment: Experiment) -> None:
+    program = experiment.folder / "program.py"
+    program.write_text(program.read_text().replace("record.summarize()", VARIES + "record.summarize()"))
+    sweep = Sweep.new(experiment, limit=6)
+    planned = [PlannedRun("quick", number) for number in range(1, 7)]
+    completed = sweep.run(planned, lambda completed: None)
+    assert [run.planned.round for run in completed] == [1, 2, 3, 4]
+    assert sweep.undecided() == []
+    (quick,) = measured_runs(sweep.records).values()
+    assert {run.looks for run in quick} == {(2, 6)}
+    early = measured_runs(sweep.records)["quick"][:3]
+    assert [verdict.outcome for verdict in judge(experiment, {"quick": early})] == ["not shown"]
+
+    again = Sweep.latest(experiment)
+    assert again is not None
+    assert (again.limit, again.rounds) == (6, 4)
+    assert again.run(planned[4:], lambda completed: None) == []
+    with pytest.raises(ConfigError, match="small always runs 2 rounds"):
+        Sweep.new(experiment, limit=2)
 
 
 def test_an_interrupted_sweep_resumes_under_the_same_parent(experiment: Experiment) -> None:

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from dpexp.record import load
 from dpexp.report import units
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.phases import Phase, phases
-from dpexp.report.analysis.statistics import Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.compare.tables import labels, shown
 from dpexp.report.figures import palette, style
@@ -53,6 +53,11 @@ def scaling_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
+def _error_bar(gain: Interval) -> tuple[float, float]:
+    """How far the interval reaches below and above the value; nowhere for one run each."""
+    return (gain.value - gain.low, gain.high - gain.value) if gain.is_known else (0.0, 0.0)
+
+
 def _scaling(axes: Axes, group: Group) -> None:
     style.plain(axes)
     axes.grid(axis="y", color=style.LINE, linewidth=0.6)
@@ -70,7 +75,7 @@ def _scaling(axes: Axes, group: Group) -> None:
         axes.errorbar(
             [cell.devices for cell in line],
             [gain.value for gain in gains],
-            yerr=[[gain.value - gain.low for gain in gains], [gain.high - gain.value for gain in gains]],
+            yerr=list(zip(*map(_error_bar, gains), strict=True)),
             marker=style.MARKERS[number % len(style.MARKERS)],
             color=colors[(2 + 3 * number) % len(colors)],
             linewidth=1.4,

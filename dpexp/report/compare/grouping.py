@@ -1,13 +1,16 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
 Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs
-of one config are repeats and form one cell. A speed-up is a ratio of median step times with a bootstrap
-interval; a difference whose interval contains 1 is within the noise.
+of one config are repeats and form one cell. A speed-up is a ratio of step times with an interval over the
+runs (``analysis/intervals.py``); a difference whose interval contains 1 is within the noise, and cells that
+ran once have no interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import statistics
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +18,10 @@ from typing import Any
 
 from dpexp.config import REFERENCE
 from dpexp.record import JournalError, Record, spread
+from dpexp.report.analysis import intervals
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.layout import without_host
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs, ratio_of_medians, usual_times
+from dpexp.report.analysis.statistics import usual_times
 from dpexp.report.compare.run_records import GroupKey, RunRecords
 
 
@@ -45,14 +50,26 @@ class Cell:
 
     @cached_property
     def step_ms(self) -> dict[str, float]:
-        """{median, iqr, min, max, n} over all runs."""
+        """{median, iqr, min, max, n} of the steps of all runs."""
         figures = spread([time for times in self.times for time in times])
         assert figures is not None
         return figures
 
+    @cached_property
+    def medians(self) -> dict[Hashable, float]:
+        """{run: its median step time}; the key of a sweep's run is its round, so that cells are paired."""
+        return {
+            _round(run): statistics.median(times) for run, times in zip(self.runs, self.times, strict=True)
+        }
+
+    @property
+    def typical_ms(self) -> float:
+        """The step time of the cell: the geometric mean of its runs' medians."""
+        return intervals.typical(self.medians.values())
+
     @property
     def samples_per_s(self) -> float:
-        return 1000 * self.rows / self.step_ms["median"]
+        return 1000 * self.rows / self.typical_ms
 
     def gradient_error(self) -> float | None:
         """The largest of the runs; None where one was not checked."""
@@ -67,7 +84,7 @@ class Cell:
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return bootstrap_runs(ratio_of_medians, baseline.times, self.times)
+        return intervals.ratio(baseline.medians, self.medians)
 
 
 @dataclass
@@ -89,7 +106,7 @@ class Group:
     @property
     def ranked(self) -> list[Cell]:
         """Fastest first."""
-        return sorted(self.cells, key=lambda cell: cell.step_ms["median"])
+        return sorted(self.cells, key=lambda cell: cell.typical_ms)
 
 
 @dataclass
@@ -148,6 +165,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
         cell.runs.append(record)
     ranked = sorted(groups.values(), key=lambda group: -len(group.cells))
     return Comparison(ranked, left_out + unreadable, unreadable)
+
+
+def _round(record: Record) -> Hashable:
+    """(sweep, round) of a sweep's run, which has its round in its name; of any other run its id."""
+    named = re.search(r"\.r(\d+)$", record.name)
+    return (record.parent, named[1]) if record.parent and named else record.run_id
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from dpexp.record.seal import changed, made_from
 from dpexp.report.analysis.layout import accelerator_names
 
 KEYS = frozenset(
-    b"run_id name strategy execution status started error config environment devices steps memory "
+    b"run_id parent name strategy execution status started error config environment devices steps memory "
     b"verification summary".split()
 )
 SHARED = frozenset((b"config", b"environment", b"devices"))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.statistics import Interval
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.findings.reliability import NOISY
 from dpexp.report.sections import Section, Table
@@ -43,7 +43,9 @@ def labels(cells: Sequence[Cell]) -> list[str]:
 
 
 def verdict(speed_up: Interval) -> str:
-    """``faster``, ``slower``, or ``within the noise`` where the interval contains 1."""
+    """``faster``, ``slower``, ``within the noise`` where the interval contains 1, nothing of one run each."""
+    if not speed_up.is_known:
+        return ""
     if 1.0 in speed_up:
         return "within the noise"
     return "faster" if speed_up.low > 1 else "slower"
@@ -58,10 +60,10 @@ def _group(group: Group, number: int) -> Section:
         _fastest(labeled),
         *_noisy(labeled),
     ]
-    if len(group.cells) > 1 and all(len(cell.runs) == 1 for cell in group.cells):
+    if len(group.cells) > 1 and any(len(cell.runs) == 1 for cell in group.cells):
         lines.append(
-            "each config ran once: the intervals include the spread within a run, not that between runs; "
-            "repeat runs to have both"
+            "a config that ran once has no interval: its steps do not show how far the next run will lie; "
+            "repeat it to compare it"
         )
     rows = [{"run": label, **_row(cell, baseline)} for label, cell in labeled]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
@@ -74,6 +76,8 @@ def _fastest(labeled: list[tuple[str, Cell]]) -> str:
         return "one config: there is nothing to rank it against"
     (first, fastest), (second, next_cell) = labeled[:2]
     lead = fastest.speed_up(next_cell)
+    if not lead.is_known:
+        return f"{first} has the shortest step: {_interval(lead)} over {second}, the next"
     if 1.0 in lead:
         return f"{first} and {second} are within the noise of one another: {_interval(lead)}"
     return f"{first} is the fastest: {_interval(lead)} over {second}, the next"
@@ -95,16 +99,17 @@ def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
         "strategy": cell.first.strategy,
         "devices": str(cell.devices),
         "execution": cell.first.execution,
-        "step ms [IQR] n": f"{step['median']:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
+        "step ms [IQR] n": f"{cell.typical_ms:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
         "samples/s": units.number(cell.samples_per_s),
-        "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}" if speed_up else "baseline",
+        "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}".strip() if speed_up else "baseline",
         "peak memory": _memory(cell),
         "gradient error": "not checked" if error is None else f"{error:.1e}" if error else "0",
     }
 
 
 def _interval(interval: Interval) -> str:
-    return f"{units.ratio(interval.value)} [{interval.low:.2f}, {interval.high:.2f}]"
+    ends = f"[{interval.low:.2f}, {interval.high:.2f}]" if interval.is_known else "from one run each"
+    return f"{units.ratio(interval.value)} {ends}"
 
 
 def _memory(cell: Cell) -> str:

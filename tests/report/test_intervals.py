@@ -1,0 +1,155 @@
+"""Intervals over runs: how often they find a difference where there is none, and how wide they are."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpexp.report import units
+from dpexp.report.analysis.intervals import (
+    Interval,
+    difference_interval,
+    look_confidences,
+    mean_interval,
+    of_runs,
+    over_looks,
+    ratio,
+    typical,
+)
+
+Array = np.ndarray[Any, Any]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "definitions.md"
+TRIALS, STEPS, LAST = 5000, 24, 15
+RUNS = (2, 3, 5, 8)
+SPREADS = ((0.0, 0.1), (0.02, 0.1), (0.3, 0.1))
+"""Relative spreads between the runs of a cell and between the steps of a run."""
+MOST = 0.06
+
+
+@functools.cache
+def run_medians(between: float, within: float, correlation: float, seed: int) -> Array:
+    """Logarithms of the medians of equal runs, (trials, runs); a step depends on the one before it."""
+    rng = np.random.default_rng(seed)
+    shape = (TRIALS, max(RUNS))
+    step = rng.standard_normal(shape)
+    steps = [step]
+    for _ in range(STEPS - 1):
+        step = correlation * step + math.sqrt(1 - correlation**2) * rng.standard_normal(shape)
+        steps.append(step)
+    return np.median(within * np.array(steps), axis=0) + between * rng.standard_normal(shape)
+
+
+def found(middle: Array, half: Array) -> float:
+    """The share of trials whose interval finds a difference although there is none."""
+    return float(np.mean(np.abs(middle) > half))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(("between", "within"), SPREADS)
+@pytest.mark.parametrize("runs", RUNS)
+def test_equal_cells_differ_in_at_most_6_percent_of_comparisons(
+    runs: int, between: float, within: float, correlation: float
+) -> None:
+    first = run_medians(between, within, correlation, 1)[:, :runs]
+    second = run_medians(between, within, correlation, 2)[:, :runs]
+    drift = np.linspace(0, 1, runs)  # of the machine, which all cells of a round share
+    assert found(*mean_interval((first + drift) - (second + drift))) <= MOST
+    assert found(*mean_interval(first)) <= MOST  # a cell whose true figure is 1
+    assert found(*difference_interval(first, second)) <= MOST
+    assert found(*difference_interval(first, 10 * second)) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("runs", "others"), [pair for pair in itertools.product(RUNS, RUNS) if pair[0] < pair[1]]
+)
+def test_cells_of_unequal_numbers_of_runs_are_no_exception(runs: int, others: int) -> None:
+    for factor in (0.1, 0.3, 1.0, 3.0):
+        first = run_medians(0.3, 0.1, 0.0, 1)[:, :runs]
+        second = factor * run_medians(0.3, 0.1, 0.0, 2)[:, :others]
+        assert found(*difference_interval(first, second)) <= MOST
+
+
+def test_the_documented_widths_are_those_of_the_simulation() -> None:
+    """Runs of both cells differ by 5%: how far the ends of the interval are from the ratio, in the median."""
+    rows = re.findall(r"^\| (\d) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)% \|", PAGE.read_text(), re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(RUNS)
+    for runs, rate, paired, unpaired in rows:
+        first, second = (0.05 * run_medians(1.0, 0.0, 0.0, seed)[:, : int(runs)] for seed in (1, 2))
+        intervals = mean_interval(first - second), difference_interval(first, second)
+        assert 100 * found(*intervals[0]) == pytest.approx(float(rate), abs=0.1)
+        for (_, half), width in zip(intervals, (paired, unpaired), strict=True):
+            assert 100 * (np.exp(np.median(half)) - 1) == pytest.approx(float(width), rel=0.02)
+
+
+def test_looking_after_every_round_finds_no_more() -> None:
+    logs = np.random.default_rng(3).standard_normal((TRIALS, LAST))
+    looks = look_confidences(5, LAST)
+    assert list(looks) == list(range(5, LAST + 1))
+    rates = {}
+    for kind in ("spent", "naive"):
+        differs = np.zeros(TRIALS, dtype=bool)
+        for rounds, confidence in looks.items():
+            middle, half = mean_interval(logs[:, :rounds], confidence if kind == "spent" else 0.95)
+            differs |= np.abs(middle) > half
+        rates[kind] = differs.mean()
+    assert 0.03 < rates["spent"] <= MOST
+    assert rates["naive"] > 0.1
+
+
+# --- one comparison ------------------------------------------------------------------------------
+
+
+def test_a_ratio_of_paired_runs_is_students_t_on_its_logarithm() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    first, second = {1: 2.0, 2: 2.2, 3: 1.9}, {1: 1.0, 2: 1.3, 3: 1.1}
+    found = ratio(first, second)
+    logs = [math.log(first[number] / second[number]) for number in first]
+    low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert found.value == pytest.approx(math.exp(np.mean(logs)))
+    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
+
+
+def test_a_drift_that_rounds_share_does_not_widen_the_interval() -> None:
+    first, second = {1: 2.0, 2: 4.1, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.1}
+    paired = ratio(first, second)
+    unpaired = ratio(first, {-number: value for number, value in second.items()})
+    assert paired.value == pytest.approx(unpaired.value)
+    assert 1.0 not in paired
+    assert 1.0 in unpaired
+
+
+def test_only_common_rounds_are_compared() -> None:
+    assert ratio({1: 2.0, 2: 2.0, 3: 100.0}, {1: 1.0, 2: 1.0, 4: 0.1}).value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "found", [of_runs({1: 2.0}), ratio({1: 2.0}, {1: 1.0}), ratio({"a": 2.0}, {"b": 1.0, "c": 1.0})]
+)
+def test_one_run_a_cell_has_figures_and_no_interval(found: Interval) -> None:
+    assert found.value == 2.0
+    assert not found.is_known
+    assert 1.0 in found
+    assert found.text(units.ratio) == "2.00x (from one run each: no interval)"
+
+
+def test_a_figure_of_zero_has_no_interval() -> None:
+    assert not of_runs({1: 0.0, 2: 1.0}).is_known
+    assert not ratio({1: 0.0, 2: 1.0}, {1: 1.0, 2: 1.0}).is_known
+    assert not ratio({1: 1.0, 2: 1.0}, {1: 0.0, 2: 1.0}).is_known
+
+
+def test_the_typical_figure_is_the_geometric_mean() -> None:
+    assert typical([3.3]) == 3.3
+    assert typical([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_looks_keep_what_they_have_in_common() -> None:
+    assert over_looks([Interval(1.0, 0.5, 1.5), Interval(1.1, 0.8, 2.0)]) == Interval(1.1, 0.8, 1.5)
+    assert over_looks([Interval(1.0, 0.9, 1.1), Interval(2.0, 1.9, 2.1)]) == Interval(2.0, 1.9, 2.1)
