@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.compare import distance, relative_error
+from dpexp.engine.random_draws import WHOLE_MODEL
 from dpexp.engine.training import Training
 from dpexp.parallel.rng_order import is_random_layer
 from dpexp.strategies.hooks import hooked_parameters
@@ -32,15 +33,17 @@ _RANKS = (
 )
 
 
-def set_comparable_mode(model: nn.Module, eval_only: bool = False) -> list[str]:
+def set_comparable_mode(model: nn.Module, quiet: frozenset[str] = frozenset()) -> list[str]:
     """Put modules that compute differently by shard in training into eval mode; returns notes about them.
 
     BatchNorm normalizes with the statistics of its shard and dropout draws the masks of its shard, on real
     devices as on virtual ones: neither equals a single device, and neither is wrong.
-    ``eval_only`` puts the full model into eval mode, because a forward may call dropout as a function.
+    ``quiet`` are the names of modules whose forward calls dropout as a function.
     """
     changed: dict[str, list[str]] = {"BatchNorm": [], "dropout": []}
-    if eval_only:
+    for name in quiet - {WHOLE_MODEL}:
+        model.get_submodule(name).training = False  # only its own, which its forward reads
+    if WHOLE_MODEL in quiet:
         model.eval()
     for name, part in model.named_modules():
         if isinstance(part, _BatchNorm):
@@ -52,11 +55,16 @@ def set_comparable_mode(model: nn.Module, eval_only: bool = False) -> list[str]:
         if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
             part.train()
-    if eval_only:
-        return ["the whole model in eval mode: it draws random numbers outside of dropout modules"]
-    return [
+    drawing = ", ".join(sorted(name or "the model itself" for name in quiet - {WHOLE_MODEL}))
+    if WHOLE_MODEL in quiet:
+        return [f"the whole model in eval mode: {drawing or 'the loss'} draws random numbers in any mode"]
+    notes = [
         f"{kind} in eval mode ({', '.join(names)}): {_WHY[kind]}" for kind, names in changed.items() if names
     ]
+    if drawing:
+        why = "draws random numbers outside of dropout modules"
+        notes.append(f"{drawing} in eval mode, its submodules in training mode: its forward {why}")
+    return notes
 
 
 def hook_notes(model: nn.Module, ranks: int) -> list[str]:

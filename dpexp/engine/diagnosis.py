@@ -25,6 +25,10 @@ ADVICE = {
     r"modified by an inplace operation": (
         "a module writes into a tensor that autograd still needs: replace the in-place operation"
     ),
+    r"mark a variable ready only once": (
+        "DistributedDataParallel knows reentrant checkpointing only of modules that are called once, and "
+        "without --find-unused: give torch.utils.checkpoint use_reentrant=False"
+    ),
     r"deterministic": "an operation has no deterministic implementation on this device",
 }
 """What to do about an error, by a pattern that its message matches."""

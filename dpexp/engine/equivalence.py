@@ -19,6 +19,7 @@ from dpexp.engine.by_nature import WrittenByShards, hook_notes, set_comparable_m
 from dpexp.engine.compare import Difference
 from dpexp.engine.locate import Locator
 from dpexp.engine.model_copy import copied
+from dpexp.engine.random_draws import WHOLE_MODEL, more_quiet
 from dpexp.engine.side_by_side import DrawsRandomNumbersError, SideBySide
 from dpexp.engine.training import Loss, OptimizerFactory, Training
 from dpexp.strategies.base import Placed
@@ -50,7 +51,7 @@ class Result:
     tolerance: float
     notes: Sequence[str] = ()
     cause: str = ""
-    eval_only: bool = False
+    quiet: frozenset[str] = frozenset()
 
     @property
     def passed(self) -> bool:
@@ -86,33 +87,35 @@ class Equivalence:
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
 
-        A model that draws random numbers outside of known layers is compared in eval mode.
+        Modules that draw random numbers outside of known layers are compared in eval mode.
         """
-        with torch.random.fork_rng(devices=[]):
-            try:
-                return self._result(eval_only=False)
-            except DrawsRandomNumbersError:
-                pass
-        with torch.random.fork_rng(devices=[]):
-            return self._result(eval_only=True)
+        quiet: frozenset[str] = frozenset()
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                try:
+                    return self._result(quiet)
+                except DrawsRandomNumbersError as error:
+                    quiet = more_quiet(quiet, error.names)
 
-    def _result(self, eval_only: bool) -> Result:
-        model, notes = self.comparable_copy(self.dtype, eval_only)
+    def _result(self, quiet: frozenset[str]) -> Result:
+        model, notes = self.comparable_copy(self.dtype, quiet)
         reference = Training(on_host(model), self.loss, self.optimizer, self.dtype, is_reference=True)
-        model, _ = self.comparable_copy(self.dtype, eval_only)
+        model, _ = self.comparable_copy(self.dtype, quiet)
         layout = Training(self.lay_out(model), self.loss, self.optimizer, self.dtype)
         tolerance = TOLERANCE[self.dtype]
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
-        sides = SideBySide(layout, reference, self.group, tolerance, written, eval_only)
+        sides = SideBySide(layout, reference, self.group, tolerance, written, WHOLE_MODEL in quiet)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
         notes += [*hook_notes(self.model, self.group.chunks), *written.notes(self.group)]
-        return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, eval_only)
+        return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, quiet)
 
-    def comparable_copy(self, dtype: torch.dtype, eval_only: bool) -> tuple[nn.Module, list[str]]:
+    def comparable_copy(
+        self, dtype: torch.dtype, quiet: frozenset[str] = frozenset()
+    ) -> tuple[nn.Module, list[str]]:
         """The model in this type, in a mode in which layouts can be compared, and notes about the mode."""
         model = copied(self.model, dtype)
-        return model, set_comparable_mode(model, eval_only)
+        return model, set_comparable_mode(model, quiet)
 
 
 def on_host(model: nn.Module) -> Placed:

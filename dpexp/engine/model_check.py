@@ -72,7 +72,7 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
         loss = _loss(data, outputs, batch.targets)
         if needs_gradients and loss.requires_grad:
             trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-            gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+            gradients = _gradients(loss, list(trainable.values()))
             unused = [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
             if unused:
                 strategy.unused(unused)
@@ -93,6 +93,25 @@ def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:
             f"the loss does not take the model's outputs {shapes[0]} with targets {shapes[1]}: "
             f"{describe(error)}"
         ) from error
+
+
+def _gradients(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
+    """The gradients, None where the loss does not depend on the parameter; the parameters keep theirs.
+
+    ``autograd.grad`` refuses reentrant checkpointing. Hooks on finished gradients, which may train, wait.
+    """
+    kept = [(each, each.grad, each._post_accumulate_grad_hooks or {}) for each in parameters]
+    copies = [dict(hooks) for *_, hooks in kept]
+    try:
+        for parameter, _, hooks in kept:
+            parameter.grad = None
+            hooks.clear()  # setting the attribute to None leaves them in place
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [parameter.grad for parameter in parameters]
+    finally:
+        for (parameter, gradient, hooks), copied_hooks in zip(kept, copies, strict=True):
+            parameter.grad = gradient
+            hooks.update(copied_hooks)
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -78,10 +78,17 @@ def observe(
     ``numbers`` are their numbers in the epoch: by default 0, 1, ….
     """
     log = ShapeLog(placed)
-    with preserved(placed.module, placed.devices), torch.no_grad(), log.hooks():
+    module = placed.module
+    with preserved(module, placed.devices), torch.no_grad(), _eager(module), log.hooks():
         for inputs, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
-            placed.module(*devices.move(inputs, placed.input_device))
+            module(*devices.move(inputs, placed.input_device))
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
+
+
+def _eager(module: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled modules run as they are written: the compiler would trace the hooks."""
+    is_compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
 
 
 @contextmanager

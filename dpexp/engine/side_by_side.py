@@ -17,13 +17,18 @@ from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.by_nature import WrittenByShards
 from dpexp.engine.compare import Difference, Tensors, difference, magnitude
+from dpexp.engine.random_draws import drawing_modules
 from dpexp.engine.training import Step, Training, joined
 
 KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
 
 
 class DrawsRandomNumbersError(Exception):
-    """The single device drew random numbers, so that no two layouts compute the same."""
+    """The single device drew random numbers in these modules, so that no two layouts compute the same."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(*sorted(names))
+        self.names = names
 
 
 @dataclass
@@ -68,10 +73,10 @@ class SideBySide:
 
     def _step(self, batch: Batch) -> Failure | None:
         """One step of both sides, without the optimizers' where it differs."""
-        state = torch.get_rng_state()
-        expected = self.reference.compute(batch)
-        if not self.may_draw and not torch.equal(state, torch.get_rng_state()):
-            raise DrawsRandomNumbersError
+        with drawing_modules(self.reference.placed.module) as draws:
+            expected = self.reference.compute(batch)
+        if draws.any and not self.may_draw:
+            raise DrawsRandomNumbersError(draws.names)
         found = self._layout_step(batch, expected)
         buffers = self.written.replace_buffers(self.layout, self.reference)
         failed = self._failed(

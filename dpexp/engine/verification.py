@@ -57,7 +57,7 @@ def verify(prepared: Prepared) -> Verification:
     dtype = torch.float32 if has_mps else torch.float64
     equivalence = _equivalence(prepared, dtype)
     result = equivalence.result()
-    rounding = _Rounding(prepared, equivalence, result.eval_only).row()
+    rounding = _Rounding(prepared, equivalence, result.quiet).row()
     passed = result.passed and (rounding is None or bool(rounding["passed"]))
     return Verification(
         True,
@@ -112,7 +112,7 @@ class _Rounding:
 
     prepared: Prepared
     equivalence: Equivalence
-    eval_only: bool
+    quiet: frozenset[str]
 
     def row(self) -> Row | None:
         """Errors of the run, and of a single device that computes the same way; None for other runs."""
@@ -135,11 +135,11 @@ class _Rounding:
         return row | {"passed": passed}
 
     def _on_single_device(self, config: RunConfig, dtype: torch.dtype) -> Step:
-        model, _ = self.equivalence.comparable_copy(dtype, self.eval_only)
+        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
         return self._step(on_host(model), self.equivalence.batches[0], dtype, config)
 
     def _on_layout(self, strategy: Strategy, dtype: torch.dtype) -> Step:
-        model, _ = self.equivalence.comparable_copy(dtype, self.eval_only)
+        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
         placed = strategy.place(model, self.prepared.selection.used, Timer())
         step = self._step(
             placed, self.equivalence.batches[0].part(strategy.group.rows), dtype, strategy.config

@@ -260,3 +260,7 @@ def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) ->
     assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
         strategy == "ddp"
     )
+
+
+def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
+    assert in_ranks(2)[0]["Checkpointed"]["passed"] is True

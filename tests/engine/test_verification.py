@@ -208,18 +208,48 @@ class Drops(nn.Linear):
         return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
 
+class Block(nn.Module):
+    """Passes its own mode on to the function of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = Drops(5, 5), nn.InstanceNorm1d(1, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.training = self.training
+        return self.norm(self.inner(x).unsqueeze(1)).squeeze(1)
+
+
+class Noisy(nn.Linear):
+    """Draws in every mode, and uses nothing of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(())
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(("strategy", "count"), [("single", 1), ("whole", 2)])
-def test_a_model_that_draws_random_numbers_anywhere_is_compared_in_eval_mode(
-    strategy: str, count: int
+@pytest.mark.parametrize(
+    ("make", "note"),
+    [
+        (lambda: Drops(5, 2), "the model itself in eval mode, its submodules in training mode"),
+        (lambda: nn.Sequential(Drops(5, 5), nn.Linear(5, 2)), "0 in eval mode, its submodules"),
+        (lambda: nn.Sequential(Block(), nn.Linear(5, 2)), "0, 0.inner in eval mode, its submodules"),
+        (lambda: nn.Sequential(Noisy(5, 2)), "the whole model in eval mode: 0, the model itself draws"),
+    ],
+    ids=["the model", "a module", "by its parent's mode", "in any mode"],
+)
+def test_a_module_that_draws_random_numbers_by_itself_is_named_and_alone_in_eval_mode(
+    strategy: str, count: int, make: Any, note: str
 ) -> None:
     prepared = prepare(RunConfig(strategy, virtual=count))
-    prepared.model = Drops(5, 2)
+    prepared.model = make()
     state = torch.get_rng_state()
     result = check(prepared)
     assert result.passed
-    assert "the whole model in eval mode: it draws random numbers" in result.note
+    assert note in result.note
     assert torch.equal(state, torch.get_rng_state())
-    assert prepared.model.training
+    assert all(module.training for module in prepared.model.modules())
 
 
 def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:

@@ -23,6 +23,9 @@ from dpexp.engine.verification import Verification, verify
 from dpexp.strategies.embedding_tables import _AllReduceRows
 
 PLANTED = Path(__file__).with_name("planted.py")
+ODD_MODELS = Path(__file__).with_name("odd_models.py")
+ODD = ("Checkpointed",)
+"""Models of ``odd_models``, under ddp."""
 WRONG = (
     "",
     "not weighted by rows",
@@ -100,6 +103,8 @@ def main() -> None:
         results[case] = verified(
             RunConfig.from_dict({"strategy": strategy, "model": model} | shape | block), group
         )
+    for model in ODD:
+        results[model] = verified(replace(config, model=f"{ODD_MODELS}:{model}"), group)
     results["lookup not reduced"] = lookup_not_reduced(shape, group)
     every_rank = group.all_gather({case: vars(result) for case, result in results.items()})
     if group.is_first:

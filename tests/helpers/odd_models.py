@@ -1,0 +1,61 @@
+"""Models that layouts and verification must take although something in them is unusual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Two(nn.Module):
+    """A linear layer, something in the middle, and a linear layer: 5 -> 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.head = nn.Linear(5, 5), self.made(), nn.Linear(5, 2)
+
+    def made(self) -> Any:
+        return nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.middle(self.first(x)))
+        return outputs
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
+
+
+class Compiled(Two):
+    def made(self) -> Any:
+        return torch.compile(nn.Linear(5, 5), backend="eager")
+
+
+class Checkpointed(Two):
+    """Computes the middle again in backward, by a backward inside of it; once or several times."""
+
+    def __init__(self, calls: int = 1) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.calls):
+            x = checkpoint(self.middle, x, use_reentrant=True)
+        outputs: torch.Tensor = self.head(x)
+        return outputs
+
+
+class Synchronized(Two):
+    def made(self) -> Any:
+        return nn.SyncBatchNorm(5)
+
+
+class Hooked(Two):
+    """Keeps a list of the finished gradients of its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished: list[torch.Tensor] = []
+        self.head.bias.register_post_accumulate_grad_hook(self.finished.append)
