@@ -18,8 +18,9 @@ from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
 from dpexp.record.origin import is_ours, sign
 from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
-from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present, spread
+from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present
 from dpexp.record.redact import Verbatim, redact
+from dpexp.record.step_times import Steps, rate, spread, steps_by_rows, usual_steps, usual_times
 from dpexp.record.summary import RunSummary
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Record",
     "Row",
     "RunSummary",
+    "Steps",
     "UnknownRunError",
     "Verbatim",
     "check_writable",
@@ -53,9 +55,13 @@ __all__ = [
     "present",
     "private_files",
     "private_umask",
+    "rate",
     "redact",
     "sign",
     "spread",
+    "steps_by_rows",
     "summaries",
+    "usual_steps",
+    "usual_times",
     "write_atomically",
 ]

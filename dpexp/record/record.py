@@ -15,6 +15,7 @@ from typing import Any
 
 from dpexp.record.packing import unpack
 from dpexp.record.schema import wrong_types
+from dpexp.record.step_times import spread, usual_steps
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -137,13 +138,10 @@ class Record:
 
     def summarize(self) -> Row:
         """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
-        times = present(self.steps["time_ms"])
-        total_ms = sum(times)
+        usual = usual_steps(self)
         self.summary |= {
-            "step_ms": spread(times),
-            "samples_per_s": 1000.0 * sum(present(self.steps["samples"])) / total_ms
-            if total_ms > 0
-            else None,
+            "step_ms": spread(usual.times) if usual else None,
+            "samples_per_s": usual.samples_per_s if usual else None,
             "phases_ms": {
                 name: statistics.median(kept) for name, ms in self.phases.items() if (kept := present(ms))
             },
@@ -201,16 +199,6 @@ def check_schema(schema: object, what: str) -> None:
             f"the {what} was written by a newer dpexp: its schema is {schema} and this dpexp reads up to "
             f"{SCHEMA}. Install dpexp {schema}.0 or newer to read it"
         )
-
-
-def spread(samples: Sequence[float]) -> Row | None:
-    """{median, iqr, min, max, n} of the samples, in their unit; None without any."""
-    if not samples:
-        return None
-    low, middle, high = (
-        (samples[0],) * 3 if len(samples) == 1 else statistics.quantiles(samples, n=4, method="inclusive")
-    )
-    return {"median": middle, "iqr": high - low, "min": min(samples), "max": max(samples), "n": len(samples)}
 
 
 def count_nonfinite(series: Mapping[str, Sequence[float]]) -> Row:

@@ -13,12 +13,11 @@ from typing import Any
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
 from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
-from dpexp.record import Record, Row, present
+from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import batches
-from dpexp.report.analysis.statistics import usual_steps
 from dpexp.report.findings import apply_rules
 
 ROWS = 14
@@ -183,10 +182,8 @@ def _step_time(record: Record) -> Section | None:
         f"({units.percent(usual.iqr / usual.median) if usual.median else '-'}), "
         f"from {units.ms(usual.min)} to {units.ms(usual.max)}"
     ]
-    rate = record.summary.get("samples_per_s")
-    if rate:
-        count = len(present(record.steps["time_ms"]))
-        lines.append(f"{units.number(rate)} samples/s over all {count} steps")
+    if usual.samples_per_s:
+        lines.append(f"{units.number(usual.samples_per_s)} samples/s at the median")
     losses = present(record.steps["loss"])
     if losses:
         lines.append(f"loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last")

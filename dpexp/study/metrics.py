@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config import ConfigError, unknown
-from dpexp.record import present, spread
+from dpexp.record import present, spread, usual_times
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import typical
 from dpexp.report.analysis.phases import samples as phase_samples
 from dpexp.report.analysis.shapes import batches
-from dpexp.report.analysis.statistics import usual_times
 from dpexp.study.experiment import MeasuredRun
 
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
-from dpexp.record import Record, Row, present
+from dpexp.record import Record, Row, present, usual_times
 from dpexp.report import units
 from dpexp.report.analysis import intervals
-from dpexp.report.analysis.statistics import usual_times
 from dpexp.report.sections import Section, Table
 from dpexp.study.child_run import run_in_child
 from dpexp.study.foreign_records import changed_files, check_trust

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from record_factory import hybrid, whole
 
-from dpexp.record import Journal, Record, finish, load
+from dpexp import report
+from dpexp.record import Journal, Record, RunSummary, finish, load
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, tables
 from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
-from dpexp.report.render import terminal
+from dpexp.report.render import listing, terminal
+from dpexp.tracking.content import summary_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 Save = Callable[..., Path]
@@ -84,10 +86,22 @@ def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
     assert "within the noise" in text(compared).splitlines()[-1]
 
 
-def test_step_time_excludes_the_last_uneven_batch(save: Save) -> None:
-    (group,) = compare([save(whole(2, step_ms=1.0), 0)]).groups
-    assert group.cells[0].step_ms["n"] == 75
-    assert group.cells[0].samples_per_s == pytest.approx(30_000, rel=0.02)
+def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
+    """As in an epoch whose last batch is small and slow: a mean over all steps would be another figure."""
+    record = whole(2)
+    record.steps["time_ms"] = [1.25 if rows == 30 else 80.0 for rows in record.steps["samples"]]
+    record.summarize()
+    (group,) = compare([save(record, 0)]).groups
+    cell = group.cells[0]
+    summary = report.summary(record, width=100)
+    listed = listing.runs([RunSummary.of(record)], {})
+    metrics = summary_metrics(record)
+    assert (cell.step_ms["median"], cell.samples_per_s) == (1.25, 24_000)
+    assert (metrics["summary/step_ms/median"], metrics["summary/samples_per_s"]) == (1.25, 24_000)
+    assert metrics["summary/step_ms/n"] == cell.step_ms["n"] == 75
+    assert "1.25 ms" in summary
+    assert "24,000 samples/s" in summary
+    assert " 1.25 " in listed
 
 
 def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:

@@ -1,8 +1,6 @@
-"""Step times of equal batches, and bootstrap intervals of what is estimated from them.
+"""Bootstrap intervals of what is estimated from the step times of one run.
 
-The last batch of an epoch is smaller, so the step times of a run mix two batch sizes. Medians are taken
-over the steps of the most frequent size only. ``scipy.stats.bootstrap`` resamples one level only, runs or
-steps, and gives other figures than those in the committed experiments: the bootstrap stays here.
+``scipy.stats.bootstrap`` resamples one level only, runs or steps: the bootstrap stays here.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpexp.record import Record, spread
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -21,42 +17,6 @@ RunSamples = Sequence[float]
 RESAMPLES = 1000
 MOST_SAMPLES, MOST_RUNS = 400, 40
 """Of more samples, or runs, an evenly spaced subset of this size is resampled; the interval gets wider."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The measured steps of one batch size; times in ms."""
-
-    rows: int
-    times: tuple[float, ...]
-    median: float
-    iqr: float
-    min: float
-    max: float
-    n: int
-
-
-def steps_by_rows(record: Record) -> dict[int, list[float]]:
-    """{rows of the batch: step times in ms}, in the order of the steps."""
-    times: dict[int, list[float]] = {}
-    for rows, time in zip(record.steps["samples"], record.steps["time_ms"], strict=False):
-        if rows is not None and time is not None:  # its journal line is not lost
-            times.setdefault(rows, []).append(time)
-    return times
-
-
-def usual_steps(record: Record) -> Steps | None:
-    """The steps of the most frequent batch size (the larger one of equals); None without steps."""
-    rows, times = usual_times(record)
-    figures = spread(times)
-    return None if figures is None else Steps(rows, tuple(times), **figures)
-
-
-def usual_times(record: Record) -> tuple[int, list[float]]:
-    """(rows, step times in ms) of the most frequent batch size; ``(0, [])`` without steps."""
-    by_rows = steps_by_rows(record)
-    rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows), default=0)
-    return rows, by_rows.get(rows, [])
 
 
 @dataclass(frozen=True)

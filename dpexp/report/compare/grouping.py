@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import REFERENCE
-from dpexp.record import JournalError, Record, spread
+from dpexp.record import JournalError, Record, rate, spread, usual_times
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.layout import without_host
-from dpexp.report.analysis.statistics import usual_times
 from dpexp.report.compare.run_records import GroupKey, RunRecords
 
 
@@ -68,8 +67,8 @@ class Cell:
         return intervals.typical(self.medians.values())
 
     @property
-    def samples_per_s(self) -> float:
-        return 1000 * self.rows / self.typical_ms
+    def samples_per_s(self) -> float | None:
+        return rate(self.rows, self.typical_ms)
 
     def gradient_error(self) -> float | None:
         """The largest of the runs; None where one was not checked."""

@@ -100,7 +100,7 @@ def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
         "devices": str(cell.devices),
         "execution": cell.first.execution,
         "step ms [IQR] n": f"{cell.typical_ms:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
-        "samples/s": units.number(cell.samples_per_s),
+        "samples/s": units.number(cell.samples_per_s) if cell.samples_per_s else "-",
         "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}".strip() if speed_up else "baseline",
         "peak memory": _memory(cell),
         "gradient error": "not checked" if error is None else f"{error:.1e}" if error else "0",

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpexp.record import Record
+from dpexp.record import Record, steps_by_rows, usual_steps
 from dpexp.record.record import union_length
 from dpexp.report.analysis import layout
 from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.shapes import batches
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs, steps_by_rows, usual_steps
+from dpexp.report.analysis.statistics import Interval, bootstrap_runs
 
 ENOUGH = 8
 """Fewer samples do not support a statement about their spread or growth."""
