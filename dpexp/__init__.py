@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
 
+__version__ = "0.1.0"
+
 _LATE = {"MODELS": "dpexp.models", "STRATEGIES": "dpexp.strategies", "prove": "dpexp.engine.prove"}
 
 

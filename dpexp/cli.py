@@ -27,7 +27,7 @@ from typer.core import TyperGroup
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
 from dpexp.config.errors import Terminated, describe, shortened, shown, text_of
 from dpexp.config.options import flag_name, option_fields, types_of
-from dpexp.config.process import ROOT
+from dpexp.config.process import ROOT, is_checkout
 from dpexp.record import JournalError, redact
 
 PREFIX = "DPEXP_"
@@ -60,12 +60,12 @@ class SuggestingGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def app(help: str) -> typer.Typer:
-    """The Typer app of a script: plain help, no shell completion, no pretty tracebacks."""
+def app(help: str, *, completion: bool = False) -> typer.Typer:
+    """The Typer app of a script: plain help, no pretty tracebacks; ``completion`` of the shell on request."""
     return typer.Typer(
         cls=SuggestingGroup,
         help=help,
-        add_completion=False,
+        add_completion=completion,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -102,12 +102,12 @@ def buffer_stdout() -> None:
 def leave_deleted_folder() -> None:
     """Change a working directory that was deleted to ``ROOT``: MKL ends a process without one.
 
-    Raises ConfigError for a relative ``DPEXP_HOME``, which means nothing then.
+    Raises ConfigError for a ``DPEXP_HOME`` that would be, or be in, the deleted directory.
     """
     with contextlib.suppress(FileNotFoundError):
         os.getcwd()
         return
-    path = os.environ.get("DPEXP_HOME")
+    path = os.environ.get("DPEXP_HOME", "" if is_checkout() else ".")
     if path and not Path(path).expanduser().is_absolute():
         hint = "change to one that exists, or make DPEXP_HOME absolute"
         raise ConfigError(f"DPEXP_HOME {path}: the working directory was deleted: {hint}")

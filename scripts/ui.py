@@ -1,60 +1,12 @@
 """The MLflow UI of the recorded runs, on loopback, with a link to the runs of each experiment."""
 
-from __future__ import annotations
-
-import contextlib
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import typer
-
 from dpexp import cli
-from dpexp.config import home
-
-app = cli.app("Show the recorded runs in the MLflow UI.")
-
-
-@app.command()
-def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 admits everyone who can reach this machine.")
-    ] = "127.0.0.1",
-) -> None:
-    """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
-    from dpexp.tracking.errors import StoreError
-    from dpexp.tracking.store import Store
-    from dpexp.tracking.ui import ServerError, links, remote_links, server
-
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
-    store = Store.from_environment(home())
-    try:
-        remote = remote_links(store)
-        if remote is not None:
-            _print_links(remote)
-            return
-        with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
-            _print_links(links(base))
-            typer.echo("Press Ctrl-C to stop.", err=True)
-    except (StoreError, ServerError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(cli.Exit.FAILED) from None
-
-
-def _end(number: int, frame: object) -> None:
-    del number, frame
-    raise KeyboardInterrupt
-
-
-def _print_links(found: list[tuple[str, str]]) -> None:
-    for experiment, link in found:
-        typer.echo(f"{experiment}: {link}")
-
+from dpexp.commands.ui import app
 
 if __name__ == "__main__":
     cli.main(app)

@@ -13,7 +13,7 @@ from command_lines import CommandLines, CommandResult, wait
 from printed import PAGES, ROOT, Block, blocks, inline_commands, text, write_examples
 
 RUN_ELSEWHERE = {
-    "python3.11 -m venv .venv && .venv/bin/pip install": ".ci/run",
+    "python3 -m venv .venv && .venv/bin/pip install": ".ci/run",
     "bash .ci/run": ".ci/run",
     "python scripts/ui.py": "test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes",
     "python scripts/report.py --check": "test_every_experiment_matches_its_records_and_still_builds",

@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = """
+commands
 dpexp
 study
 run  cli
@@ -182,6 +183,14 @@ def test_help_of_a_script_brings_no_heavy_library(script: str) -> None:
     imported = imported_by(f"scripts/{script}", "--help")
     assert "typer" in imported
     assert not imported & HEAVY
+
+
+def test_help_and_version_of_the_installed_command_bring_no_heavy_library() -> None:
+    for option in ("--help", "--version"):
+        start = f"import sys; sys.argv = ['dpexp', {option!r}]; from dpexp.commands.main import main; main()"
+        imported = imported_by("-c", start)
+        assert "dpexp.commands.sweep" in imported
+        assert not imported & HEAVY
 
 
 def test_help_of_a_strategy_brings_no_heavy_library() -> None:

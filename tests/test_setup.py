@@ -21,8 +21,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import dpexp
+
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORTED = ("3.11", "3.12")
+SUPPORTED = ("3.11", "3.12", "3.13")
 INSTALLERS = {"pip", "wheel"}
 """What a new environment may contain in addition to the lock."""
 
@@ -53,7 +55,7 @@ def pip_section() -> list[str]:
 
 def readme_commands() -> list[str]:
     """The lines of README that create the environment."""
-    return re.findall(r"^python3\.11 -m venv .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return re.findall(r"^python3 -m venv .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 def direct_requirements() -> list[Requirement]:
@@ -87,7 +89,11 @@ def test_conda_installs_python_and_pip_and_the_lock_the_rest() -> None:
 
 def test_supported_pythons_are_the_same_everywhere() -> None:
     allowed = SpecifierSet(PROJECT["requires-python"])
-    assert [minor for minor in range(20) if allowed.contains(f"3.{minor}")] == [11, 12]
+    assert [f"3.{minor}" for minor in range(20) if allowed.contains(f"3.{minor}")] == list(SUPPORTED)
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert named == list(SUPPORTED)
+    checked = re.findall(r"mypy --python-version (\S+)", (ROOT / ".ci" / "run").read_text())
+    assert checked == list(SUPPORTED)
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert config["mypy"]["python_version"] == SUPPORTED[0]
     assert config["ruff"]["target-version"] == "py" + SUPPORTED[0].replace(".", "")
@@ -95,7 +101,7 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
 
 def test_readme_prints_two_commands_that_differ_in_their_last_part_only() -> None:
     install = shlex.join(pip_section())
-    environment = f"python3.11 -m venv .venv && .venv/bin/pip install {install} && .venv/bin/python "
+    environment = f"python3 -m venv .venv && .venv/bin/pip install {install} && .venv/bin/python "
     assert readme_commands() == [environment + "scripts/run.py hybrid", environment + "-m pytest"]
 
 
@@ -126,6 +132,12 @@ def test_package_and_scripts_import_only_declared_dependencies() -> None:
     imported = imported_distributions("dpexp", "scripts")
     assert {"torch", "mlflow", "typer"} <= imported.keys()
     assert [name for name, owners in imported.items() if not owners & declared] == []
+
+
+def test_package_and_scripts_import_every_declared_dependency() -> None:
+    used = set().union(*imported_distributions("dpexp", "scripts").values())
+    declared = [canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]]
+    assert [name for name in declared if name not in used] == []
 
 
 def test_tests_import_only_declared_dependencies() -> None:
@@ -245,6 +257,7 @@ def test_hygiene_check_catches(text: str) -> None:
 
 
 def test_changelog_has_an_entry_for_this_version() -> None:
+    assert dpexp.__version__ == PROJECT["version"]
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == PROJECT["version"]
 

@@ -114,6 +114,7 @@ def _user_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         is_library = any(part in frame.filename for part in _LIBRARIES) or not path.is_file()
-        if not is_library and _PACKAGE not in path.resolve().parents and path.parent.name != "scripts":
+        is_ours = _PACKAGE in path.resolve().parents or path.parent.name == "scripts" or path.name == "dpexp"
+        if not is_library and not is_ours:
             return f" ({frame.filename}, line {frame.lineno})"
     return ""

@@ -1,4 +1,7 @@
-"""This process and its children: where dpexp is, DPEXP_HOME, and what a child process inherits."""
+"""This process and its children: where dpexp is, its commands, DPEXP_HOME, and what a child process inherits.
+
+dpexp runs from a checkout of its repository, or as an installed package (``pip install .``).
+"""
 
 import contextlib
 import ctypes
@@ -10,15 +13,34 @@ ROOT = Path(__file__).resolve().parents[2]
 """The folder that ``dpexp`` is imported from."""
 
 
+def is_checkout(root: Path = ROOT) -> bool:
+    """Whether ``root`` is a checkout of the repository, and not a folder of installed packages."""
+    return (root / "pyproject.toml").is_file() and (root / "scripts" / "run.py").is_file()
+
+
+def working_root() -> Path:
+    """The checkout, or the working directory where dpexp is installed."""
+    return ROOT if is_checkout() else Path.cwd()
+
+
 def home() -> Path:
-    """The folder of the runs, the MLflow store and its artifacts: ``DPEXP_HOME``, else ``ROOT``. Absolute."""
+    """The folder of the runs, the MLflow store and its artifacts: ``DPEXP_HOME``, else ``working_root()``.
+
+    Absolute.
+    """
     path = os.environ.get("DPEXP_HOME")
-    return Path(path).expanduser().resolve() if path else ROOT
+    return Path(path).expanduser().resolve() if path else working_root()
+
+
+def command(app: str) -> str:
+    """How a user starts an app here: ``python scripts/run.py``, or ``dpexp run`` where dpexp is installed."""
+    return f"python scripts/{app}.py" if is_checkout() else f"dpexp {app}"
 
 
 def python_path(root: Path = ROOT) -> str:
-    """PYTHONPATH for a child process that imports the ``dpexp`` in ``root``."""
-    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    """PYTHONPATH for a child process that imports the ``dpexp`` in ``root``; it finds an installed one."""
+    roots = [str(root)] if is_checkout(root) else []
+    return os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def end_with_parent(sign: signal.Signals) -> None:

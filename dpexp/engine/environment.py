@@ -12,10 +12,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from dpexp.config.process import ROOT
+from dpexp.config.process import ROOT, is_checkout
 from dpexp.record import Row
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
+
+
+NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
+"""``git`` of an environment whose dpexp is not a git checkout."""
 
 
 def environment() -> Row:
@@ -31,7 +35,7 @@ def environment() -> Row:
         "host": platform.node(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
-        "git": git(ROOT),
+        "git": git(ROOT) if is_checkout() else NO_GIT,
         "argv": list(sys.argv),
         "packages": packages,
         "lock": lock(ROOT / "requirements.lock", packages),
@@ -88,7 +92,7 @@ def git(root: Path) -> Row:
     """{commit, branch, dirty, diff_sha256} of the code; all None outside of a git checkout."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
-        return dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
+        return dict(NO_GIT)
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or b""
     diff = _git(root, "diff", "--no-ext-diff", "--binary", "HEAD") or b""
     untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""

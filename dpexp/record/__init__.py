@@ -10,7 +10,14 @@ Start reading in record.py, which defines the Record; reader.py reads a journal'
 by name. Every other room may import this one; it imports nothing of dpexp and neither torch nor mlflow.
 """
 
-from dpexp.record.durable import check_writable, make_folder, private_files, private_umask, write_atomically
+from dpexp.record.durable import (
+    check_home,
+    check_writable,
+    make_folder,
+    private_files,
+    private_umask,
+    write_atomically,
+)
 from dpexp.record.fold import finish, fold, load, load_closed
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
@@ -37,6 +44,7 @@ __all__ = [
     "Steps",
     "UnknownRunError",
     "Verbatim",
+    "check_home",
     "check_writable",
     "find",
     "finish",

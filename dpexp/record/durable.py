@@ -44,14 +44,28 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     path.mkdir(0o777 if is_shared() else 0o700, exist_ok=exist_ok)
 
 
+def check_home(home: Path) -> None:
+    """Raise JournalError for a DPEXP_HOME that is not a directory and cannot be made: it needs its parent."""
+    if home.is_dir():
+        return
+    if os.path.lexists(home):
+        raise JournalError(
+            f"DPEXP_HOME {home} is not a directory: rename what is there, or correct DPEXP_HOME"
+        )
+    if not home.parent.is_dir():
+        raise JournalError(
+            f"DPEXP_HOME {home}: {home.parent} is not a directory: make it, or correct DPEXP_HOME"
+        )
+
+
 def check_writable(runs: Path) -> None:
     """Raise JournalError unless the folder ``runs`` of DPEXP_HOME can be written to. Leaves nothing there."""
+    check_home(runs.parent)
     try:
-        if not runs.parent.is_dir():
-            raise JournalError(f"DPEXP_HOME {runs.parent} is not a directory: make it, or correct DPEXP_HOME")
         if not runs.is_dir() and os.path.lexists(runs):
             raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
-        os.rmdir(tempfile.mkdtemp(prefix=".check-", dir=runs if runs.is_dir() else runs.parent))
+        existing = next(path for path in (runs, *runs.parents) if path.is_dir())
+        os.rmdir(tempfile.mkdtemp(prefix=".check-", dir=existing))
     except OSError as error:
         raise JournalError(
             f"cannot write a journal at {runs}: {error.strerror}; DPEXP_HOME is the folder of the runs"

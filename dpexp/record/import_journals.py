@@ -39,7 +39,7 @@ def import_journal(journal: Path, runs: Path) -> Path:
         _copy(journal, folder)
     elif not (folder / JOURNAL).exists():
         raise JournalError(
-            f"{folder} has no {JOURNAL}: `runs.py remove {run_id}` removes it, then {journal} can be imported"
+            f"{folder} has no {JOURNAL}: `runs remove {run_id}` removes it, then {journal} can be imported"
         )
     elif not journal.samefile(folder / JOURNAL):
         _merge(journal, folder)

@@ -98,5 +98,5 @@ def find(runs: Path, name: str) -> Path:
     close = difflib.get_close_matches(name, [*by_id, *(run.name for run in known)], n=1)
     suggestion = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(
-        f"no run '{name}' among the {len(by_id)} in {runs}, which `runs.py list` shows{suggestion}"
+        f"no run '{name}' among the {len(by_id)} in {runs}, which `runs list` shows{suggestion}"
     )

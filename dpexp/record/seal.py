@@ -95,5 +95,5 @@ def read_derived(path: Path, journal: Path, *, by_length: bool = False) -> dict[
 @functools.cache
 def warn_of(path: Path, error: str) -> None:
     """Say once on stderr that a derived file is not used."""
-    message = "warning: %s: %s; the journal is read instead, `runs.py check --repair` writes the file again"
+    message = "warning: %s: %s; the journal is read instead, `runs check --repair` writes the file again"
     logging.getLogger(__name__).warning(message, path, error)

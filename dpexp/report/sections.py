@@ -13,6 +13,7 @@ from typing import Any
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
 from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
+from dpexp.config.process import command as command_of
 from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
 from dpexp.report.analysis import layout
@@ -216,11 +217,11 @@ def _next_commands(record: Record) -> Section:
     dirty = ", with uncommitted changes" if git.get("dirty") else ""
     lines = (f"code: commit {git['commit'][:10]}{dirty}",) if git.get("commit") else ()
     commands = (
-        ("look in MLflow", "python scripts/ui.py"),
-        ("show again", f"python scripts/runs.py show {record.run_id}"),
-        ("compare", f"python scripts/report.py {record.run_id} RUN"),
+        ("look in MLflow", command_of("ui")),
+        ("show again", f"{command_of('runs')} show {record.run_id}"),
+        ("compare", f"{command_of('report')} {record.run_id} RUN"),
         ("run again", command(record)),
-        ("reproduce", f"python scripts/runs.py reproduce {record.run_id}"),
+        ("reproduce", f"{command_of('runs')} reproduce {record.run_id}"),
     )
     return Section("Look further", lines, commands=commands)
 
@@ -236,7 +237,7 @@ def command(record: Record) -> str:
         usual = RunConfig(config.strategy).to_dict()
     except ConfigError:
         return shlex.join(["python", *record.environment.get("argv", [])])
-    words = ["python", "scripts/run.py", config.strategy]
+    words = [*command_of("run").split(), config.strategy]
     chosen = config.to_dict()
     left_out = options_with_role("delivery", "label")
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):

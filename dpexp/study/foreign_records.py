@@ -7,6 +7,7 @@ unaltered Records of this user's runs in this home (see ``dpexp.record.origin``)
 from collections.abc import Iterator
 
 from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config.process import command
 from dpexp.engine.references import file_hashes, references
 from dpexp.record import Record, Row, is_ours
 from dpexp.record.redact import HIDDEN
@@ -42,7 +43,7 @@ def _named(config: Row, exact: bool) -> Iterator[str]:
         if HIDDEN in reference.text:
             raise ConfigError(
                 f"{_printable(reference.flag)} {_printable(reference.text)}: the Record does not hold the "
-                f"credential that was in place of {HIDDEN}: repeat the run with scripts/run.py"
+                f"credential that was in place of {HIDDEN}: repeat the run with {command('run')}"
             )
         yield str(reference)
 

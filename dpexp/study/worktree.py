@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpexp.config import ConfigError
-from dpexp.config.process import ROOT
+from dpexp.config.process import ROOT, is_checkout
 from dpexp.record import Record
 
 
@@ -30,6 +30,8 @@ def is_in_history(commit: str) -> bool:
 @contextmanager
 def worktree(record: Record) -> Iterator[Path]:
     """The recorded commit in a temporary worktree. Raises ConfigError if git does not have it."""
+    if not is_checkout():
+        raise ConfigError("--exact: this dpexp is an installed package; run it from a checkout")
     commit = commit_of(record)
     with tempfile.TemporaryDirectory(prefix="dpexp-exact-") as folder:
         path = Path(folder) / "code"

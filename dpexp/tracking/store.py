@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dpexp.config.names import folder_name
+from dpexp.config.process import command
 from dpexp.record import redact
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
@@ -143,7 +144,7 @@ class Store:
         page = f"#/experiments/{experiment_id}/runs/{mlflow_run_id}"
         if self.is_http:
             return f"{without_login(self.uri)}/{page}"
-        return f"python scripts/ui.py shows it at {page}"
+        return f"{command('ui')} shows it at {page}"
 
 
 def import_mlflow() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
-from dpexp.config.process import python_path
+from dpexp.config.process import command, python_path
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Delivery:
 
 def how_to_deliver(run_id: str) -> str:
     """The command that delivers a run later."""
-    return f"python scripts/runs.py sync {run_id}"
+    return f"{command('runs')} sync {run_id}"
 
 
 INTERRUPT_INTERVAL_S = 0.1

@@ -330,12 +330,12 @@ CONFIGS = [
 ]  # fmt: skip
 
 HOMES = [
-    bad("single", "DPEXP_HOME", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone"}),
+    bad("single", "DPEXP_HOME", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone/home"}),
     bad("single", "a_file is not a directory", files={"a_file": "x"}, environment={"DPEXP_HOME": "a_file"}),
     bad("single", "cannot write a journal at /proc", "DPEXP_HOME", environment={"DPEXP_HOME": "/proc"}),
     bad("single", "/runs is not a directory", files={"runs": "x"}, environment={"DPEXP_HOME": "."}),
     bad("ddp --virtual 2", "/runs is not a directory", files={"runs": "x"}, environment={"DPEXP_HOME": "."}),
-    bad("ddp --virtual 2", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone"}),
+    bad("ddp --virtual 2", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone/home"}),
     bad("ddp --virtual 2", "cannot write a journal at /proc", environment={"DPEXP_HOME": "/proc"}),
 ]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("python", "torchrun", "srun", "conda", "python3.11", "bash")
+PROGRAMS = ("python", "torchrun", "srun", "conda", "python3", "bash")
 
 
 class Block(NamedTuple):

@@ -236,4 +236,4 @@ def test_an_import_over_a_folder_without_a_journal_says_what_to_do(runs: Path, t
     (runs / "again").mkdir(parents=True)
     refused = script("runs.py", "sync", journal)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: {runs / 'again'} has no {JOURNAL}: `runs.py remove again`")
+    assert refused.stderr.startswith(f"error: {runs / 'again'} has no {JOURNAL}: `runs remove again`")

@@ -1,0 +1,36 @@
+"""The installed command ``dpexp``: the apps of scripts/ as its subcommands."""
+
+from typing import Annotated
+
+import typer
+
+from dpexp import __version__, cli
+from dpexp.commands import report, run, runs, sweep, ui
+
+app = cli.app("How should this model be laid over these devices?", completion=True)
+app.add_typer(run.app, name="run")
+app.add_typer(runs.app, name="runs")
+app.command()(sweep.sweep)
+app.command()(report.report)
+app.command()(ui.ui)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpexp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """The options of ``dpexp`` itself."""
+    del version  # its callback shows it
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    cli.main(app)

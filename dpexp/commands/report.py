@@ -1,0 +1,145 @@
+"""Compare recorded runs in tables and figures; write and check the READMEs of experiments.
+
+Needs neither torch nor MLflow, except for ``--check``, which builds the models and data of the experiments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpexp import cli
+from dpexp.config import ConfigError, home
+from dpexp.config.process import command, working_root
+
+if TYPE_CHECKING:
+    from dpexp.study.experiment import Experiment
+
+app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[experiments/NAME... | RUN...]",
+        help="Run id, unique prefix of one, run name, last, or the folder of a run. Default: all runs. "
+        "Or folders of experiments: their READMEs and figures are written again.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Write report.md, report.html and their figures to this folder.", metavar="DIR"
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Check experiments (default: all) and write nothing; exit with 1 if a README, a figure, a claim "
+        "or a config differs from what the committed Records give.",
+    ),
+]
+
+
+@app.command()
+def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
+    """Compare runs: step time, speed-up with its interval, memory, and gradient error.
+
+    Runs are ranked only if they have the same execution, machine and work; a difference within the noise is
+    marked as such.
+    """
+    names = runs or []
+    if check or any((Path(name) / "config.py").is_file() for name in names):
+        raise typer.Exit(_check(names) if check else _write(names))
+    from dpexp.report.compare import tables
+    from dpexp.report.compare.grouping import compare
+    from dpexp.report.render import terminal
+
+    compared = compare(folders(names))
+    for run, problem in compared.unreadable:
+        typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
+    typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
+    if out is not None:
+        from dpexp.report.compare.files import write
+
+        for path in write(compared, out):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _write(names: list[str]) -> int:
+    """Write the README and figure of these experiments, and the index."""
+    from dpexp.study import experiment
+    from dpexp.study.readme import ExperimentReadme, with_index
+
+    for folder in map(Path, names):
+        for path in ExperimentReadme(experiment.load(folder)).write():
+            typer.echo(f"wrote {path}", err=True)
+        index = folder.resolve().parent / "README.md"
+        if index.is_file():
+            index.write_text(with_index(index.parent), encoding="utf-8")
+    return cli.Exit.DONE
+
+
+def _check(names: list[str]) -> int:
+    """Report where these experiments, or all, differ from their Records."""
+    from dpexp.study import experiment
+    from dpexp.study.readme import ExperimentReadme, with_index
+
+    every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
+    checked = [Path(name) for name in names] or every
+    problems = []
+    for folder in checked:
+        loaded = experiment.load(folder)
+        found = [*ExperimentReadme(loaded).problems(), *_build_problems(loaded)]
+        typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
+        problems += found
+    for index in sorted({folder.resolve().parent / "README.md" for folder in checked}):
+        if index.is_file() and with_index(index.parent) != index.read_text(encoding="utf-8"):
+            problems.append(
+                f"{index}: its table differs from the Records: {command('report')} experiments/NAME"
+            )
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    return cli.Exit.FAILED if problems else cli.Exit.DONE
+
+
+def _build_problems(experiment: Experiment) -> list[str]:
+    """The cells whose model, data or layout can no longer be built."""
+    from dpexp.config import RunConfig
+    from dpexp.engine.dry_run import dry_run
+
+    found = []
+    for cell, run in experiment.runs.items():
+        try:
+            if isinstance(run, RunConfig):
+                dry_run(run)
+        except ConfigError as error:
+            found.append(f"{experiment.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
+    return found
+
+
+def folders(names: list[str]) -> list[Path]:
+    """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
+    from dpexp import record
+
+    runs = home() / "runs"
+    known = {folder.name: folder for folder in record.folders(runs)}
+    if not names and not known:
+        raise ConfigError(f"no run yet in {runs}: {command('run')} hybrid makes one")
+    if not names:
+        return list(known.values())
+    return list(dict.fromkeys(known[name] if name in known else _folder(runs, name) for name in names))
+
+
+def _folder(runs: Path, name: str) -> Path:
+    from dpexp import record
+
+    path = Path(name)
+    if (path / record.RECORD).is_file() or (path / record.JOURNAL).is_file():
+        return path
+    try:
+        return record.find(runs, name)
+    except record.UnknownRunError as error:
+        raise ConfigError(str(error)) from None

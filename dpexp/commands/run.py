@@ -1,0 +1,155 @@
+"""Run one strategy once: verify it, measure it, and record it in MLflow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpexp import cli
+from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
+from dpexp.config.errors import startup_errors
+
+app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Read options from a TOML, JSON or YAML file.",
+        metavar="FILE",
+        is_eager=True,
+        callback=cli.load_config,
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the complete config as JSON and stop.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show devices, device map and batch split without a run."),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, the Record of a run, and nothing else.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")]
+Debug = Annotated[bool, typer.Option(cli.DEBUG, help="Show the traceback of an error.")]
+
+
+def _command(strategy: str) -> None:
+    def command(
+        config_file: Config = None,
+        print_config: PrintConfig = False,
+        dry_run: DryRun = False,
+        as_json: Json = False,
+        quiet: Quiet = False,
+        debug: Debug = False,
+        **values: Any,
+    ) -> None:
+        del config_file, debug  # cli.load_config and cli.print_error use them
+        cli.check_environment()
+        config = RunConfig.from_dict({"strategy": strategy, **values}, where="")
+        if print_config:
+            typer.echo(json.dumps(config.to_dict(), indent=2))
+            return
+        with cli.exit_on_error():
+            if dry_run:
+                _preview(config, as_json)
+            else:
+                raise typer.Exit(_run(config, as_json, quiet))
+
+    command.__doc__ = STRATEGY_HELP[strategy]
+    app.command(strategy)(cli.with_options(command, strategy))
+
+
+def _preview(config: RunConfig, as_json: bool) -> None:
+    from dpexp.engine.dry_run import dry_run
+    from dpexp.report.render import listing
+
+    with startup_errors():
+        planned = dry_run(config)
+    typer.echo(json.dumps(planned, indent=1) if as_json else listing.dry_run(planned))
+
+
+def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
+    from dpexp import report
+    from dpexp.distributed import Terminated
+    from dpexp.run import execute
+
+    outcome = execute(config, quiet=quiet, is_last=True)
+    record = outcome.record
+    if record is None:
+        return _ended_without_record(outcome.error)
+    is_final = outcome.error is None or isinstance(outcome.error, KeyboardInterrupt | Terminated)
+    if not is_final and _would_restart():
+        typer.echo("torchrun starts the ranks again; the last of them print the Record", err=True)
+    elif as_json:
+        typer.echo(record.to_json())
+    elif not quiet:
+        typer.echo(report.summary(record))
+    delivery = outcome.delivery
+    if delivery is not None and delivery.message and not (quiet and delivery.complete):
+        typer.echo(delivery.message, err=as_json or not delivery.complete)
+    if outcome.error is not None:
+        return _failed(outcome.error)
+    is_delivered = delivery is None or delivery.complete
+    return cli.Exit.DONE if is_delivered or _would_restart() else cli.Exit.NOT_DELIVERED
+
+
+def _would_restart() -> bool:
+    """Whether torchrun starts this host's ranks again if this one ends with another code than 0.
+
+    A finished run must not run again because its delivery is incomplete.
+    """
+    from dpexp.distributed.world import restarts_left
+
+    return restarts_left() > 0
+
+
+def _ended_without_record(error: BaseException | None) -> int:
+    """A rank that does not record prints nothing; without ranks, print why there is no Record."""
+    from dpexp.distributed import World
+
+    if error is not None and World.of() is None:
+        cli.print_error(error, str(error))
+    return cli.Exit.FAILED if error is not None else cli.Exit.DONE
+
+
+def _failed(error: BaseException) -> int:
+    """Print why the run ended early; return the exit code."""
+    from dpexp.distributed import Terminated
+    from dpexp.engine.diagnosis import explained
+
+    cli.print_error(error, explained(error))
+    if isinstance(error, KeyboardInterrupt):
+        return cli.Exit.INTERRUPTED
+    return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED
+
+
+@app.command()
+def models(
+    name: Annotated[str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", show_default=False)] = "",
+    data: Annotated[
+        str, typer.Option("--data", help="Data, as for a strategy.", metavar="SOURCE")
+    ] = "random",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the models, or the submodules of one with their sizes and shapes."""
+    from dpexp.engine.inventory import inventory, registry
+    from dpexp.report.render import listing
+
+    del debug  # cli.print_error uses it
+    if not name:
+        found = registry()
+        typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
+        return
+    with cli.exit_on_error(), startup_errors():
+        modules = inventory(name, data)
+    typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
+
+
+for name in STRATEGY_OPTIONS:
+    _command(name)

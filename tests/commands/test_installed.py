@@ -1,0 +1,112 @@
+"""The installed package: ``pip install`` gives the command ``dpexp``, which works in any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from dpexp import __version__
+from dpexp.commands.main import app
+from dpexp.config import STRATEGY_OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["--virtual", "2", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` of an environment with dpexp installed from the committed files and this one's packages."""
+    folder = tmp_path_factory.mktemp("installed")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\0"):
+        if name.startswith(("dpexp/", "pyproject.toml", "README.md", "LICENSE")) and (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "source" / name)
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "--quiet"]
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    packages = sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)})
+    Path(packages, "packages.pth").write_text(sysconfig.get_path("purelib"))
+    subprocess.run([*pip, "install", *options, str(folder / "source")], check=True)
+    return venv / "bin"
+
+
+def run(program: Path, *words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with ``DPEXP_HOME`` unset, in a folder."""
+    environment = {key: value for key, value in os.environ.items() if key != "DPEXP_HOME"} | variables
+    return subprocess.run(
+        [str(program), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory."""
+    path = tmp_path / "work"
+    path.mkdir()
+    return path
+
+
+def test_its_commands_run_in_any_folder_and_keep_their_runs_there(installed: Path, folder: Path) -> None:
+    dpexp = installed / "dpexp"
+    done = run(dpexp, "run", "hybrid", *QUICK, "--track-timeout", "240", folder=folder)
+    assert done.returncode == 0, done.stderr
+    (journal,) = folder.glob("runs/*/journal.jsonl")
+    run_id = journal.parent.name
+    for command in (f"dpexp runs show {run_id}", "dpexp run hybrid --", "dpexp ui", "dpexp report"):
+        assert command in done.stdout
+    assert "scripts/" not in done.stdout
+    assert (folder / "mlflow.db").is_file()
+    assert run_id in run(dpexp, "runs", "list", folder=folder).stdout
+    assert "hybrid" in run(dpexp, "report", folder=folder).stdout
+    sites = installed.parent.glob("lib/python*/site-packages")
+    assert not [path for site in sites for path in site.iterdir() if path.name in ("runs", "mlflow.db")]
+
+
+def test_its_ranks_find_it_and_a_missing_home_is_made(installed: Path, folder: Path) -> None:
+    words = ["run", "ddp", "--virtual", "1", *QUICK[2:], "--no-track", "--json"]
+    done = run(installed / "dpexp", *words, folder=folder, DPEXP_HOME="home")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert len(record["devices"]["ranks"]) == 1
+    assert record["environment"]["git"]["commit"] is None
+    assert (folder / "home" / "runs" / record["run_id"] / "record.json").is_file()
+
+
+def test_its_package_is_complete_and_typed(installed: Path, folder: Path) -> None:
+    where = "import dpexp, pathlib; print(pathlib.Path(dpexp.__file__).parent)"
+    package = Path(run(installed / "python", "-c", where, folder=folder).stdout.strip())
+    assert package.is_relative_to(installed.parent)
+    committed = {path.relative_to(ROOT / "dpexp") for path in (ROOT / "dpexp").rglob("*")}
+    names = {
+        path for path in committed if "__pycache__" not in path.parts and (ROOT / "dpexp" / path).is_file()
+    }
+    assert {path for path in names if not (package / path).is_file()} == set()
+    assert (package / "py.typed").is_file()
+
+
+def test_the_shell_completes_commands_and_strategies(installed: Path, folder: Path) -> None:
+    for typed, expected in (("dpexp ru", {"run", "runs"}), ("dpexp run hy", {"hybrid"})):
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DPEXP_COMPLETE": "complete_bash"}
+        assert set(run(installed / "dpexp", folder=folder, **words).stdout.split()) == expected
+
+
+def test_its_version_is_that_of_the_package(installed: Path, folder: Path) -> None:
+    assert run(installed / "dpexp", "--version", folder=folder).stdout == f"dpexp {__version__}\n"
+
+
+def test_each_script_is_a_subcommand() -> None:
+    import typer
+
+    group = typer.main.get_command(app)
+    commands = group.commands  # type: ignore[attr-defined]
+    assert set(commands) == {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert set(STRATEGY_OPTIONS) <= set(commands["run"].commands)
