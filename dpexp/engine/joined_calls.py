@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import torch
 
+from dpexp.engine.compare import distance
 from dpexp.engine.training import Calls
 
 Key: TypeAlias = tuple[str, int]
@@ -23,6 +24,8 @@ def joined_call(
     chunks: list[list[Sequence[torch.Tensor]]] = []  # of each: the outputs of its ranks
     for ranks in ranks_by_chunk:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
+        if calls == 1:
+            made = [_one_call(each) for each in made]
         if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
             return None
         pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
@@ -35,6 +38,14 @@ def joined_call(
     ]
     complete = [tensor for tensor in together if tensor is not None]
     return complete if complete and len(complete) == len(wanted) else None
+
+
+def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """The outputs of a call for each micro-batch as those of one call, where they have the same layout."""
+    shapes = {tuple(tensor.shape[1:] for tensor in outputs) for outputs in calls}
+    if len(calls) < 2 or len(shapes) > 1 or any(not tensor.dim() for outputs in calls for tensor in outputs):
+        return calls
+    return [[torch.cat(micro_batches) for micro_batches in zip(*calls, strict=True)]]
 
 
 def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor | None:
@@ -56,9 +67,14 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def _of_chunk(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
-    """The output for the rows of one chunk, of ranks that have all of it each, or shards side by side."""
+    """The output for the rows of one chunk, of ranks that have shards side by side, or all of it each.
+
+    Of the latter it is the one that is furthest from what is expected.
+    """
     first = pieces[0]
     for dim in range(1, first.dim() if first.dim() == expected.dim() and len(pieces) > 1 else 0):
         if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
             return torch.cat([piece.to("cpu") for piece in pieces], dim)
-    return first
+    if any(piece.shape != expected.shape for piece in pieces):
+        return first
+    return max(pieces, key=lambda piece: distance(piece, expected))

@@ -143,13 +143,12 @@ class Locator:
     def _pattern_of_gradients(self, names: Sequence[str], limit: float) -> str:
         """What the gradients look like on each rank, in one text."""
         shapes: list[Shape] = self.group.all_gather(self._shape(names, limit))
-        unit = "rank" if self.group.size > 1 else "shard"
         by_chunk = self.group.one_of_each_chunk(shapes)
         if self.group.chunks > 1 and all(shape.is_own(chunk) for chunk, shape in enumerate(by_chunk)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
         if self._is_part(names[0]):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
-        texts = [shape.text(unit) for shape in shapes]
+        texts = [shape.text() for shape in shapes]
         if len(set(texts)) == 1:
             return texts[0]
         return "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(texts) if text)
@@ -178,7 +177,9 @@ class Locator:
             usable = [name for name in chosen if name in expected and name in found]
             scale = patterns.factor(_vector(found, expected, usable), _vector(expected, expected, usable))
             if scale is not None:
-                return Shape(scale=scale, shards=counts[0] if len(counts) == 1 else 1)
+                return Shape(
+                    scale=scale, shards=self._count(counts), unit="rank" if self.group.size > 1 else "shard"
+                )
         return next((shape for count in counts if (shape := self._shares(wrong, count))), Shape())
 
     def _shares(self, names: Sequence[str], count: int) -> Shape | None:
@@ -190,7 +191,7 @@ class Locator:
             columns = [_vector(each, expected, usable) for each in by_shard]
             shares = patterns.coefficients(_vector(found, expected, usable), columns) if usable else None
             if shares is not None:
-                return Shape(shares=shares, rows=rows)
+                return Shape(shares=shares, rows=rows, unit="rank" if self.group.chunks > 1 else "shard")
         return None
 
     def _gradients_of_shards(self, count: int) -> tuple[list[int], list[Tensors]]:
@@ -207,8 +208,12 @@ class Locator:
     def _shard_counts(self) -> Sequence[int]:
         """Into how many shards the layout splits a batch: one number where it says so."""
         pieces = max((part.pieces for part in parts(self.sides.layout.placed.module)), default=1)
-        known = self.group.chunks if self.group.chunks > 1 else max(pieces, self.group.size)
+        known = self.group.chunks if self.group.chunks > 1 else pieces
         return (known,) if known > 1 else UNKNOWN
+
+    def _count(self, shards: Sequence[int]) -> int:
+        """The number that a factor may be: of the shards where it is known, or else of the ranks."""
+        return shards[0] if len(shards) == 1 else self.group.size
 
 
 @dataclass(frozen=True)
@@ -221,14 +226,15 @@ class Shape:
     shards: int = 1
     shares: Sequence[float] = ()
     rows: Sequence[int] = ()
+    unit: str = "shard"
 
-    def text(self, unit: str) -> str:
+    def text(self) -> str:
         """In words."""
         if self.is_missing:
             return "the layout has no gradient for it"
         if self.scale is not None:
-            return patterns.of_factor(self.scale, self.shards, unit)
-        return patterns.of_coefficients(self.shares, self.rows, unit) if self.shares else ""
+            return patterns.of_factor(self.scale, self.shards, self.unit)
+        return patterns.of_coefficients(self.shares, self.rows, self.unit) if self.shares else ""
 
     def is_own(self, rank: int) -> bool:
         """Whether it is a multiple of the gradient of this rank's rows."""

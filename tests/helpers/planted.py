@@ -1,21 +1,21 @@
-"""Planted bugs: layouts that are wrong in one way each, made for the tests of verification."""
+"""Layouts in one process that are wrong in one way each, for the tests of verification.
+
+Bugs over ranks are in ``experiments/planted_bugs``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from dpexp import parallel
 from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.devices import HOST
-from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies import Placed, Strategy
 from dpexp.strategies.base import GradientSync, Needs
-from dpexp.strategies.ddp import RowWeightedSync
 from dpexp.strategies.wrappers import Forward, Wrapper
 from dpexp.timing import Timer
 
@@ -42,13 +42,13 @@ class Net(nn.Module):
 
 
 class Planted(Strategy):
-    """A layout on the host, in one process or in ranks, that ``place_wrong`` makes."""
+    """A layout on the host that ``place_wrong`` makes."""
 
     name = "planted"
     needs = Needs(devices=True)
 
-    def __init__(self, place_wrong: Callable[[nn.Module], Placed], group: ProcessGroup | None = None) -> None:
-        super().__init__(RunConfig("single", model=f"{__file__}:Net"), group)
+    def __init__(self, place_wrong: Callable[[nn.Module], Placed]) -> None:
+        super().__init__(RunConfig("single", model=f"{__file__}:Net"))
         self.place_wrong = place_wrong
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
@@ -99,18 +99,6 @@ def mean_of_means(rows: list[int]) -> list[float]:
     return [sum(rows) / (len(rows) * count) for count in rows]
 
 
-def swapped(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    pieces = parallel.scatter((inputs,), [HOST] * 2)
-    return torch.cat([module(*piece) for piece in reversed(pieces)])
-
-
-def dropped(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Floor instead of ceil: the rows that do not divide by four are never computed."""
-    outputs = module(inputs)
-    kept = len(inputs) // 4 * 4
-    return torch.cat([outputs[:kept], torch.zeros_like(outputs[kept:])])
-
-
 class Caching(Wrapper):
     """Calls the model with a copy of its buffers that it has made once."""
 
@@ -155,38 +143,3 @@ class Hides(Wrapper):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.module(inputs)
-
-
-# --- wrong in ranks -----------------------------------------------------------------------------------
-
-
-class AllReduced(RowWeightedSync):
-    """Averages the gradients over ranks after backward, as ``wrong`` changes it."""
-
-    def __init__(self, module: nn.Module, group: ProcessGroup, wrong: str) -> None:
-        super().__init__(group.size)
-        self.module, self.group, self.wrong = module, group, wrong
-
-    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        if self.wrong == "not weighted by rows":
-            batch = replace(batch, rows=1, global_rows=self.world_size)
-        super().backward(loss, batch)
-        for name, parameter in self.module.named_parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if self.wrong == "not reduced" or (self.wrong == "one not reduced" and name == "second.weight"):
-                continue
-            if self.wrong == "last rank dropped" and self.group.rank == self.world_size - 1:
-                parameter.grad.zero_()
-            torch.distributed.all_reduce(parameter.grad)
-            if self.wrong != "summed":
-                parameter.grad /= self.world_size
-            if self.wrong == "divided twice":
-                parameter.grad /= self.world_size
-            if self.wrong == "one rank differs" and self.group.rank == 1:
-                parameter.grad *= 2
-
-
-def in_ranks(group: ProcessGroup, wrong: str = "") -> Planted:
-    """A layout over ranks with this bug, or without one."""
-    return Planted(lambda model: on_host(model, AllReduced(model, group, wrong)), group)

@@ -1,4 +1,7 @@
-"""Verify right and wrong layouts as a rank of torchrun; the first rank prints what each case gives."""
+"""Verify right and wrong layouts as a rank of torchrun; the first rank prints what each case gives.
+
+The arguments are layouts of ``experiments/planted_bugs``.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,25 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "planted_bugs"))
 
 import torch
-from planted import in_ranks
+from judge import catalogue, prove
 from torch import nn
 
 from dpexp import devices
 from dpexp.config import RankOptions, RunConfig
 from dpexp.distributed import World
-from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.distributed.process_group import init_process_group
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verification import Verification, verify
-from dpexp.strategies.embedding_tables import _AllReduceRows
+from dpexp.engine.verification import verify
 
 PLANTED = Path(__file__).with_name("planted.py")
 ODD_MODELS = Path(__file__).with_name("odd_models.py")
 ODD = ("Checkpointed",)
 """Models of ``odd_models``, under ddp."""
-WRONG = (
-    "",
-    "not weighted by rows",
-    "not reduced",
-    "one not reduced",
-    "last rank dropped",
-    "summed",
-    "divided twice",
-    "one rank differs",
-)
-"""The bugs of ``planted.AllReduced``; the first is none."""
-
-
 WRITING = {"ddp": ("ddp", "half"), "fsdp": ("fsdp", ""), "clamped by a hook": ("ddp", "clamp")}
 """The strategy and the hook of each case of ``Writing``."""
 
@@ -66,27 +55,6 @@ class Writing(nn.Module):
         return self.fc(vectors)
 
 
-def verified(config: RunConfig, group: ProcessGroup, wrong: str | None = None) -> Verification:
-    """The verification of a layout over the ranks, of a planted one where ``wrong`` is given."""
-    prepared = prepare(config, group=group)
-    return verify(prepared if wrong is None else replace(prepared, strategy=in_ranks(group, wrong)))
-
-
-def lookup_not_reduced(shape: dict[str, Any], group: ProcessGroup) -> Verification:
-    """A table sharded by rows, whose lookups are not added up over the ranks."""
-
-    def forward(ctx: Any, vectors: torch.Tensor, start: int, count: int) -> torch.Tensor:
-        ctx.rows, ctx.shape = slice(start, start + count), vectors.shape
-        return vectors[ctx.rows].clone()
-
-    right, _AllReduceRows.forward = _AllReduceRows.forward, staticmethod(forward)
-    try:
-        values = {"strategy": "hybrid", "shard_embedding": True, **shape}
-        return verified(RunConfig.from_dict(values), group)
-    finally:
-        _AllReduceRows.forward = staticmethod(right)
-
-
 def main() -> None:
     world = World.of()
     assert world is not None
@@ -96,17 +64,18 @@ def main() -> None:
     config = RunConfig("ddp", model=f"{PLANTED}:Net", **shape)
     assert isinstance(config.options, RankOptions)
     group = init_process_group(world, config.options, devices.HOST)
-    results = {wrong: verified(config, group, wrong) for wrong in WRONG}
+    results = {"right": verify(prepare(config, group=group))}
     for case, (strategy, hook) in WRITING.items():
         block = {"block": ("fc",)} if strategy == "fsdp" else {}
         model = f"{__file__}:Writing:hook={hook}" if hook else f"{__file__}:Writing"
-        results[case] = verified(
-            RunConfig.from_dict({"strategy": strategy, "model": model} | shape | block), group
-        )
+        options = {"strategy": strategy, "model": model} | shape | block
+        results[case] = verify(prepare(RunConfig.from_dict(options), group=group))
     for model in ODD:
-        results[model] = verified(replace(config, model=f"{ODD_MODELS}:{model}"), group)
-    results["lookup not reduced"] = lookup_not_reduced(shape, group)
-    every_rank = group.all_gather({case: vars(result) for case, result in results.items()})
+        odd = replace(config, model=f"{ODD_MODELS}:{model}")
+        results[model] = verify(prepare(odd, group=group))
+    rows = {case: vars(result) for case, result in results.items()}
+    rows |= {name: vars(prove(catalogue()[name], world.size)) for name in sys.argv[1:]}
+    every_rank = group.all_gather(rows)
     if group.is_first:
         print(json.dumps([every_rank[0], all(each == every_rank[0] for each in every_rank)]), flush=True)
     group.destroy()

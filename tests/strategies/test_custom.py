@@ -15,11 +15,17 @@ from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 
 LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "planted_bugs"
 SHORT = ("--batch-size", "10", "--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
 
 def custom(layout: str, *words: str) -> Any:
     return run("custom", "--layout", f"{LAYOUTS}:{layout}", *words, *SHORT)
+
+
+def of_experiment(layout: str, model: str, mesh: str) -> Any:
+    options = ("--layout", f"{EXPERIMENT}/layouts/{layout}.py:parallelize", "--mesh", mesh)
+    return run("custom", *options, "--model", f"{EXPERIMENT}/models.py:{model}", *SHORT)
 
 
 def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
@@ -47,28 +53,28 @@ def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
-    found = record(custom("by_hand", "--mesh", "tp=2"))
+    found = record(of_experiment("right_tp", "Net", "tp=2"))
     assert found["verification"]["passed"] is True
     rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found["device_map"]}
-    assert rows["block3", "weight", 1]["local_shape"] == [20, 10]
-    assert rows["block3", "weight", 1]["shape"] == [20, 20]
-    assert rows["block1", "weight", None]["replicas"] == ["cpu:1"]
+    assert rows["down", "weight", 1]["local_shape"] == [12, 12]
+    assert rows["down", "weight", 1]["shape"] == [12, 24]
+    assert rows["first", "weight", None]["replicas"] == ["cpu:1"]
 
 
 def test_stages_of_a_pipeline_are_verified_together() -> None:
-    found = record(custom("pipeline", "--mesh", "pp=2"))
+    found = record(of_experiment("right_pp", "Chain", "pp=2"))
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
     held = {(row["module"], row["device"]) for row in found["device_map"]}
-    assert held == {("block1", "cpu:0"), ("block2", "cpu:0"), ("block3", "cpu:1")}
+    assert held == {(str(layer), "cpu:0" if layer < 7 else "cpu:1") for layer in range(13)}
 
 
 @pytest.mark.parametrize(
     ("layout", "mesh", "where"),
-    [("without_copy", "tp=2", "block1"), ("without_sync", "dp=2", "block")],
+    [("tp_1", "tp=2", "parameter 'norm."), ("dp_1", "dp=2", "parameter 'norm.")],
 )
 def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str) -> None:
-    done = custom(layout, "--mesh", mesh)
+    done = of_experiment(layout, "Net", mesh)
     assert done.returncode == 1
     assert json.loads(done.stdout)["verification"]["passed"] is False
     assert where in done.stderr

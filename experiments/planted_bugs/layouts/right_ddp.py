@@ -1,0 +1,7 @@
+"""DistributedDataParallel."""
+
+from torch.nn.parallel import DistributedDataParallel
+
+
+def parallelize(model, mesh):
+    return DistributedDataParallel(model)

@@ -1,0 +1,11 @@
+"""Sequence parallelism: each rank normalizes a part of the tokens; ``norm`` is on every rank."""
+
+from pieces import Ranks, change_gradients
+
+
+def parallelize(model, mesh):
+    tp = Ranks(mesh, "tp")
+    model.norm.register_forward_pre_hook(lambda module, inputs: tp.split(*inputs, dim=1))
+    model.norm.register_forward_hook(lambda module, inputs, outputs: tp.gather(outputs, dim=1))
+    change_gradients(model.norm.parameters(), tp.sum)
+    return model
