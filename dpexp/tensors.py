@@ -92,6 +92,15 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
+def norm(tensor: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of a dense or sparse tensor, in float32 at least."""
+    values = tensor.detach()
+    values = values.coalesce().values() if values.is_sparse else values
+    is_short = values.is_floating_point() and values.element_size() < 4
+    found: torch.Tensor = torch.linalg.vector_norm(values.float() if is_short else values)
+    return found
+
+
 def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module, its parameters and buffers cast in place as ``cast`` does: complex ones stay complex."""
     module._apply(lambda tensor: _cast(tensor, dtype))  # type: ignore[no-untyped-call]

@@ -66,7 +66,16 @@ class RunConfig:
         20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9
     )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
-    lr: float = option(0.01, "Learning rate of SGD.", min=0.0)
+    optimizer: Annotated[str, SPEC] = option(
+        "sgd",
+        "sgd, momentum, adam, adamw, adamax, nadam, radam, adagrad, rowwise_adagrad, adadelta or rmsprop, "
+        "with options as adamw:weight_decay=0.01, or pkg.mod:factory.",
+        metavar="NAME[:KEY=VALUE,...]",
+    )
+    lr: float = option(0.01, "Learning rate.", min=0.0)
+    clip_norm: float | None = option(
+        None, "Largest norm of all gradients together; larger ones are scaled down to it.", min=1e-12
+    )
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
     autocast: str = option(
         "", "Mixed precision: the type of the forward pass where that is safe.", choices=("", "bfloat16")

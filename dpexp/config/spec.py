@@ -1,4 +1,4 @@
-"""Spec: the parsed text of ``--model``, ``--data`` and ``--loss``, and the factory that it names.
+"""Spec: the parsed text of ``--model``, ``--data``, ``--loss``, ``--optimizer``, and the factory it names.
 
 All have one syntax::
 
@@ -60,12 +60,17 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered model, data source or loss; ``factory`` is ``module:attribute``, imported when used."""
+    """A registered model, data source, loss or optimizer; ``factory`` is ``module:attribute``.
+
+    It is imported when used. If it ``takes_more`` options than those here, it checks them itself; their
+    values are numbers, true and false, and tuples of numbers.
+    """
 
     help: str
     factory: str
     options: tuple[Option, ...] = ()
     argument: str | None = None
+    takes_more: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,19 @@ def _parse_registered(text: str, name: str, rest: str, entry: Entry, where: str)
     known = {option.name: option for option in entry.options}
     options = _parse_options(rest, where)
     for key, value in options.items():
+        if key not in known and entry.takes_more:
+            _check_numbers(key, value, where)
+            continue
         if key not in known:
             raise ConfigError(f"{where}: {_unknown_option(name, key, known)}")
         options[key] = _checked(known[key], value, where)
     return Spec(text, name, entry.factory, options, argument)
+
+
+def _check_numbers(name: str, value: Any, where: str) -> None:
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise ConfigError(f"{where}: '{name}' takes a number, true or false, found {shown(value)}")
 
 
 def _parse_options(text: str, where: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.trainer import Trainer
-from dpexp.record import Journal
+from dpexp.record import Journal, pack
 
 FLUSH_SECONDS = 0.5
 """Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
@@ -204,6 +204,7 @@ class Measurement:
 
     def record_digests(self) -> None:
         """Record digests of the trained weights and of their outputs, and peak memory."""
+        self._record_optimizers()
         outputs = self.trainer.evaluate(next(self._prepared.batches(0, shuffle=False)))
         numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
         weights = tensors.digest(self.trainer.full_parameters() | self.trainer.buffers())
@@ -211,6 +212,12 @@ class Measurement:
         self.journal.set(digest=digest, memory=self.observations.memory())
         self.journal.flush()
         self.on_flush()
+
+    def _record_optimizers(self) -> None:
+        """Add what the optimizers keep, which they make in their first steps, to the device map."""
+        rows = self.observations.device_map(self.trainer.optimizers)
+        if any(row["kind"] == "optimizer" for row in rows):
+            self.journal.set(device_map=pack(rows))
 
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""

@@ -8,7 +8,8 @@ from dpexp.config.run_config import digest
 from dpexp.data import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.environment import environment, torch_environment
-from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed
+from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
+from dpexp.engine.optimizers import Optimizers
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.recorded_config import recorded_config
 from dpexp.engine.references import file_hashes
@@ -75,9 +76,12 @@ class Observations:
             ]
         return facts
 
-    def device_map(self) -> list[Row]:
-        """``device_map`` of a Record: see ``observe.device_map``."""
-        return self._merged(_merged_device_map, device_map(self._placed))
+    def device_map(self, optimizers: Optimizers | None = None) -> list[Row]:
+        """``device_map`` of a Record: see ``observe.device_map``, and ``optimizer_map`` of the optimizers."""
+        rows = device_map(self._placed)
+        if optimizers is not None:
+            rows += optimizer_map(self._placed, optimizers.states())
+        return self._merged(_merged_device_map, rows)
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""

@@ -3,7 +3,7 @@
 Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -122,6 +122,19 @@ def device_map(placed: Placed) -> list[Row]:
     return list(rows.values())
 
 
+def optimizer_map(placed: Placed, states: Iterable[tuple[str, nn.Parameter, Mapping[str, Any]]]) -> list[Row]:
+    """Rows as of ``device_map`` for the tensors that an optimizer keeps, as ``weight: exp_avg``."""
+    kept = {id(parameter): state for _, parameter, state in states}
+    rows = []
+    for part in parts(placed.module):
+        for name, parameter in part.module.named_parameters(recurse=False):
+            for key, value in kept.pop(id(parameter), {}).items():
+                if isinstance(value, torch.Tensor) and value.dim():
+                    row = _device_map_row(part, "optimizer", f"{name}: {key}", value)
+                    rows.append(row | {"replicas": []} | _sharding(part.module, value, None))
+    return rows
+
+
 def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
     device = tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
     return {
@@ -142,7 +155,8 @@ def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row
         local, shape = tensor.to_local(), list(tensor.shape)
         placement = ", ".join(map(str, tensor.placements))
     elif hasattr(module, "placement"):  # an embedding table
-        local, shape, placement = tensor, list(module.full_shape), module.placement
+        shape = [module.full_shape[0], *tensor.shape[1:]]
+        local, placement = tensor, module.placement
     elif full_shape is not None and tuple(full_shape) != tuple(tensor.shape):
         local, shape, placement = tensor, list(full_shape), "by hand"
     else:

@@ -20,6 +20,7 @@ from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.checkpoint import Checkpoints
 from dpexp.engine.model_check import check_model, check_not_wrapped, try_one_batch
+from dpexp.engine.optimizers import check_optimizer
 from dpexp.record import UnknownRunError, check_writable, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
 
@@ -118,6 +119,7 @@ def prepare(
         )
     strategy.prepare(model, selection.used)
     check_model(model, config)
+    check_optimizer(config, model)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)
     if one_batch:

@@ -12,10 +12,17 @@ from dpexp.config import RunConfig
 from dpexp.config.options import flag_name, spec_options
 from dpexp.config.spec import Entry, Spec, parse
 from dpexp.data import LOSSES, SOURCES
+from dpexp.engine.optimizer_names import OPTIMIZERS
 from dpexp.models import MODELS
 from dpexp.record import Row
 
-REGISTRIES: dict[str, dict[str, Entry]] = {"model": MODELS, "data": SOURCES, "loss": LOSSES, "layout": {}}
+REGISTRIES: dict[str, dict[str, Entry]] = {
+    "model": MODELS,
+    "data": SOURCES,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+    "layout": {},
+}
 """The names of dpexp's own for the options that have some; what another ``SPEC`` option names is outside."""
 
 

@@ -3,7 +3,6 @@
 step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
 """
 
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -11,22 +10,17 @@ import torch
 from torch import nn
 
 from dpexp import devices
-from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
+from dpexp.engine.optimizer_state import full_state, groups, load_full_state, load_groups
+from dpexp.engine.optimizers import Optimizers, RunOptimizer
 from dpexp.engine.prepare import Prepared
 from dpexp.strategies import Placed
 from dpexp.strategies.wrappers import Forward, named_buffers, named_parameters
 from dpexp.timing import Timer
 
 
-def sgd(config: RunConfig) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """The run's optimizer, for some parameters."""
-    # SGD without momentum has no state: that of any other optimizer belongs into Trainer.state_dict
-    return lambda parameters: torch.optim.SGD(parameters, lr=config.lr)
-
-
 class Trainer:
-    """A placed model and its optimizer, which ``--eval`` has not."""
+    """A placed model and its optimizers; with ``--eval`` it has none."""
 
     def __init__(self, prepared: Prepared, placed: Placed, timer: Timer) -> None:
         config = prepared.config
@@ -39,18 +33,18 @@ class Trainer:
         self._untimed = placed.module.module if isinstance(placed.module, Forward) else placed.module
         self._autocast = devices.autocast(placed.output_device, config.autocast)
         self._parameters = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
-        self._optimizer = None if config.eval else sgd(config)(self._parameters)
+        self.optimizers = None if config.eval else RunOptimizer(config).of(placed)
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Compute one batch, and train on it unless ``--eval``. Returns the loss, on its device."""
-        if self._optimizer is None:
+        if self.optimizers is None:
             with torch.no_grad():
                 return self._loss(self._outputs(batch, self._untimed), batch)
         loss = self._loss(self._outputs(batch, self._untimed), batch)
         self.placed.gradient_sync.backward(loss, batch)
-        self._update(self._optimizer)
+        self._update(self.optimizers)
         return loss if self.outputs_on_host else loss.detach()
 
     def take_steps(self, count: int) -> None:
@@ -61,16 +55,16 @@ class Trainer:
     def timed_step(self, batch: Batch) -> None:
         """The same step, phase by phase. The wrappers of the layout time the phases of the forward."""
         device, phase = self.placed.output_device, self.timer.phase
-        with torch.set_grad_enabled(self._optimizer is not None):
+        with torch.set_grad_enabled(self.optimizers is not None):
             outputs = self._outputs(batch, self.placed.module)
             with phase("loss", device):
                 loss = self._loss(outputs, batch)
-        if self._optimizer is None:
+        if self.optimizers is None:
             return
         with phase("backward", device):
             self.placed.gradient_sync.backward(loss, batch)
         with phase("optimizer", device):
-            self._update(self._optimizer)
+            self._update(self.optimizers)
 
     def evaluate(self, batch: Batch) -> Any:
         """The outputs of one batch in eval mode, without autocast."""
@@ -82,10 +76,10 @@ class Trainer:
         module.train(training)
         return outputs
 
-    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update(self, optimizers: Optimizers) -> None:
         if all(parameter.grad is None for parameter in self._parameters):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
-        optimizer.step()
+        optimizers.step()
         for parameter in self._parameters:  # zero_grad does the same, and opens a profiler's span around it
             parameter.grad = None
 
@@ -120,12 +114,19 @@ class Trainer:
         return named_buffers(self.placed.module)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks: full parameters, buffers, and each rank's states of random generators."""
+        """The state of all ranks: full parameters and optimizers' state, buffers, random generators."""
         return {
+            **self._optimizer_state(),
             "parameters": self.full_parameters(),
             "buffers": {name: buffer.cpu() for name, buffer in self.buffers().items()},
             "random": self.prepared.group.all_gather(devices.rng_states(self.placed.devices)),
         }
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        if self.optimizers is None:
+            return {}
+        state = full_state(self.optimizers, self.placed.gradient_sync)
+        return {"optimizer": self.prepared.group.complete(state), "groups": groups(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states."""
@@ -133,5 +134,8 @@ class Trainer:
             self.placed.gradient_sync.load_full_tensor(name, parameter, state["parameters"][name])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])
+        if self.optimizers is not None:
+            load_full_state(self.optimizers, self.placed.gradient_sync, state["optimizer"])
+            load_groups(self.optimizers, state["groups"])
         random = state["random"]
         devices.set_rng_states(self.placed.devices, random[self.prepared.group.rank % len(random)])

@@ -14,11 +14,13 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.data.dataset import Batch
+from dpexp.engine.optimizer_state import full_state
+from dpexp.engine.optimizers import Factory, RunOptimizer, make_optimizers
 from dpexp.strategies.base import Placed
 from dpexp.strategies.wrappers import named_buffers, named_parameters, parts
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
-OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory: TypeAlias = Factory | RunOptimizer
 Calls: TypeAlias = dict[tuple[str, int], dict[int, list[list[torch.Tensor]]]]
 """Outputs of each call, by name and number of wrappers around it, and by replica (-1 outside of them)."""
 
@@ -60,8 +62,8 @@ class Training:
         self.placed, self.dtype, self.step = placed, dtype, Step()
         self._is_reference, self._records = is_reference, records
         self._loss, self._autocast = loss, autocast
-        trained = [each for each in placed.module.parameters() if each.requires_grad]
-        self._optimizer = optimizer(trained) if optimizer is not None else None
+        self.amplifies = isinstance(optimizer, RunOptimizer) and optimizer.amplifies
+        self._optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
         if optimizer is None:
             placed.module.eval()
 
@@ -70,7 +72,7 @@ class Training:
 
         If the loss raises, ``step`` has the outputs.
         """
-        placed, step, trains = self.placed, Step(), self._optimizer is not None
+        placed, step, trains = self.placed, Step(), self._optimizers is not None
         self.step = step
         inputs, targets = tensors.cast((batch.inputs, batch.targets), self.dtype)
         with torch.set_grad_enabled(trains), self._recording(step):
@@ -94,8 +96,8 @@ class Training:
 
     def update(self) -> None:
         """The optimizer's step."""
-        if self._optimizer is not None:
-            self._optimizer.step()
+        if self._optimizers is not None:
+            self._optimizers.step()
         self.clear()
 
     def clear(self) -> None:
@@ -119,17 +121,14 @@ class Training:
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """The numbers of the optimizer's state, as ``parameter: key``; every rank must call this."""
-        state = {}
-        full = self.placed.gradient_sync.full_tensor
-        of = self._optimizer.state if self._optimizer is not None else {}
-        for name, parameter in self.parameters().items():
-            for key, value in of.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    is_like = value.shape == parameter.shape
-                    state[f"{name}: {key}"] = full(name, value) if is_like else value.detach()
-                elif isinstance(value, int | float):
-                    state[f"{name}: {key}"] = torch.tensor(float(value), dtype=torch.float64)
-        return state
+        if self._optimizers is None:
+            return {}
+        return {
+            f"{name}: {key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+            for name, state in full_state(self._optimizers, self.placed.gradient_sync).items()
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor | int | float)
+        }
 
     def _versions(self) -> dict[str, int]:
         """A number for each parameter, which changes when something writes to it."""

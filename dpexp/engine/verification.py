@@ -14,8 +14,8 @@ from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.compare import difference
 from dpexp.engine.equivalence import TOLERANCE, Equivalence, Result, on_host
+from dpexp.engine.optimizers import RunOptimizer
 from dpexp.engine.prepare import Prepared
-from dpexp.engine.trainer import sgd
 from dpexp.engine.training import Step, Training, joined
 from dpexp.record import Row
 from dpexp.strategies import Placed, Strategy
@@ -92,7 +92,7 @@ def _equivalence(prepared: Prepared, dtype: torch.dtype) -> Equivalence:
         lambda model: plain.place(model, prepared.selection.used, Timer()),
         batches(prepared),
         prepared.data.loss,
-        None if prepared.config.eval else sgd(prepared.config),
+        None if prepared.config.eval else RunOptimizer(prepared.config),
         prepared.strategy.group,
         dtype,
     )

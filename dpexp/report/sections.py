@@ -154,14 +154,16 @@ def _device_map(record: Record) -> Section | None:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
     peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
     devices: dict[tuple[str, ...], list[str]] = {}
+    has_state = bool(layout.optimizer_rows(record))
     for place in layout.places(record):
-        peak = (peaks.get(place.device, "-"),) if peaks else ()
-        devices.setdefault((_modules(place), units.size(place.bytes), *peak), []).append(place.device)
+        more = (*([units.size(place.optimizer)] * has_state), *([peaks.get(place.device, "-")] * bool(peaks)))
+        devices.setdefault((_modules(place), units.size(place.bytes), *more), []).append(place.device)
     rows = [
-        (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *peak)
-        for (modules, size, *peak), names in devices.items()
+        (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *more)
+        for (modules, size, *more), names in devices.items()
     ]
-    columns = ("device", "holds", "parameters", *(("peak memory",) if peaks else ()))
+    more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))
+    columns = ("device", "holds", "parameters", *more)
     return Section("Device map", tuple(lines), table=_table(columns, rows))
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import nn
 
+from dpexp import tensors
 from dpexp.config import RunConfig, StrategyOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
@@ -32,6 +33,15 @@ class GradientSync:
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch."""
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The norm of the full gradients together, as a scalar on the device of the first."""
+        norms = [self.norm(name, gradient) for name, gradient in gradients.items()]
+        return tensors.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """The norm of a full gradient, of which this rank may have a shard."""
+        return tensors.norm(gradient)
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor, as in DTensor, of a parameter of this name, or of its gradient."""

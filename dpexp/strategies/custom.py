@@ -17,6 +17,7 @@ tensor)`` and ``local_tensor(name, full_tensor)``; for DTensors neither is neede
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from dpexp import tensors
 from dpexp.config import ConfigError, CustomOptions, spec
 from dpexp.config.errors import as_config_error
 from dpexp.devices import HOST, accelerators, move, place
@@ -163,6 +165,21 @@ class CustomSync(ShardedSync):
         by_hand = getattr(self.module, "full_tensor", None)
         full = super().full_tensor(name, tensor)
         return full if by_hand is None else by_hand(name, full)
+
+    def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A parameter may be on some ranks only, as in the stages of a pipeline."""
+        norms = {name: float(self.norm(name, gradient)) for name, gradient in gradients.items()}
+        if distributed.is_initialized():
+            by_rank: list[dict[str, float]] = [{} for _ in range(distributed.get_world_size())]
+            distributed.all_gather_object(by_rank, norms)
+            norms = {name: norm for of_rank in by_rank for name, norm in of_rank.items()}
+        return torch.tensor(math.hypot(*norms.values()), dtype=torch.float64)
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        by_hand = getattr(self.module, "full_tensor", None)
+        if by_hand is None:
+            return super().norm(name, gradient)
+        return tensors.norm(self.full_tensor(name, gradient))
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         by_hand = getattr(self.module, "local_tensor", None)

@@ -115,6 +115,7 @@ class TableSync(RowWeightedSync):
         self.tables = {name: table for name, table in named.items() if name.startswith(prefixes)}
         sharded = [part for part in parts(module) if isinstance(part.module, ShardedEmbedding)]
         self._shards = {f"{part.name}.weight" for part in sharded}
+        self._sparse = {f"{part.name}.weight" for part in sharded if part.module.sparse}
         self._group = group
         self._timer = timer
 
@@ -128,12 +129,19 @@ class TableSync(RowWeightedSync):
     def _all_reduce(self, name: str, table: nn.Parameter) -> None:
         if name in self._shards:  # its lookup has reduced it
             if table.grad is None:  # no id of the batch is in its rows
-                table.grad = torch.zeros_like(table)
+                table.grad = _no_rows(table) if name in self._sparse else torch.zeros_like(table)
             return
         assert table.grad is not None, f"table {name} got no gradient"
         gradient = table.grad.coalesce() if table.grad.is_sparse else table.grad
         distributed.all_reduce(gradient)
         table.grad = gradient / self.world_size
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        norm = super().norm(name, gradient)
+        if name in self._shards:
+            distributed.all_reduce(norm.square_())
+            norm.sqrt_()
+        return norm
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
@@ -144,3 +152,10 @@ class TableSync(RowWeightedSync):
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         rows = self._group.rows(len(value)) if name in self._shards else slice(None)
         tensor.detach().copy_(value[rows])
+
+
+def _no_rows(table: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient of a table of which no row was looked up."""
+    rows = torch.empty(1, 0, dtype=torch.long, device=table.device)
+    values = table.new_empty(0, *table.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False)

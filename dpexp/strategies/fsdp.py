@@ -35,6 +35,9 @@ class ShardedSync(RowWeightedSync):
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return self.full_tensor("", super().norm(name, gradient))
+
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         from torch.distributed.tensor import DTensor, distribute_tensor
 

@@ -1,8 +1,7 @@
 """User errors: for each bad input and fault the exit code and the words that the messages must have.
 
 Every case is a command line of scripts/run.py in a new process (see ``command_lines``). Exit code 2 means
-that nothing is written; any other code means that the run is recorded with the right status. There is no
-case for sparse gradients with an optimizer that does not support them: dpexp trains with SGD, which does.
+that nothing is written; any other code means that the run is recorded with the right status.
 """
 
 from __future__ import annotations
@@ -311,6 +310,7 @@ CONFIGS = [
     bad("whole --config a.yaml", "a.yaml: it is nested too deeply", files={"a.yaml": "[" * 3000}),
     bad("whole --config a.yaml", "'seed' takes a whole number, found [['x'], [[", files={"a.yaml": LAUGHS}),
     bad("whole --config gone.toml", "--config gone.toml: No such file"),
+    bad("hybrid --sparse --optimizer adamw", "adamw cannot take the sparse gradients of embedding"),
     bad("whole --config a.toml", "unknown key for whole 'batchsize'", "did you mean 'batch_size'?",
         files={"a.toml": "batchsize = 3"}),
     bad("whole --config a.toml", "'batch_size' takes a whole number, found '3'",

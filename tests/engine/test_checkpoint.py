@@ -28,21 +28,26 @@ def record_of_the_run(home: Path) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world", "victim", "step"),
-    [("ddp", 2, 0, 12), ("ddp", 3, 2, 31), ("ddp", 4, 1, 17), ("fsdp", 2, 1, 22)],
+    ("strategy", "world", "victim", "step", "optimizer"),
+    [
+        ("ddp", 2, 0, 12, "adamw"),
+        ("ddp", 3, 2, 31, "sgd"),
+        ("ddp", 4, 1, 17, "momentum"),
+        ("fsdp", 2, 1, 22, "adam"),
+    ],
 )
 def test_a_killed_rank_changes_no_bit(
-    dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int
+    dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int, optimizer: str
 ) -> None:
-    arguments = [*words(tmp_path, strategy), "--devices", str(world), "--no-track"]
-    process = start_forked(SCRIPT, *arguments)
+    arguments = [*words(tmp_path, strategy), "--devices", str(world), "--optimizer", optimizer]
+    process = start_forked(SCRIPT, *arguments, "--no-track")
     interrupted = until_step(dpexp_home, step, process)
     os.kill(ranks_of(process)[victim], signal.SIGKILL)
     found = record(wait(process))
     assert found["run_id"] == interrupted.run_id
     assert record_of_the_run(dpexp_home).status == "finished"
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
-    undisturbed = record(run(*words(tmp_path, strategy), "--devices", str(world)))
+    undisturbed = record(run(*arguments))
     assert found["digest"] == undisturbed["digest"]
     assert found["steps"]["loss"] == undisturbed["steps"]["loss"]
     assert not list(dpexp_home.glob("snapshots/*"))

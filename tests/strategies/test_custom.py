@@ -23,9 +23,9 @@ def custom(layout: str, *words: str) -> Any:
     return run("custom", "--layout", f"{LAYOUTS}:{layout}", *words, *SHORT)
 
 
-def of_experiment(layout: str, model: str, mesh: str) -> Any:
+def of_experiment(layout: str, model: str, mesh: str, *words: str) -> Any:
     options = ("--layout", f"{EXPERIMENT}/layouts/{layout}.py:parallelize", "--mesh", mesh)
-    return run("custom", *options, "--model", f"{EXPERIMENT}/models.py:{model}", *SHORT)
+    return run("custom", *options, "--model", f"{EXPERIMENT}/models.py:{model}", *words, *SHORT)
 
 
 def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
@@ -53,7 +53,7 @@ def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
-    found = record(of_experiment("right_tp", "Net", "tp=2"))
+    found = record(of_experiment("right_tp", "Net", "tp=2", "--optimizer", "adam", "--clip-norm", "0.01"))
     assert found["verification"]["passed"] is True
     rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found["device_map"]}
     assert rows["down", "weight", 1]["local_shape"] == [12, 12]
@@ -62,7 +62,9 @@ def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
 
 
 def test_stages_of_a_pipeline_are_verified_together() -> None:
-    found = record(of_experiment("right_pp", "Chain", "pp=2"))
+    found = record(
+        of_experiment("right_pp", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01")
+    )
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
     held = {(row["module"], row["device"]) for row in found["device_map"]}

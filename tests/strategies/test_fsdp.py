@@ -54,26 +54,37 @@ def test_blocks_that_the_model_does_not_have_are_refused() -> None:
         prepare(RunConfig("fsdp", virtual=2, options={"block": ["block9"]}))
 
 
-@pytest.mark.parametrize("gradients", ["--sparse", "--dense"])
-def test_replicated_tables_are_all_reduced(gradients: str) -> None:
-    found = record(torchrun(3, "hybrid", gradients, "--batch-size", "10", *SHORT))
+@pytest.mark.parametrize(
+    ("gradients", "optimizer"), [("--sparse", ("adam", "--clip-norm", "0.01")), ("--dense", ("sgd",))]
+)
+def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str, ...]) -> None:
+    found = record(torchrun(3, "hybrid", gradients, "--optimizer", *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["gradient_error"] < 1e-12
-    (table,) = (row for row in found["device_map"] if row["module"] == "embedding")
+    (table, *state) = (row for row in found["device_map"] if row["module"] == "embedding")
+    assert [row["parameter"] for row in state] == ["weight: exp_avg", "weight: exp_avg_sq"] * len(state[:1])
+    assert all((row["kind"], len(row["replicas"])) == ("optimizer", 2) for row in state)
     assert (table["shape"], len(table["replicas"])) == ([1000, 10], 2)
     assert "allreduce_tables" in found["phases"]
 
 
 def test_tables_are_sharded_by_rows() -> None:
     words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=10", "--host", "embedding")
-    found = record(torchrun(4, "hybrid", *words, "--batch-size", "10", *SHORT))
+    optimizer = ("--optimizer", "rowwise_adagrad", "--clip-norm", "0.01")
+    found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
     assert found["verification"]["gradient_error"] < 1e-12
     tables = [row for row in found["device_map"] if row["module"] == "embedding.tables.0"]
-    assert [(row["rank"], row["placement"], row["bytes"]) for row in tables] == [
+    assert [
+        (row["rank"], row["placement"], row["bytes"]) for row in tables if row["kind"] == "parameter"
+    ] == [
         (0, "rows 0 to 2", 192),
         (1, "rows 3 to 5", 192),
         (2, "rows 6 to 8", 192),
         (3, "rows 9 to 9", 64),
+    ]
+    sums = [row for row in tables if row["kind"] == "optimizer"]
+    assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
+        (rank, [10, 1], 4 * rows) for rank, rows in enumerate((3, 3, 3, 1))
     ]
 
 

@@ -16,11 +16,15 @@ TRANSFER = "embedding.transfer"
 
 @dataclass
 class DeviceContents:
-    """One device: bytes of parameters and buffers by module, the originals and the replicas' copies."""
+    """One device: bytes of parameters and buffers by module, the originals and the replicas' copies.
+
+    ``optimizer``: bytes of what the optimizer keeps of the parameters.
+    """
 
     device: str
     own: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
+    optimizer: int = 0
 
     @property
     def bytes(self) -> int:
@@ -43,11 +47,24 @@ def places(record: Record) -> list[DeviceContents]:
     devices |= {row["device"] for row in record.device_map + record.shapes}
     devices |= {device for row in record.device_map for device in row["replicas"]}
     found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
-    for row in record.device_map:
+    for row in optimizer_rows(record):
+        for device in (row["device"], *row["replicas"]):
+            found[device].optimizer += row["bytes"]
+    for row in model_rows(record):
         found[row["device"]].own[row["module"]] += row["bytes"]
         for device in row["replicas"]:
             found[device].copies[row["module"]] += row["bytes"]
     return list(found.values())
+
+
+def model_rows(record: Record) -> list[Row]:
+    """The rows of the device map for parameters and buffers."""
+    return [row for row in record.device_map if row["kind"] != "optimizer"]
+
+
+def optimizer_rows(record: Record) -> list[Row]:
+    """The rows of the device map for what the optimizer keeps of the parameters."""
+    return [row for row in record.device_map if row["kind"] == "optimizer"]
 
 
 def emulation(strategy: str, execution: str, devices: Row) -> str:
@@ -89,12 +106,12 @@ def device_order(device: str) -> tuple[int, str, int]:
 
 def replicated_bytes(record: Record) -> int:
     """Bytes of parameters and buffers that one forward copies to other devices."""
-    return sum(row["bytes"] * len(row["replicas"]) for row in record.device_map)
+    return sum(row["bytes"] * len(row["replicas"]) for row in model_rows(record))
 
 
 def parameter_bytes(record: Record) -> int:
     """Bytes of the model's parameters and buffers, copies not counted."""
-    return sum(row["bytes"] for row in record.device_map)
+    return sum(row["bytes"] for row in model_rows(record))
 
 
 def replicated_calls(group: Batches) -> list[Call]:
@@ -128,7 +145,7 @@ def moves(record: Record) -> list[Move]:
         for device, inputs, outputs in zip(call.devices, call.inputs, call.outputs, strict=True):
             found.append(Move("scatter", call.devices[0], device, tensor_bytes(record, inputs, ids)))
             found.append(Move("gather", device, output, tensor_bytes(record, outputs)))
-    for row in record.device_map:
+    for row in model_rows(record):
         found += [Move("replicate", row["device"], device, row["bytes"]) for device in row["replicas"]]
     return [move for move in found if move.source != move.target and move.bytes]
 
@@ -150,7 +167,7 @@ def tensor_bytes(record: Record, shapes: Iterable[Shape], ids: Collection[tuple[
 
 def id_shapes(record: Record, group: Batches) -> set[tuple[int, ...]]:
     """The input shapes of embeddings, whose outputs have one dimension more: the width of the table."""
-    widths = {row["module"]: row["shape"][1] for row in record.device_map if len(row["shape"]) == 2}
+    widths = {row["module"]: row["shape"][1] for row in model_rows(record) if len(row["shape"]) == 2}
     return {
         tuple(inputs[0])
         for call in group.calls

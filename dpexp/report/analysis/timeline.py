@@ -167,7 +167,7 @@ def _moved_bytes(record: Record, phase: str, group: Batches, outputs: Shapes) ->
     """Bytes that a phase moves; None for a phase that moves nothing. A short batch has fewer replicas."""
     if phase == "replicate":
         copies = max(0, len(group.split) - 1)
-        return sum(int(row["bytes"]) * min(len(row["replicas"]), copies) for row in record.device_map)
+        return sum(int(row["bytes"]) * min(len(row["replicas"]), copies) for row in layout.model_rows(record))
     if phase in ("scatter", "gather", "transfer"):
         ids = layout.id_shapes(record, group) if phase == "scatter" else ()
         return layout.tensor_bytes(record, outputs, ids)

@@ -1,0 +1,173 @@
+"""Optimizers: what ``--optimizer`` names, for the parameters of a placed model, and ``--clip-norm``.
+
+    parameters --+-- tables with sparse gradients --> the optimizer's variant for them (SparseAdam for adam)
+                 +-- all others ------------------> the optimizer
+
+A sparse gradient has the rows that the batch looked up. An optimizer that would change the other rows as
+well (by weight decay, by momentum) cannot take it, and is refused before a run opens.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.config import ConfigError, RunConfig, spec
+from dpexp.config.errors import describe
+from dpexp.config.spec import Spec
+from dpexp.engine.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
+from dpexp.strategies.base import GradientSync, Placed
+from dpexp.strategies.embedding_tables import ShardedEmbedding
+from dpexp.strategies.wrappers import named_parameters
+
+Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+TABLES = (nn.Embedding, nn.EmbeddingBag, ShardedEmbedding)
+
+
+class Optimizers:
+    """The optimizers of a placed model's parameters, as one; ``clip_norm`` limits the norm of gradients."""
+
+    def __init__(
+        self, members: Sequence[torch.optim.Optimizer], placed: Placed, clip_norm: float | None = None
+    ) -> None:
+        self.members, self._clip_norm = members, clip_norm
+        self._sync, self._parameters = placed.gradient_sync, named_parameters(placed.module)
+
+    def step(self) -> None:
+        """The step of every optimizer; every rank must call this."""
+        if self._clip_norm is not None:
+            clip(self._parameters, self._sync, self._clip_norm)
+        for member in self.members:
+            member.step()
+
+    def states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
+        """(name, parameter, what is kept of it) of the parameters of which something is kept."""
+        for name, parameter in self._parameters.items():
+            for member in self.members:
+                if parameter in member.state:
+                    yield name, parameter, member.state[parameter]
+
+
+@dataclass(frozen=True)
+class RunOptimizer:
+    """Makes the optimizer of a run."""
+
+    config: RunConfig
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether rounding errors may become large: Adam's steps do not depend on a gradient's size."""
+        return _parsed(self.config).name not in ("sgd", "momentum")
+
+    def of(self, placed: Placed) -> Optimizers:
+        """For the parameters of a placed model that are trained."""
+        parsed = _parsed(self.config)
+        every_table, sparse = _tables(placed.module)
+        special = every_table if parsed.name in FOR_EVERY_TABLE else sparse
+        trained = [each for each in placed.module.parameters() if each.requires_grad]
+        if not parsed.name:
+            return Optimizers(_made(parsed, trained, self.config.lr), placed, self.config.clip_norm)
+        plain = _made(parsed, [each for each in trained if id(each) not in special], self.config.lr)
+        variant = _variant(parsed) if special else parsed
+        tables = _made(variant, [each for each in trained if id(each) in special], self.config.lr)
+        return Optimizers([*plain, *tables], placed, self.config.clip_norm)
+
+
+def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimizers:
+    """The optimizers of a run, or the one that a factory makes of all parameters that are trained."""
+    if isinstance(factory, RunOptimizer):
+        return factory.of(placed)
+    return Optimizers([factory([each for each in placed.module.parameters() if each.requires_grad])], placed)
+
+
+def check_optimizer(config: RunConfig, model: nn.Module) -> None:
+    """Raises ConfigError for an optimizer or option that does not exist, or that cannot train the model.
+
+    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables.
+    """
+    parsed = _parsed(config)
+    names = [
+        name or "the model"
+        for name, part in model.named_modules()
+        if isinstance(part, TABLES) and part.sparse and part.weight.requires_grad
+    ]
+    if config.eval or parsed.text == "sgd":
+        return
+    where = f"--optimizer {parsed.text}"
+    _try(parsed, config, torch.zeros(2, 2), where)
+    if parsed.name in FOR_EVERY_TABLE:
+        _try(_variant(parsed), config, torch.zeros(2, 2), where)
+    if names:
+        try:
+            _try(_variant(parsed) if parsed.name else parsed, config, torch.ones(2, 2).to_sparse(1), where)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{where} cannot take the sparse gradients of {', '.join(names)} "
+                f"({str(error).removeprefix(where + ': ')}): use {', '.join(FOR_SPARSE)}, or dense gradients"
+            ) from error
+
+
+def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) -> None:
+    """A step of the optimizer with this gradient."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    parameter.grad = gradient
+    (optimizer,) = _made(parsed, [parameter], config.lr)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ConfigError(f"{where}: {describe(error)}") from error
+
+
+def _parsed(config: RunConfig) -> Spec:
+    parsed = spec.parse(config.optimizer, OPTIMIZERS, "--optimizer", "optimizer")
+    if "lr" in parsed.options:
+        raise ConfigError(f"--optimizer {parsed.text}: give the learning rate as --lr")
+    if not parsed.name:
+        return parsed
+    defaults = {option.name: option.default for option in OPTIMIZERS[parsed.name].options}
+    return replace(parsed, options=defaults | dict(parsed.options))
+
+
+def _variant(parsed: Spec) -> Spec:
+    """The same for tables with sparse gradients. Raises ConfigError where there is none."""
+    if parsed.name not in FOR_SPARSE:
+        raise ConfigError(f"{parsed.name} changes every row in every step")
+    if parsed.options.get("momentum"):
+        raise ConfigError("momentum changes every row in every step")
+    return replace(parsed, factory=FOR_SPARSE[parsed.name])
+
+
+def _made(parsed: Spec, parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+    """The optimizer of these parameters; none if there are none."""
+    if not parameters:
+        return []
+    checks: Any = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():
+        checks.disable()  # it is the default, but torch warns in Adagrad's step until somebody says so
+    where = f"--optimizer {parsed.text}"
+    factory = spec.load(parsed, where)
+    first = next(iter(inspect.signature(factory).parameters), "params")
+    made = spec.call(factory, parsed, where, {first: parameters, "lr": lr})
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"{where}: {parsed.factory} returned {type(made).__name__}, not an Optimizer")
+    return [made]
+
+
+def _tables(module: nn.Module) -> tuple[set[int], set[int]]:
+    """The ids of the tables among the parameters, and of those with sparse gradients."""
+    tables = [part for part in module.modules() if isinstance(part, TABLES)]
+    return {id(part.weight) for part in tables}, {id(part.weight) for part in tables if part.sparse}
+
+
+def clip(parameters: Mapping[str, nn.Parameter], sync: GradientSync, limit: float) -> None:
+    """Scale the gradients so that the norm of all of them together is at most ``limit``."""
+    gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    norm = sync.total_norm(gradients)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
+    for gradient in gradients.values():
+        local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        values = local._values() if local.is_sparse else local
+        values.mul_(factor.to(values.device, values.dtype))
