@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
@@ -49,11 +50,10 @@ class Command:
         self.returncode: int | None = None
         self._lines, self._number = lines, number
         self._output = ("", "")
-        self.files: list[Path] = []
+        self.folder = Path(tempfile.mkdtemp(prefix="dpexp-command-"))
+        self.stdin: IO[str] | None = None
         for name in ("stdout", "stderr"):
-            file, path = tempfile.mkstemp(prefix=f"dpexp-{name}-")
-            os.close(file)
-            self.files.append(Path(path))
+            (self.folder / name).touch()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -61,20 +61,28 @@ class Command:
         return self.returncode
 
     def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
-        """Wait until it ends; stdout and stderr. Raises ``subprocess.TimeoutExpired``."""
+        """Close its stdin and wait until it ends; stdout and stderr. Raises ``subprocess.TimeoutExpired``."""
+        if self.stdin is not None:
+            self.stdin.close()
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             self._lines.read(deadline - time.monotonic())
             if self.returncode is None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(list(self.args), timeout)
-        if self.files:
-            self._output = (
-                self.files[0].read_text(errors="replace"),
-                self.files[1].read_text(errors="replace"),
-            )
-        while self.files:
-            self.files.pop().unlink()
+        if self.folder.exists():
+            paths = (self.folder / "stdout", self.folder / "stderr")
+            stdout, stderr = (path.read_text(errors="replace") for path in paths)
+            self._output = (stdout, stderr)
+            shutil.rmtree(self.folder)
         return self._output
+
+    def first_line(self) -> str:
+        """The first line on stdout, as soon as it is whole; empty if it ends without one."""
+        stdout = self.folder / "stdout"
+        while (is_running := self.poll() is None) and not stdout.read_text().count("\n"):
+            self._lines.read(0.02)
+        text = stdout.read_text()
+        return text.partition("\n")[0] if is_running or "\n" in text else ""
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
@@ -100,7 +108,7 @@ class CommandLines:
         self._count = 0
         self._rest = b""
 
-    def start(self, *words: str, folder: Path = ROOT, **environment: str) -> Command:
+    def start(self, *words: str, folder: Path = ROOT, has_stdin: bool = False, **environment: str) -> Command:
         """Start ``python WORDS`` in a folder, with the environment of this process and more variables."""
         self._count += 1
         command = self._commands[self._count] = Command(self, self._count, words)
@@ -109,12 +117,17 @@ class CommandLines:
             "words": words,
             "folder": str(folder),
             "environment": os.environ | ENVIRONMENT | environment,
-            "stdout": str(command.files[0]),
-            "stderr": str(command.files[1]),
+            "stdin": str(command.folder / "stdin") if has_stdin else os.devnull,
+            "stdout": str(command.folder / "stdout"),
+            "stderr": str(command.folder / "stderr"),
         }
+        if has_stdin:
+            os.mkfifo(request["stdin"])
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
+        if has_stdin:
+            command.stdin = open(request["stdin"], "w")  # noqa: SIM115 - returns when the child has opened it
         while not command.pid:
             self.read(PATIENCE_S)
         return command

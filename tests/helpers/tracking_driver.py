@@ -51,7 +51,6 @@ def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
     delivery = uploader.finish(wait_s)
     waited = time.monotonic() - began
     print(json.dumps({**dataclasses.asdict(delivery), "waited_s": waited}), flush=True)
-    assert "mlflow" not in sys.modules
     return 0 if delivery.complete else 3
 
 
@@ -63,7 +62,10 @@ def _die(end: str) -> None:
     if end == "memory":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        import psutil
+
+        limit = psutil.Process().memory_info().vms + (1 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         print(len([bytearray(1 << 28) for _ in range(64)]))
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from command_lines import ROOT, Command, shared
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("tracking_driver.py")
-TIMEOUT_S = 600
+TIMEOUT_S = 1000
 """How long to wait for an event: far longer than it takes on a busy machine."""
 
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 600
 class Driver:
     """A driver whose run has begun."""
 
-    process: subprocess.Popen[str]
+    process: Command | subprocess.Popen[str]
     run_id: str
     uploader: int
 
@@ -38,7 +38,7 @@ class Driver:
         """The Delivery that the driver received; it must have ended without output on stderr."""
         out, err = self.process.communicate(timeout=TIMEOUT_S)
         assert err == ""
-        delivery: dict[str, Any] = json.loads(out)
+        delivery: dict[str, Any] = json.loads(out.splitlines()[-1])
         return delivery
 
     def wait(self) -> int:
@@ -55,16 +55,20 @@ def drive(
     held: bool = False,
     pause_s: float = 0,
     wait_s: float = TIMEOUT_S,
-    before: tuple[str, ...] = (),
+    before: tuple[str, ...] | None = None,
     **variables: str,
 ) -> Driver:
     """Start a driver; returns when its run has begun.
 
-    With ``held`` it does not end before ``delivery`` or ``wait`` is called.
+    With ``held`` it does not end before ``delivery`` or ``wait`` is called. With ``before``, the words before
+    its own, driver and uploader process are new processes; else they are forked, and have mlflow imported.
     """
-    command = [*before, sys.executable, str(DRIVER), end, str(steps), str(pause_s), str(wait_s)]
+    words = [str(DRIVER), end, str(steps), str(pause_s), str(wait_s)]
+    if before is None:
+        command = shared().start(*words, has_stdin=held, **variables)
+        return _begun(command, command.first_line().split())
     process = subprocess.Popen(
-        command,
+        [*before, sys.executable, *words],
         env=os.environ | variables,
         stdin=subprocess.PIPE if held else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -72,18 +76,21 @@ def drive(
         text=True,
     )
     assert process.stdout is not None
-    ids = process.stdout.readline().split()
+    return _begun(process, process.stdout.readline().split())
+
+
+def _begun(process: Command | subprocess.Popen[str], ids: list[str]) -> Driver:
     if len(ids) != 2:
         raise AssertionError(f"the driver did not begin: {process.communicate()}")
     return Driver(process, ids[0], int(ids[1]))
 
 
 def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the scripts to its end."""
-    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
-    return subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    """Run one of the scripts to its end, in a forked process."""
+    command = shared().start(str(ROOT / "scripts" / name), *map(str, arguments), **variables)
+    out, err = command.communicate(timeout=TIMEOUT_S)
+    assert command.returncode is not None
+    return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

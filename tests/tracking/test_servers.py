@@ -210,7 +210,8 @@ def test_two_machines_that_deliver_one_journal_create_one_run(tmp_path: Path, se
 def test_the_experiment_and_the_login_of_mlflows_variables_are_used(proxy: Proxy) -> None:
     login = proxy.address.replace("http://", "http://me:hunter22@")
     variables = {"MLFLOW_EXPERIMENT_NAME": "from mlflow", "MLFLOW_RUN_ID": "0" * 32}
-    ran = script("run.py", "single", "--json", MLFLOW_TRACKING_URI=login, **variables)
+    words = ("single", "--json", "--track-timeout", TIMEOUT_S)
+    ran = script("run.py", *words, MLFLOW_TRACKING_URI=login, **variables)
     assert ran.returncode == 0, ran.stderr
     assert everything(proxy.address, json.loads(ran.stdout)["run_id"])["experiment"] == "from mlflow"
     assert b"Authorization: Basic " + base64.b64encode(b"me:hunter22") in proxy.received
@@ -226,7 +227,7 @@ def test_credentials_stay_out_of_files_messages_and_process_lists(
     login = proxy.address.replace("http://", "http://me:hunter22@")
     if not is_up:
         proxy.down()
-    driver = drive("finish", MLFLOW_TRACKING_URI=login, MLFLOW_TRACKING_TOKEN="token-of-mine")
+    driver = drive("finish", before=(), MLFLOW_TRACKING_URI=login, MLFLOW_TRACKING_TOKEN="token-of-mine")
     commands = Path(f"/proc/{driver.uploader}/cmdline").read_bytes()
     delivery = str(driver.delivery())
     synced = script("runs.py", "sync", "last", "--again", MLFLOW_TRACKING_URI=login)

@@ -132,6 +132,7 @@ def test_a_stopped_uploader_never_holds_up_the_run(dpexp_home: Path, uri: str) -
     delivery = driver.delivery()
     assert not delivery["complete"]
     assert delivery["message"].startswith("not delivered within 0.5 s")
+    assert 0.5 <= delivery["waited_s"] < 60, "the uploader was stopped for good"
     os.kill(driver.uploader, signal.SIGCONT)
     driver.wait()
     assert everything(uri, driver.run_id)["status"] == "FINISHED"
@@ -141,7 +142,7 @@ def test_a_stopped_uploader_never_holds_up_the_run(dpexp_home: Path, uri: str) -
 def test_without_mlflow_a_run_is_recorded_like_any_other(dpexp_home: Path, uri: str, tmp_path: Path) -> None:
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "__init__.py").write_text("raise ImportError('No module named mlflow')")
-    driver = drive("finish", PYTHONPATH=str(tmp_path))
+    driver = drive("finish", before=(), PYTHONPATH=str(tmp_path))
     delivery = driver.delivery()
     assert driver.wait() == 3
     assert "mlflow cannot be imported here (No module named mlflow)" in delivery["message"]
