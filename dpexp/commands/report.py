@@ -15,7 +15,7 @@ from dpexp.config import ConfigError, home
 from dpexp.config.process import command, working_root
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment import Experiment
+    from dpexp.study.experiment import Experiment, RunsByCell
 
 app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
 
@@ -92,7 +92,8 @@ def _check(names: list[str]) -> int:
     problems = []
     for folder in checked:
         loaded = experiment.load(folder)
-        found = [*ExperimentReadme(loaded).problems(), *_build_problems(loaded)]
+        readme = ExperimentReadme(loaded)
+        found = [*readme.problems(), *_build_problems(loaded, readme.runs)]
         typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for index in sorted({folder.resolve().parent / "README.md" for folder in checked}):
@@ -105,18 +106,25 @@ def _check(names: list[str]) -> int:
     return cli.Exit.FAILED if problems else cli.Exit.DONE
 
 
-def _build_problems(experiment: Experiment) -> list[str]:
-    """The cells whose model, data or layout can no longer be built."""
+def _build_problems(experiment: Experiment, committed: dict[str, RunsByCell]) -> list[str]:
+    """The cells that can no longer be built, and the Records that differ from what their config predicts."""
     from dpexp.config import RunConfig
     from dpexp.engine.dry_run import dry_run
+    from dpexp.study.agreement import unpredicted
 
     found = []
     for cell, run in experiment.runs.items():
+        if not isinstance(run, RunConfig):
+            continue
         try:
-            if isinstance(run, RunConfig):
-                dry_run(run)
+            prediction = dry_run(run)
         except ConfigError as error:
             found.append(f"{experiment.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
+            continue
+        for kind, runs in committed.items():
+            for measured in runs.get(cell, ())[:1]:  # the other rounds are compared with the first
+                path = experiment.records / kind / f"{measured.name}.json"
+                found += [f"{path}: {problem}" for problem in unpredicted(measured.record, prediction)]
     return found
 
 

@@ -112,17 +112,23 @@ def reproduce(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code and read the files that a foreign Record names.")
     ] = False,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--runs", help="How often it runs on the same kind of machine, to compare its times.", min=1
+        ),
+    ] = 3,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record import load
     from dpexp.report.render import terminal
-    from dpexp.study import reproduce
+    from dpexp.study import reproduce, reproduction
     from dpexp.study.experiment import read_record
 
     path = Path(run).expanduser()
     record = read_record(path) if path.is_file() else load(_find(run))
-    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=_warn)
-    typer.echo(terminal.text(reproduce.sections(result)))
+    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=_warn, runs=repeats)
+    typer.echo(terminal.text(reproduction.sections(result)))
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
 

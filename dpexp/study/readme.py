@@ -18,6 +18,7 @@ from dpexp.report import units
 from dpexp.report.render.markdown import escape, table
 from dpexp.report.sections import Table
 from dpexp.study import claims, figure, metrics
+from dpexp.study.agreement import contradictions, disagreements
 from dpexp.study.claims import Verdict
 from dpexp.study.experiment import (
     CHECKSUMS,
@@ -164,6 +165,8 @@ class ExperimentReadme:
                     found.append(f"{path} was made with another config: {', '.join(changed)}")
                 if not (run.record.environment.get("lock") or {}).get("sha256"):
                     found.append(f"{path} names no lock")
+                found += [f"{path}: {problem}" for problem in contradictions(run.record)]
+            found += [f"{folder}: {problem}" for problem in disagreements([run.record for run in measured])]
         return found
 
 

@@ -4,73 +4,22 @@
 
     record --> config, threads as recorded --> run in a child process --> new record
        |                                                                      |
-       +--> compare: environment, data, shapes, device map, bits of weights and outputs, losses, time
-
-Shapes and device map must be equal on every machine. Bits must be equal unless something that decides them
-differs: torch, the kind of devices, the CPU's model and vector instructions, the number of threads. Times
-may differ.
+       +--> compare (``reproduction.py``): facts, bits of weights and outputs, losses, time
 """
 
-import dataclasses
-import statistics
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
-from dpexp.record import Record, Row, present, usual_times
-from dpexp.report import units
-from dpexp.report.analysis import intervals
-from dpexp.report.sections import Section, Table
+from dpexp.record import Record, Row
 from dpexp.study.child_run import run_in_child
 from dpexp.study.foreign_records import changed_files, check_trust
+from dpexp.study.reproduction import Reproduction, compare_records, incomparable
 from dpexp.study.worktree import worktree
-
-MATTERS: dict[str, tuple[str, ...]] = {
-    "bits": ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators"),
-    "anything": (),
-    "time": ("cpu_count", "host"),
-    "nothing expected": ("python", "os"),
-}
-"""What a difference of these facts may change, the most important first; ``bits`` includes time."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A fact of the environment that differs, and what that may change."""
-
-    what: str
-    then: str
-    now: str
-    affects: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison of the two runs; ``is_equal`` is None if there is nothing to compare."""
-
-    what: str
-    is_equal: bool | None
-    is_required: bool
-    details: str
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """Two Records of one config, compared. ``is_reproduced``: every required check is equal."""
-
-    then: Record
-    now: Record
-    differences: list[Difference]
-    checks: list[Check]
-    warnings: list[str]
-
-    @property
-    def is_reproduced(self) -> bool:
-        return all(check.is_equal is not False for check in self.checks if check.is_required)
 
 
 def config_of(record: Record) -> Row:
@@ -87,9 +36,16 @@ def config_of(record: Record) -> Row:
 
 
 def reproduce(
-    record: Record, *, exact: bool = False, trust: bool = False, warn: Callable[[str], None] = warnings.warn
+    record: Record,
+    *,
+    exact: bool = False,
+    trust: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+    runs: int = 1,
 ) -> Reproduction:
     """Run it again and compare; ``exact`` from a checkout of the recorded commit.
+
+    It runs ``runs`` times where its times can be compared: from two on they have an interval.
 
     ``trust`` also runs code and reads files that a Record from elsewhere names; ``warn`` is called, before
     anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and if its
@@ -103,138 +59,18 @@ def reproduce(
     for change in changed_files(record, config):
         warn(change)
     with worktree(record) if exact else nullcontext(ROOT) as root:
+        first, *repeats = _repeated(record, config, root, runs)
+    return compare_records(record, first, repeats, exact=exact)
+
+
+def _repeated(record: Record, config: Row, root: Path, runs: int) -> list[Record]:
+    """New Records of the config: one where times cannot be compared, or where it does not finish."""
+    found: list[Record] = []
+    while not found or (len(found) < runs and not incomparable(record, found[0])):
         child = run_in_child(config, {"DPEXP_HOME": str(home())}, root)
-    if child.record is None:
-        raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
-    return compare_records(record, child.record, exact=exact)
-
-
-def compare_records(then: Record, now: Record, *, exact: bool = False) -> Reproduction:
-    """Which parts of two Records of one config are equal, and which must be."""
-    differences = _differences(then, now)
-    same_bits = not any(difference.affects == "bits" for difference in differences)
-    same_data = _equal(then.data.get("sha256"), now.data.get("sha256"))
-    checks = [
-        Check("status", then.status == now.status, True, _status(then, now)),
-        Check("data", same_data, True, "the samples' SHA-256"),
-        Check("shapes", then.shapes == now.shapes, True, _rows(then.shapes, now.shapes)),
-        Check("device map", then.device_map == now.device_map, True, _rows(then.device_map, now.device_map)),
-        _bits("weights", then, now, same_bits),
-        _bits("outputs", then, now, same_bits),
-        _losses(then.steps["loss"], now.steps["loss"], same_bits),
-        Check("time of a step", None, False, _time(then, now)),
-    ]
-    return Reproduction(then, now, differences, checks, _warnings(then, now, exact))
-
-
-def _differences(then: Record, now: Record) -> list[Difference]:
-    """What differs in the environment, the most important first; what was not recorded is left out."""
-    before, after = then.environment, now.environment
-    found = [
-        Difference(key, str(before[key]), str(after.get(key)), affects)
-        for affects, keys in MATTERS.items()
-        for key in keys
-        if before.get(key) not in (None, after.get(key))
-    ]
-    versions = after.get("packages") or {}
-    found += [
-        Difference(name, version, str(versions.get(name)), "nothing expected")
-        for name, version in sorted((before.get("packages") or {}).items())
-        if name != "torch" and version != versions.get(name)
-    ]
-    old, new = (str((facts.get("git") or {}).get("commit"))[:12] for facts in (before, after))
-    if old != new:
-        found.append(Difference("commit", old, new, "anything"))
-    return sorted(found, key=lambda difference: list(MATTERS).index(difference.affects))
-
-
-def _equal(before: str | None, after: str | None) -> bool | None:
-    return None if before is None or after is None else before == after
-
-
-def _status(then: Record, now: Record) -> str:
-    error = f": {now.error['message']}" if now.error else ""
-    return f"{then.status} then, {now.status} now{error}" if then.status != now.status else now.status
-
-
-def _rows(then: list[Row], now: list[Row]) -> str:
-    """How many rows are equal, or the first that is not."""
-    for number, (before, after) in enumerate(zip(then, now, strict=False)):
-        if before != after:
-            keys = [key for key in before if before[key] != after.get(key)]
-            changes = ", ".join(f"{key} {before[key]} -> {after.get(key)}" for key in keys)
-            return f"row {number} (module '{before.get('module')}') differs: {changes}"
-    if len(then) != len(now):
-        return f"{len(then)} rows then, {len(now)} now"
-    return f"all {len(then)} rows equal"
-
-
-def _bits(part: str, then: Record, now: Record, same_bits: bool) -> Check:
-    equal = _equal(then.digest.get(part), now.digest.get(part))
-    details = {None: "not recorded", True: "bitwise equal", False: "other bits"}[equal]
-    return Check(f"{part} at the end", equal, same_bits, details)
-
-
-def _losses(before: list[float], after: list[float], same_bits: bool) -> Check:
-    """Compare step by step, up to the first step that differs; NaN equals NaN."""
-    if not before:
-        return Check("losses", None, False, "not recorded")
-    for step, (old, new) in enumerate(zip(before, after, strict=False)):
-        if None not in (old, new) and old != new and (old == old or new == new):
-            apart = abs(new - old) / abs(old) if old else abs(new)
-            end = (
-                f"; by {abs(present(after)[-1] - present(before)[-1]):.1e} at the end"
-                if len(after) == len(before)
-                else ""
-            )
-            return Check("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
-    count = min(len(before), len(after))
-    return Check("losses", len(before) == len(after), same_bits, f"equal in all {count} steps")
-
-
-def _time(then: Record, now: Record) -> str:
-    if then.execution != now.execution:
-        return f"not compared: {then.execution} then, {now.execution} now"
-    before, after = usual_times(then)[1], usual_times(now)[1]
-    if not before or not after:
-        return "no steps to compare"
-    found = intervals.ratio({"now": statistics.median(after)}, {"then": statistics.median(before)})
-    return f"of then: {found.text(units.ratio)}"
-
-
-def _warnings(then: Record, now: Record, exact: bool) -> list[str]:
-    found = [
-        f"{when} with uncommitted changes: no commit holds that code"
-        for record, when in ((then, "the record was made"), (now, "this reproduction was made"))
-        if _is_dirty(record)
-    ]
-    if exact and _is_dirty(then):
-        found.append("--exact checked out the commit without those changes")
-    if then.damage:
-        found.append(f"the record was damaged: {'; '.join(then.damage)}")
+        if child.record is None:
+            raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
+        found.append(child.record)
+        if child.record.status != "finished":
+            break
     return found
-
-
-def _is_dirty(record: Record) -> bool:
-    return bool((record.environment.get("git") or {}).get("dirty"))
-
-
-def sections(result: Reproduction) -> list[Section]:
-    """The reproduction as report sections."""
-    equal = {True: "equal", False: "DIFFERS", None: "-"}
-    title = "Reproduced" if result.is_reproduced else "NOT REPRODUCED"
-    rows = tuple(
-        (check.what, equal[check.is_equal], "yes" if check.is_required else "no", check.details)
-        for check in result.checks
-    )
-    compared = Section(
-        f"{title}: {result.then.name} ({result.then.run_id} of {result.then.started[:10]})",
-        tuple(f"warning: {warning}" for warning in result.warnings),
-        "good" if result.is_reproduced else "bad",
-        Table(("what", "now", "must be equal", "details"), rows),
-    )
-    if not result.differences:
-        return [compared, Section("The environment is the same", ("versions, machine, code and lock",))]
-    facts = tuple(dataclasses.astuple(difference) for difference in result.differences)
-    table = Table(("what", "then", "now", "may change"), facts)
-    return [compared, Section("The environment differs", table=table)]

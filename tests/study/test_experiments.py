@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import operator
 import re
 import shutil
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from dpexp.config import ConfigError
-from dpexp.study.experiment import load
+from dpexp.study.experiment import checksums, load
 from dpexp.study.figure import stored_digest
 from dpexp.study.readme import ExperimentReadme, records_of, with_index
 
@@ -99,6 +102,44 @@ def test_an_edited_answer_is_found(copied: Path) -> None:
 def test_an_edited_record_is_found(copied: Path) -> None:
     changed(copied / "records" / "cpu" / "whole-8.r2.json", '"finished"', '"finished" ')
     assert "have changed since the sweep" in problems(copied)
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"execution": "real"}, "execution is real, but its config says --virtual 8"),
+        ({"verification.gradient_error": 0.1}, "its verification passed with gradient_error 0.1"),
+        ({"summary.step_ms.median": 0.01}, "'n': 40}, but its steps give {'median': "),
+        ({"config_digest": "0" * 64}, "config_digest is not the SHA-256 of its config"),
+        ({"digest.weights": "0" * 64}, "whole-8.r2 and whole-8.r1 differ in digest"),
+        ({"devices.output": "cpu:1"}, "whole-8.r2 and whole-8.r1 differ in devices"),
+    ],
+)
+def test_a_forged_record_is_found_although_its_checksum_is_right(
+    copied: Path, facts: dict[str, object], found: str
+) -> None:
+    forge(copied, facts, "whole-8.r2")
+    assert found in problems(copied)
+
+
+def test_records_that_are_all_forged_alike_differ_from_what_their_config_predicts(copied: Path) -> None:
+    forge(copied, {"devices.output": "cpu:1"}, *(f"whole-8.r{number}" for number in (1, 2, 3)))
+    ExperimentReadme(load(copied)).write()
+    assert problems(copied) == ""
+    assert "devices.output is not what its config predicts" in report("--check", str(copied)).stderr
+
+
+def forge(folder: Path, facts: dict[str, object], *runs: str) -> None:
+    """Change facts in the Records of these runs, and their checksums."""
+    records = folder / "records" / "cpu"
+    for name in runs:
+        path = records / f"{name}.json"
+        record = json.loads(path.read_text())
+        for key, value in facts.items():
+            *parents, last = key.split(".")
+            reduce(operator.getitem, parents, record)[last] = value
+        path.write_text(json.dumps(record))
+    (records / "SHA256SUMS").write_text(checksums(records))
 
 
 def test_a_missing_run_is_found(copied: Path) -> None:

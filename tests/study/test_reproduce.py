@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgeries import FORGERIES
 from record_factory import whole
 
 import dpexp
 from dpexp.config import ConfigError, RunConfig
+from dpexp.config.run_config import digest
 from dpexp.record import Record
-from dpexp.study.reproduce import Reproduction, compare_records, config_of, reproduce
+from dpexp.report.render import terminal
+from dpexp.study.reproduce import config_of, reproduce
+from dpexp.study.reproduction import Reproduction, compare_records, sections
 from dpexp.study.worktree import worktree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def pair() -> tuple[Record, Record]:
     record = whole(2)
     record.digest = {"weights": "a" * 64, "outputs": "b" * 64}
-    record.data = {"sha256": "c" * 64}
+    record.config_digest = digest(record.config)
     return record, copy.deepcopy(record)
 
 
@@ -38,7 +42,7 @@ def test_a_run_of_this_machine_comes_out_bitwise_equal(dpexp_home: Path, tmp_pat
     path = tmp_path / "record.json"
     path.write_text(record.to_json())
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "runs.py"), "reproduce", str(path)],
+        [sys.executable, str(ROOT / "scripts" / "runs.py"), "reproduce", str(path), "--runs", "2"],
         capture_output=True,
         text=True,
         check=False,
@@ -46,6 +50,7 @@ def test_a_run_of_this_machine_comes_out_bitwise_equal(dpexp_home: Path, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bitwise equal" in done.stdout
     assert "equal in all 5 steps" in done.stdout
+    assert "95% interval" in done.stdout
 
     losses = json.loads(path.read_text())
     losses["steps"]["loss"][3] *= 1.5
@@ -85,10 +90,54 @@ def test_other_data_is_no_reproduction() -> None:
     assert not compare_records(then, now).is_reproduced
 
 
-def test_times_of_another_kind_of_execution_are_not_compared() -> None:
+def faster(factor: float, *changes: float) -> list[Record]:
+    """Repeats of the pair whose steps take these times as long."""
+    return [whole(2, step_ms=2.0 * factor * change) for change in changes]
+
+
+def test_times_are_compared_by_an_interval_over_new_runs() -> None:
+    then, _ = pair()
+    then.steps["time_ms"] = whole(2, step_ms=2.0).steps["time_ms"]
+    then.summarize()
+    now, *repeats = faster(1.0, 1.0, 1.03, 0.98)
+    now.config_digest, now.digest, now.data = then.config_digest, then.digest, then.data
+    result = compare_records(then, now, repeats)
+    assert checked(result, "time of a step")[0] is True
+    assert result.is_reproduced
+
+    now.steps["time_ms"] = faster(10.0, 1.0)[0].steps["time_ms"]
+    result = compare_records(then, now, faster(10.0, 1.03, 0.98))
+    assert checked(result, "time of a step")[:2] == (False, False)
+    assert terminal.text(sections(result)).startswith("Reproduced, with other times")
+
+    (once,) = [check for check in compare_records(then, now).checks if check.what == "time of a step"]
+    assert once.is_equal is None
+    assert "from one run each" in once.details
+
+
+@pytest.mark.parametrize("fact", [{"cpu": "Another CPU"}, {"cpu_count": 64}, {"threads": 9}])
+def test_times_of_another_kind_of_machine_are_not_comparable(fact: dict[str, Any]) -> None:
+    then, now = pair()
+    now.environment |= fact
+    _, _, details = checked(compare_records(then, now), "time of a step")
+    assert details.startswith(f"not comparable: {next(iter(fact))}")
+
+
+def test_times_of_another_kind_of_execution_are_not_comparable() -> None:
     then, now = pair()
     now.execution = "real"
-    assert checked(compare_records(then, now), "time of a step")[2].startswith("not compared")
+    result = compare_records(then, now)
+    assert checked(result, "time of a step")[2] == "not comparable: virtual then, real now"
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_record_is_not_reproduced(name: str) -> None:
+    then, now = pair()
+    assert compare_records(then, now).is_reproduced
+    FORGERIES[name](then)
+    result = compare_records(then, now)
+    assert not result.is_reproduced
+    assert "NOT REPRODUCED" in terminal.text(sections(result))
 
 
 def test_dirty_code_is_a_warning() -> None:

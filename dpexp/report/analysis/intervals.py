@@ -94,6 +94,19 @@ def ratio(first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE)
     return _exponential(value, *difference_interval(*logs, confidence))
 
 
+def against_one(runs: Sequence[float], other: float) -> Interval:
+    """How many times the figure of one other run that of these runs is, as if it were a further one of them.
+
+    If it is, the interval contains 1 in 95% of cases (the prediction interval of Student's t).
+    """
+    value = typical(runs) / other if other > 0 else math.inf
+    if len(runs) < 2 or not 0 < value < math.inf:
+        return Interval(value)
+    _, half = mean_interval(_logs(runs))
+    half = half * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
+    return Interval(value, value * math.exp(-float(half)), value * math.exp(float(half)))
+
+
 def mean_interval(values: Array, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
     """(mean, half width of its interval) of values of shape (…, runs)."""
     import numpy as np
