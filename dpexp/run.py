@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from dpexp import live
 from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
 from dpexp.config.errors import describe, startup_errors
 from dpexp.distributed import SignalHandler, Terminated, World
@@ -70,17 +71,58 @@ class Outcome:
     error: BaseException | None
 
 
-def run(config: RunConfig, *, quiet: bool = False) -> RunRecord:
-    """Run the config and return its Record; ``quiet`` hides the progress bar.
+def run(
+    config: RunConfig | str,
+    *,
+    model: Any = None,
+    data: Any = None,
+    loss: Any = None,
+    quiet: bool = False,
+    **options: Any,
+) -> RunRecord:
+    """Run the config, or the strategy of this name with these options, and return its Record.
+
+    ``model``, ``data`` and ``loss`` are texts as on the command line, or objects: a module, of which a copy
+    is trained; a data set, a DataLoader, a list of batches, or tensors ``(x, y)``; a function. The batch size
+    is by default that of the loader or of the first batch. ``quiet`` hides the progress bar.
 
     Raises ConfigError for bad input, before anything is written. Raises the error that ended the run
     early after it is recorded.
     """
-    outcome = execute(config, quiet=quiet)
+    flat = {"strategy": config} if isinstance(config, str) else config.to_dict()
+    given = {"model": model, "data": data, "loss": loss}
+    objects = {
+        name: value for name, value in given.items() if value is not None and not isinstance(value, str)
+    }
+    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    if "data" in objects:
+        objects["data"], rows = _user_data(data)
+        options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
+    with live.named(objects) as names:
+        complete = RunConfig.from_dict(flat | options | texts | names, where="")
+        if objects and complete.options.launches and World.of() is None:
+            raise _not_in_ranks(complete, names)
+        outcome = execute(complete, quiet=quiet)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.record is not None, "a rank other than the first has no Record"
     return RunRecord(**vars(outcome.record))
+
+
+def _user_data(data: Any) -> tuple[Any, int | None]:
+    """The data, a list of batches as a data set, and the rows of a batch where it has batches."""
+    from dpexp.data import user_samples
+
+    rows = user_samples.rows_of_batch(data)
+    return user_samples.of_batches(data) if isinstance(data, list) else data, rows
+
+
+def _not_in_ranks(config: RunConfig, names: Mapping[str, str]) -> ConfigError:
+    return ConfigError(
+        f"{config.strategy} starts new processes, which do not have {', '.join(names.values())}: put the "
+        "objects, or functions that make them, into a file and give their names as FILE.py:NAME, or start "
+        "this program with torchrun"
+    )
 
 
 def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) -> Outcome:

@@ -27,6 +27,7 @@ strategies                       |  report
 parallel  models  data  timing   |
 distributed                      |
 devices                          |
+live
 config  record  tensors
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""

@@ -68,7 +68,7 @@ def _preview(config: RunConfig, as_json: bool) -> None:
     from dpexp.engine.dry_run import dry_run
     from dpexp.report.render import listing
 
-    with startup_errors():
+    with startup_errors(), cli.stdout_for_json(as_json):
         planned = dry_run(config)
     typer.echo(json.dumps(planned, indent=1) if as_json else listing.dry_run(planned))
 
@@ -78,7 +78,8 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     from dpexp.distributed import Terminated
     from dpexp.run import execute
 
-    outcome = execute(config, quiet=quiet, is_last=True)
+    with cli.stdout_for_json(as_json):
+        outcome = execute(config, quiet=quiet, is_last=True)
     record = outcome.record
     if record is None:
         return _ended_without_record(outcome.error)
@@ -146,7 +147,7 @@ def models(
         found = registry()
         typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
-    with cli.exit_on_error(), startup_errors():
+    with cli.exit_on_error(), startup_errors(), cli.stdout_for_json(as_json):
         modules = inventory(name, data)
     typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 

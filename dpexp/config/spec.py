@@ -181,8 +181,11 @@ def _unknown_option(factory: str, key: str, known: Iterable[str]) -> str:
 # --- the factory ---------------------------------------------------------------------------------
 
 
-def load(spec: Spec, where: str) -> Callable[..., Any]:
-    """Import the factory of a Spec. Raises ConfigError for a missing module or name and a failing import."""
+def load(spec: Spec, where: str, *, objects: bool = False) -> Any:
+    """Import the factory of a Spec, with ``objects`` also one that is no factory, such as a data set.
+
+    Raises ConfigError for a missing module or name and a failing import.
+    """
     module, _, name = spec.factory.rpartition(":")
     try:
         found: Any = _import_file(module) if module.endswith(".py") else _import_module(module)
@@ -193,9 +196,16 @@ def load(spec: Spec, where: str) -> Callable[..., Any]:
             public = [key for key in vars(found) if not key.startswith("_") and callable(vars(found)[key])]
             raise ConfigError(f"{where}: {module} has no '{part}'{did_you_mean(part, public)}")
         found = getattr(found, part)
-    if not callable(found):
+    if not callable(found) and not objects:
         raise ConfigError(f"{where}: {spec.factory} is a {type(found).__name__}, not a factory to call")
-    return found  # type: ignore[no-any-return]
+    return found
+
+
+def check_no_options(spec: Spec, found: object, where: str) -> None:
+    """Raises ConfigError for options of an object, which is used as it is."""
+    if spec.options:
+        kind = type(found).__name__
+        raise ConfigError(f"{where}: {spec.factory} is a {kind} and not a factory: it takes no options")
 
 
 def call(

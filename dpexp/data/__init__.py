@@ -24,7 +24,10 @@ SOURCES: dict[str, Entry] = {
     "random": Entry(
         "Random numbers of the kind that the model takes.",
         "dpexp.data.random:RandomSource",
-        (Option("samples", int, 100, "Samples in an epoch."),),
+        (
+            Option("samples", int, 100, "Samples in an epoch."),
+            Option("shape", str, "", "Shape of a sample, as 5 or 3x32x32. Default: what the model takes."),
+        ),
     ),
     "digits": Entry(
         "The 8 x 8 images of handwritten digits that scikit-learn ships: 1437 to train, 360 to test.",

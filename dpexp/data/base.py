@@ -34,10 +34,12 @@ class Source:
     """What ``--data`` names. ``features`` is None where the model decides what the samples are.
 
     ``where`` starts every error message (``--data text:book.txt``); ``loss`` is what ``--loss`` names.
+    ``note`` says what the last ``dataset`` had to assume.
     """
 
     features: Features | None = None
     loss: Callable[..., Any] | None = None
+    note: str = ""
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -119,20 +119,21 @@ class Dataset:
 
 @dataclass(eq=False, repr=False)
 class TensorDataset(Dataset):
-    """Samples in memory: ``inputs`` and ``targets`` have them in dimension 0."""
+    """Samples in memory: ``inputs`` and ``targets``, if there are any, have them in dimension 0."""
 
     inputs: tuple[Tensor, ...]
-    targets: Tensor
+    targets: Tensor | None
 
     @property
     def samples(self) -> int:
-        return len(self.targets)
+        return len(self.inputs[0])
 
-    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor]:
-        return tuple(tensor[indices] for tensor in self.inputs), self.targets[indices]
+    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        targets = None if self.targets is None else self.targets[indices]
+        return tuple(tensor[indices] for tensor in self.inputs), targets
 
     def digest_input(self) -> Iterator[Tensor]:
-        yield from (*self.inputs, self.targets)
+        yield from tensors.walk((self.inputs, self.targets))
 
     def to(self, dtype: torch.dtype) -> TensorDataset:
         inputs, targets = tensors.cast((self.inputs, self.targets), dtype)

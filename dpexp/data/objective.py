@@ -4,6 +4,7 @@ These are the model's own where it has them (see ``dpexp.models``). Otherwise th
 for floating-point targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,18 @@ _NO_LOSS = (
 )
 
 
+_OF_OUTPUTS = "the loss is the mean of the squared outputs; --loss names another"
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether the function can be called with one argument."""
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError):  # ValueError: a function without a signature
+        return False
+    return True
+
+
 class Objective:
     """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs."""
 
@@ -30,7 +43,12 @@ class Objective:
         self.classes = classes
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar: the mean over the rows. Raises ConfigError where the shapes do not match."""
+        """A scalar: the mean over the rows. Raises ConfigError where the shapes do not match.
+
+        Without targets (None), a loss may take the outputs alone; the standard one is their mean square.
+        """
+        if targets is None:
+            return self._loss_of(outputs)
         if callable(self._loss):
             return _check_scalar(self._loss(outputs, targets))
         if not isinstance(targets, Tensor):
@@ -43,6 +61,17 @@ class Objective:
         reduction = "mean" if targets.dim() == 1 else "none"
         losses = functional.cross_entropy(scores, classes, ignore_index=PADDING, reduction=reduction)
         return losses if targets.dim() == 1 else _mean_of_rows(losses.view(targets.shape), targets)
+
+    @property
+    def without_targets(self) -> str:
+        """What the loss is where the data has no targets."""
+        own = "the loss is that of the outputs" if callable(self._loss) else _OF_OUTPUTS
+        return f"the data has no targets: {own}"
+
+    def _loss_of(self, outputs: Any) -> Tensor:
+        if not callable(self._loss):
+            return logits(outputs).square().mean()
+        return _check_scalar(self._loss(outputs) if _takes_one(self._loss) else self._loss(outputs, None))
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
         """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""

@@ -1,9 +1,10 @@
-"""User data: ``--data package.module:factory``, a map-style dataset of (input, target)."""
+"""User data: ``--data package.module:name``, a map-style dataset, a loader or tensors, or what makes one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from dpexp.config.errors import as_config_error
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
+from dpexp.data.user_samples import forward_signature, is_arrays, map_style, problem, split
 
 MAX_SAMPLES = 10**12
 """An epoch of more would last for years; an endless data set may return any length up to this."""
@@ -26,34 +28,46 @@ DIGESTED = 10_000
 
 
 class UserSource(Source):
-    """What the factory returns: a map-style dataset, or a tuple of one to train and one to test on.
+    """A map-style dataset, a loader, tensors ``(x, y)``, or a tuple of one to train and one to test on.
 
-    A sample is ``(input, target)``; where the input is a tuple, its items are the model's positional
-    arguments. If it has an attribute ``features`` (a ``dpexp.data.Features``), models are built for that.
+    It is what the name stands for, or what that returns. ``user_samples`` has the forms of a sample. If a
+    data set has an attribute ``features`` (a ``dpexp.data.Features``), models are built for that.
     """
 
     def __init__(self, parsed: spec.Spec, where: str) -> None:
         super().__init__(where)
         self.name = parsed.factory
-        returned = spec.call(spec.load(parsed, where), parsed, where)
-        parts = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-        self.train = self._checked(parts[0])
-        self.test = self._checked(parts[1]) if parts[1] is not None else None
+        found = spec.load(parsed, where, objects=True)
+        if callable(found):
+            found = spec.call(found, parsed, where)
+        else:
+            spec.check_no_options(parsed, found, where)
+        is_two = isinstance(found, tuple) and len(found) == 2 and not is_arrays(found)
+        train, test = found if is_two else (found, None)
+        self.train, self.collate = map_style(train)
+        self.test = map_style(test)[0] if test is not None else None
+        for dataset in filter(lambda each: each is not None, (self.train, self.test)):
+            self._check(dataset)
         self.features = _features(self.train)
 
     def dataset(self, model: nn.Module, seed: int) -> UserDataset:
         def part(name: str, dataset: Any, test: Dataset | None) -> UserDataset:
-            return UserDataset(name, f"{name}: {len(dataset)} samples", self.objective(model), test, dataset)
+            description = f"{name}: {len(dataset)} samples"
+            return UserDataset(name, description, objective, test, dataset, forward, self.collate)
 
+        objective, forward = self.objective(model), forward_signature(model)
+        if split(self.train[0])[1] is None:
+            self.note = objective.without_targets
         held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
         return part(self.name, self.train, held_out)
 
-    def _checked(self, dataset: Any) -> Any:
+    def _check(self, dataset: Any) -> None:
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
             raise ConfigError(
-                f"{self.where}: {self.name} returned a {type(dataset).__name__}; it must return a map-style "
-                "dataset, with __len__ and __getitem__, or a tuple of two: to train and to test"
+                f"{self.where}: {self.name} gives a {type(dataset).__name__}; it must give a map-style "
+                "dataset, with __len__ and __getitem__, a DataLoader of one, tensors (x, y), or a tuple of "
+                "two: to train and to test"
             )
         with as_config_error(f"{self.where}: len of {self.name}"):
             samples = len(dataset)
@@ -66,12 +80,8 @@ class UserSource(Source):
             )
         with as_config_error(f"{self.where}: sample 0 of {self.name}"):
             sample = dataset[0]
-        if not isinstance(sample, list | tuple) or len(sample) != 2:
-            raise ConfigError(
-                f"{self.where}: sample 0 of {self.name} is a {type(sample).__name__}; "
-                "it must be a pair (input, target)"
-            )
-        return dataset
+        if wrong := problem(sample):
+            raise ConfigError(f"{self.where}: sample 0 of {self.name} {wrong}")
 
 
 def _features(dataset: Any) -> Features | None:
@@ -79,9 +89,10 @@ def _features(dataset: Any) -> Features | None:
     given = getattr(dataset, "features", None)
     if isinstance(given, Features):
         return given
-    inputs, target = dataset[0]
-    if not isinstance(inputs, Tensor):
+    found, target = split(dataset[0])
+    if len(found) != 1 or not isinstance(found[0], Tensor):
         return None
+    (inputs,) = found
     kind = kind_of(inputs.unsqueeze(0))
     if kind is None:
         return None
@@ -91,9 +102,11 @@ def _features(dataset: Any) -> Features | None:
 
 @dataclass(eq=False, repr=False)
 class UserDataset(Dataset):
-    """The samples of the user's map-style dataset, fetched when needed and joined by ``default_collate``."""
+    """The samples of the user's map-style dataset, fetched when needed and joined by ``collate``."""
 
     dataset: Any
+    forward: inspect.Signature | None
+    collate: Callable[[list[Any]], Any] = default_collate
     dtype: torch.dtype | None = None
 
     @cached_property
@@ -103,8 +116,7 @@ class UserDataset(Dataset):
     def fetch(self, indices: Tensor | slice) -> tuple[tuple[Any, ...], Any]:
         if isinstance(indices, slice):
             indices = torch.arange(indices.start, indices.stop)
-        inputs, targets = self._collate(indices.tolist())
-        inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+        inputs, targets = split(self._collate(indices.tolist()), self.forward)
         return (inputs, targets) if self.dtype is None else tensors.cast((inputs, targets), self.dtype)
 
     def digest_input(self) -> Iterator[Tensor]:
@@ -122,7 +134,7 @@ class UserDataset(Dataset):
         with as_config_error(
             f"--data {self.name}: joining {len(samples)} samples, which must have equal shapes,"
         ):
-            return default_collate(samples)
+            return self.collate(samples)
 
     def to(self, dtype: torch.dtype) -> UserDataset:
         return dataclasses.replace(self, dtype=dtype, test=self.test and self.test.to(dtype))

@@ -123,7 +123,8 @@ def prepare(
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)
     if one_batch:
-        prepared.note = try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
+        notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
+        prepared.note = "; ".join(filter(None, notes))
     return prepared
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpexp import live
 from dpexp.config import RunConfig
 from dpexp.config.options import flag_name, spec_options
 from dpexp.config.spec import Entry, Spec, parse
@@ -42,6 +43,8 @@ class Reference:
         if self.spec.argument:
             return (self.spec.argument,)
         module = self.spec.factory.rpartition(":")[0]
+        if f"{module}:" == live.PREFIX:
+            return ()
         if module.endswith(".py"):
             return (module,)
         path = module.replace(".", "/")

@@ -15,9 +15,11 @@ each kind of input; start with ``linear.py``.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from dpexp.config import ConfigError, spec
+from dpexp.config.errors import describe
 from dpexp.config.features import Features
 from dpexp.config.spec import Entry, Option, Spec
 
@@ -126,7 +128,8 @@ def build(text: str, features: Features | None = None) -> nn.Module:
 
     Options that the text omits come from ``features`` where these decide them, else from the defaults. A
     user's factory gets the features if it has a parameter ``data_features``. Raises ConfigError for a
-    factory that cannot be found, takes no such option, raises, or returns no ``nn.Module``.
+    factory that cannot be found, takes no such option, raises, or returns no ``nn.Module``. A module in the
+    place of a factory is copied.
     """
     from torch import nn
 
@@ -135,11 +138,28 @@ def build(text: str, features: Features | None = None) -> nn.Module:
     if parsed.name:
         options = _default_options(MODELS[parsed.name], features) | dict(parsed.options)
         parsed = Spec(parsed.text, parsed.name, parsed.factory, options)
-    model = spec.call(spec.load(parsed, where), parsed, where, {"data_features": features})
+    found = spec.load(parsed, where)
+    if isinstance(found, nn.Module):
+        return _copy(found, parsed, where)
+    model = spec.call(found, parsed, where, {"data_features": features})
     if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
-        raise ConfigError(f"{where}: {parsed.factory} returned {found}, not a torch.nn.Module")
+        kind = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
+        raise ConfigError(f"{where}: {parsed.factory} returned {kind}, not a torch.nn.Module")
     return model
+
+
+def _copy(model: nn.Module, parsed: Spec, where: str) -> nn.Module:
+    """A copy on the CPU of a module that a file or program has: a run must not change it."""
+    spec.check_no_options(parsed, model, where)
+    try:
+        copied = copy.deepcopy(model).cpu()
+    except Exception as error:
+        raise ConfigError(
+            f"{where}: the module cannot be copied ({describe(error)}), and a run must not change it: give a "
+            "function that makes it"
+        ) from error
+    copied.zero_grad()
+    return copied
 
 
 def _default_options(entry: Entry, features: Features | None) -> dict[str, object]:

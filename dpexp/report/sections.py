@@ -14,6 +14,7 @@ from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_
 from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command as command_of
+from dpexp.live import live_options
 from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
 from dpexp.report.analysis import layout
@@ -217,15 +218,21 @@ def _findings(record: Record) -> Section | None:
 def _next_commands(record: Record) -> Section:
     git = record.environment.get("git") or {}
     dirty = ", with uncommitted changes" if git.get("dirty") else ""
-    lines = (f"code: commit {git['commit'][:10]}{dirty}",) if git.get("commit") else ()
-    commands = (
+    lines = [f"code: commit {git['commit'][:10]}{dirty}"] if git.get("commit") else []
+    commands = [
         ("look in MLflow", command_of("ui")),
         ("show again", f"{command_of('runs')} show {record.run_id}"),
         ("compare", f"{command_of('report')} {record.run_id} RUN"),
-        ("run again", command(record)),
-        ("reproduce", f"{command_of('runs')} reproduce {record.run_id}"),
-    )
-    return Section("Look further", lines, commands=commands)
+    ]
+    if used := live_options(record.config):
+        lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
+    else:
+        again = (
+            ("run again", command(record)),
+            ("reproduce", f"{command_of('runs')} reproduce {record.run_id}"),
+        )
+        commands += again
+    return Section("Look further", tuple(lines), commands=tuple(commands))
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from dpexp import live
 from dpexp.config import ConfigError, RunConfig, home
 from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
@@ -52,6 +53,8 @@ def reproduce(
     config, data or commit is not available here.
     """
     config = config_of(record)
+    if used := live.live_options(config):
+        raise live.gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     if not exact:
         RunConfig.from_dict(config, where=f"record {record.run_id}")
     if not trust:

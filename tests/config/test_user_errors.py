@@ -199,7 +199,7 @@ MODELS = [
 
 DATA = [
     bad("whole --data digit", "unknown data source 'digit'", "did you mean 'digits'?"),
-    bad("whole --data random:sample=3", "random takes no option 'sample'; there is samples"),
+    bad("whole --data random:sample=3", "random takes no option 'sample'; there are samples, shape"),
     bad("whole --data text", "it needs PATH, as text:PATH"),
     bad("hybrid --data text:gone.txt", "there is no file or folder", "gone.txt"),
     bad("hybrid --data text:empty.txt", "empty.txt has 0 bytes", files={"empty.txt": b""}),
@@ -238,7 +238,7 @@ DATA = [
     bad("whole --data $user:shapes_differ --model $user:Model --batch-size 60", "must have equal shapes",
         "stack"),
     bad("whole --data $user:stream --model $user:Model",
-        "returned a Stream; it must return a map-style dataset"),
+        "gives a Stream; it must give a map-style dataset"),
     bad("whole --data $user:empty --model $user:Model", "is empty"),
     bad("whole --data $user:endless --model $user:Model", "has 4611686018427387904 samples", "at most"),
     done("whole --data $user:billion --model $user:Model", "batches 0-15"),

@@ -182,7 +182,9 @@ def test_option_samples_is_the_number_of_random_samples() -> None:
 
 
 def test_error_for_a_model_without_example_says_what_to_add() -> None:
-    with pytest.raises(ConfigError, match=r"PlainModel has no method example\(samples, generator\).*Add one"):
+    with pytest.raises(
+        ConfigError, match=r"no layer says which shape.* example\(samples, generator\) to the model"
+    ):
         data.source("random").dataset(PlainModel(), 0)
 
 
@@ -554,7 +556,7 @@ def test_user_dataset_may_have_several_inputs_and_a_test_part(user_data: str) ->
     [
         ("Pairs:m=3", "takes no option 'm'; there is n"),
         ("Pairs:n=0", "the dataset of"),
-        ("Endless", "returned a Endless; it must return a map-style dataset"),
+        ("Endless", "gives a Endless; it must give a map-style dataset"),
         ("Triples", "sample 0 of"),
         ("failing", "raised FileNotFoundError: no images at /data"),
         ("Pears", "has no 'Pears': did you mean 'Pairs'?"),
@@ -567,6 +569,6 @@ def test_error_describes_an_unusable_user_dataset(user_data: str, rest: str, wor
 def test_error_for_an_unknown_source_suggests_a_known_one() -> None:
     assert "unknown data source 'digit'" in refused("digit")
     assert "did you mean 'digits'?" in refused("digit")
-    assert "random takes no option 'sample'; there is samples: did you mean 'samples'?" in refused(
+    assert "random takes no option 'sample'; there are samples, shape: did you mean 'samples'?" in refused(
         "random:sample=3"
     )

@@ -1,0 +1,137 @@
+"""User samples: the inputs and targets in what a user's data set, loader, batches or tensors hold.
+
+(input, target)         where the input is a tuple, its items are the model's positional arguments
+{"x": ..., "label": ...}  the target, and for each argument of the forward of that name its value
+input                   a tensor without a target
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from dpexp import tensors
+from dpexp.config import ConfigError
+from dpexp.config.errors import available
+
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""Keys of a sample that is a dict under which its target is looked for."""
+
+
+class Rows:
+    """The rows of a pytree of tensors, as a map-style data set."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(next(tensors.walk(self.values)))
+
+    def __getitem__(self, index: int) -> Any:
+        return tensors.map_tensors(lambda tensor: tensor[index], self.values)
+
+
+def of_batches(batches: Sequence[Any]) -> Rows:
+    """The samples of a list of batches. Raises ConfigError for rows that differ in number or shape."""
+    if not batches:
+        raise ConfigError("data: the list has no batch")
+    for number, batch in enumerate(batches):
+        rows = {len(tensor) if tensor.dim() else 0 for tensor in tensors.walk(batch)}
+        if len(rows) != 1:
+            raise ConfigError(
+                f"data: batch {number} has tensors of {sorted(rows)} rows. A list holds batches, whose "
+                "tensors have equally many; give single samples as a torch.utils.data.Dataset"
+            )
+    columns = [list(tensors.walk(batch)) for batch in batches]
+    try:
+        joined = iter([torch.cat(column) for column in zip(*columns, strict=True)])
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"data: the batches cannot be joined, row by row: {error}") from error
+    return Rows(tensors.map_tensors(lambda _: next(joined), batches[0]))
+
+
+def rows_of_batch(data: Any) -> int | None:
+    """The rows of a batch of a loader, or of a list's first batch; None where the data has no batches."""
+    if isinstance(data, DataLoader):
+        return data.batch_size
+    first = next(tensors.walk(data[0]), None) if isinstance(data, list) and data else None
+    return len(first) if first is not None and first.dim() else None
+
+
+def is_arrays(value: Any) -> bool:
+    """Whether it is a tensor or array, or a tuple of two: samples in dimension 0."""
+    values = value if isinstance(value, tuple) else (value,)
+    return len(values) <= 2 and all(isinstance(each, Tensor | np.ndarray) for each in values)
+
+
+def map_style(value: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+    """A map-style data set, and the function that joins its samples to a batch; other things as they are."""
+    if isinstance(value, DataLoader):
+        return value.dataset, value.collate_fn
+    if is_arrays(value):
+        values = value if isinstance(value, tuple) else (value,)
+        return TensorDataset(*map(torch.as_tensor, values)), default_collate
+    return value, default_collate
+
+
+def problem(sample: Any) -> str:
+    """What is wrong with the form of a sample; empty if it has one of the three."""
+    if isinstance(sample, list | tuple):
+        found = "" if len(sample) in (1, 2) else f"{type(sample).__name__} of {len(sample)}"
+    else:
+        found = "" if isinstance(sample, Mapping | Tensor | np.ndarray) else type(sample).__name__
+    needed = "it must be a pair (input, target), a dict of arguments of the model, or a tensor"
+    return f"is a {found}; {needed}" if found else ""
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature | None:
+    """The signature of the model's forward; None where Python does not know it."""
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a scripted module
+        return None
+
+
+def split(sample: Any, forward: inspect.Signature | None = None) -> tuple[tuple[Any, ...], Any]:
+    """(positional arguments of the model, target or None) of a sample, or of a batch of samples.
+
+    Raises ConfigError for a dict with a key that is neither an argument of the model nor a target.
+    """
+    if isinstance(sample, Mapping):
+        return _split_mapping(sample, forward)
+    pair = (*sample, None)[:2] if isinstance(sample, list | tuple) else (sample, None)
+    inputs, target = pair
+    return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), target
+
+
+def _split_mapping(
+    sample: Mapping[str, Any], forward: inspect.Signature | None
+) -> tuple[tuple[Any, ...], Any]:
+    key = next((name for name in TARGETS if name in sample), None)
+    named = {name: value for name, value in sample.items() if name != key}
+    target = None if key is None else sample[key]
+    if len(named) == 1 or forward is None:
+        return tuple(named.values()), target
+    positional = [each for each in forward.parameters.values() if each.kind <= each.POSITIONAL_OR_KEYWORD]
+    names = [each.name for each in positional]
+    if len(names) == 1 and not set(names) & set(named):
+        return (named,), target  # the forward takes the dict
+    for name in named:
+        if name not in names:
+            raise ConfigError(
+                f"a sample has '{name}', which is no argument of the model's forward; {available(names)}. "
+                f"The target is looked for as {', '.join(TARGETS)}"
+            )
+    used = positional[: max(names.index(name) for name in named) + 1]
+    missing = [each.name for each in used if each.default is each.empty and each.name not in named]
+    if missing:
+        raise ConfigError(
+            f"the model's forward needs {', '.join(missing)}, and a sample has {', '.join(named)}"
+        )
+    return tuple(named.get(each.name, each.default) for each in used), target

@@ -1,0 +1,61 @@
+"""Live objects: a model, data and a loss that a program gives to ``dpexp.run``, named while it runs.
+
+A config is text. During the run ``dpexp.live:Net`` names the object, as ``module:name`` names one of any
+module. Afterwards, and in any other process, the name stands for nothing, and using it is an error that says
+what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dpexp.config import ConfigError
+
+PREFIX = "dpexp.live:"
+_objects: dict[str, Any] = {}
+
+
+@contextmanager
+def named(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """{option: ``dpexp.live:NAME``} of these objects, by option; the names stand for them until it exits."""
+    names: dict[str, str] = {}
+    for option, value in objects.items():
+        name = _name(option, value)
+        while name in _objects or name in globals():
+            name += "_"
+        _objects[name] = value
+        names[option] = name
+    try:
+        yield {option: PREFIX + name for option, name in names.items()}
+    finally:
+        for name in names.values():
+            del _objects[name]
+
+
+def _name(option: str, value: Any) -> str:
+    """The name of a function, else of the object's class; that of the option for a lambda."""
+    name = getattr(value, "__name__", type(value).__name__)
+    return name if name.isidentifier() and not name.startswith("_") else option
+
+
+def live_options(config: Mapping[str, Any]) -> list[str]:
+    """The options of a flat config whose value was a live object."""
+    return [name for name, value in config.items() if isinstance(value, str) and value.startswith(PREFIX)]
+
+
+def gone(name: str) -> ConfigError:
+    """The error for a name whose object is not in this process."""
+    return ConfigError(
+        f"{name} was an object of a Python program, and this process does not have it: run that program "
+        "again, or put the object, or a function that makes it, into a file and name it as FILE.py:NAME"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _objects:
+        return _objects[name]
+    if name.startswith("_"):  # Python asks modules for these
+        raise AttributeError(name)
+    raise gone(PREFIX + name)
