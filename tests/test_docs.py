@@ -87,6 +87,22 @@ def test_a_command_that_is_run_elsewhere_is() -> None:
         assert f"def {name}(" in tests or (ROOT / name).is_file()
 
 
+def test_readme_shows_what_one_sees(checkout: Path, command_lines: CommandLines, dpexp_home: Path) -> None:
+    """The output is that of its command, but for numbers that another run has."""
+    (shown,) = [block.text for block in blocks("README.md") if block.language == "text"]
+    command = ["python", "scripts/run.py", "whole", "--virtual", "3"]
+    assert command in commands("README.md")
+    seen = run(command, checkout, command_lines, dpexp_home).stdout
+    start = without_figures(seen)[: len(without_figures(shown))]
+    assert start[:1] + start[2:] == without_figures(shown)[:1] + without_figures(shown)[2:]
+
+
+def without_figures(text: str) -> list[str]:
+    """The lines of a summary without its times, sizes, run id and errors."""
+    text = re.sub(r"\([0-9a-f]{12}\)|[\d.,]+ (?:[µm]?s\b|MB)|[\d,]+ samples|\de-\d+|[\d.]+%?|\(%\)", "", text)
+    return text.rstrip().splitlines()
+
+
 def test_readme_takes_five_minutes() -> None:
     assert len(text("README.md").splitlines()) <= 150
 

@@ -34,6 +34,7 @@ DryRun = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, the Record of a run, and nothing else.")
 ]
+Full = Annotated[bool, typer.Option("--full", help="Print the complete summary, not ten lines of a section.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")]
 Debug = Annotated[bool, typer.Option(cli.DEBUG, help="Show the traceback of an error.")]
 
@@ -44,6 +45,7 @@ def _command(strategy: str) -> None:
         print_config: PrintConfig = False,
         dry_run: DryRun = False,
         as_json: Json = False,
+        full: Full = False,
         quiet: Quiet = False,
         debug: Debug = False,
         **values: Any,
@@ -56,24 +58,26 @@ def _command(strategy: str) -> None:
             return
         with cli.exit_on_error():
             if dry_run:
-                _preview(config, as_json)
+                _preview(config, as_json, full)
             else:
-                raise typer.Exit(_run(config, as_json, quiet))
+                raise typer.Exit(_run(config, as_json, full, quiet))
 
     command.__doc__ = STRATEGY_HELP[strategy]
     app.command(strategy)(cli.with_options(command, strategy))
 
 
-def _preview(config: RunConfig, as_json: bool) -> None:
+def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     from dpexp.engine.dry_run import dry_run
-    from dpexp.report.render import listing
+    from dpexp.report import plan
+    from dpexp.report.render import terminal
 
     with startup_errors(), cli.stdout_for_json(as_json):
         planned = dry_run(config)
-    typer.echo(json.dumps(planned, indent=1) if as_json else listing.dry_run(planned))
+    shown = json.dumps(planned, indent=1) if as_json else terminal.text(plan.sections(planned, full=full))
+    typer.echo(shown)
 
 
-def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
+def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp import report
     from dpexp.distributed import Terminated
     from dpexp.run import execute
@@ -89,7 +93,7 @@ def _run(config: RunConfig, as_json: bool, quiet: bool) -> int:
     elif as_json:
         typer.echo(record.to_json())
     elif not quiet:
-        typer.echo(report.summary(record))
+        typer.echo(report.summary(record, full=full))
     delivery = outcome.delivery
     if delivery is not None and delivery.message and not (quiet and delivery.complete):
         typer.echo(delivery.message, err=as_json or not delivery.complete)

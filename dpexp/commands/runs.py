@@ -50,7 +50,11 @@ def list_(
 
 
 @app.command()
-def show(run: Run, as_json: Json = False) -> None:
+def show(
+    run: Run,
+    as_json: Json = False,
+    full: Annotated[bool, typer.Option("--full", help="Show the complete summary.")] = False,
+) -> None:
     """Show the summary of a run, or with --json its Record."""
     from dpexp.record import load
     from dpexp.tracking.ledger import delivered
@@ -62,7 +66,7 @@ def show(run: Run, as_json: Json = False) -> None:
         return
     from dpexp import report
 
-    typer.echo(report.summary(record))
+    typer.echo(report.summary(record, full=full))
     typer.echo(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 

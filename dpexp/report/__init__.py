@@ -14,19 +14,22 @@ from dpexp.record import Record
 __all__ = ["html", "note", "summary", "write_files"]
 
 
-def summary(record: Record, *, width: int | None = None, color: bool | None = None) -> str:
+def summary(
+    record: Record, *, width: int | None = None, color: bool | None = None, full: bool = False
+) -> str:
     """The report of a run for a terminal ``width`` columns wide (default: this terminal's).
 
-    ``color`` selects ANSI colours, by default where stdout is a terminal; NO_COLOR overrides it.
+    Without ``full``, its long sections are cut to ten lines. ``color`` selects ANSI colours, by default where
+    stdout is a terminal; NO_COLOR overrides it.
     """
     from dpexp.report import sections
     from dpexp.report.render import terminal
 
-    return terminal.text(sections.sections(record), width=width, color=color)
+    return terminal.text(sections.sections(record, full=full), width=width, color=color)
 
 
 def note(record: Record) -> str:
-    """The same report in Markdown, for ``mlflow.note.content``."""
+    """The short report in Markdown, for ``mlflow.note.content``."""
     from dpexp.report import sections
     from dpexp.report.render import markdown
 

@@ -6,47 +6,47 @@ that they cannot disagree.
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
-from dpexp.config.errors import shortened
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command as command_of
 from dpexp.live import live_options
-from dpexp.record import Record, Row, present, usual_steps
-from dpexp.report import units
+from dpexp.record import Record, Row
+from dpexp.report import units, verdict
 from dpexp.report.analysis import layout
+from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
-from dpexp.report.analysis.shapes import batches
-from dpexp.report.findings import apply_rules
+from dpexp.report.analysis.shapes import Batches, batches
+from dpexp.report.findings import apply_rules, headlines
 
 ROWS = 14
-"""The most rows of a table; the others are counted, and MLflow's tables have them all."""
-
-MOST_DAMAGE = 3
-"""The most reports of damage; `runs.py check` prints all."""
-
-EXECUTIONS = {
-    "real": "REAL devices, nothing emulated",
-    "virtual": "VIRTUAL devices, emulated on the CPU: shapes and results are true, times are this CPU's",
-    "passthrough": "PASSTHROUGH: no device to split over, the whole model ran on the host",
-}
+"""The most rows of a table in a short report."""
+LINES = 10
+"""The most lines of a section of a short report in a terminal; `--full` has all."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of text; ``more`` counts the rows that were left out."""
+    """Columns and rows of text; ``more`` counts the rows that were left out.
+
+    On a narrow terminal a table that ``folds`` wraps its cells; any other becomes a list of its rows.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
+    folds: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command)."""
+    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command).
+
+    A terminal shows at most ``most`` lines, if that is not 0.
+    """
 
     title: str
     lines: tuple[str, ...] = ()
@@ -54,53 +54,52 @@ class Section:
     table: Table | None = None
     bars: tuple[Phase, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
+    most: int = 0
 
 
-def sections(record: Record) -> list[Section]:
-    """The sections in order, without those for which the Record has no data."""
-    parts = (_run, _verification, _shapes, _device_map, _step_time, _phases, _findings, _next_commands)
-    return [section for part in parts if (section := part(record)) is not None]
+def sections(record: Record, *, full: bool = False) -> list[Section]:
+    """The sections in order, without those for which the Record has no data.
+
+    A short report has the first finding, and shapes, device map and phases of at most ``LINES`` lines.
+    """
+    parts = [
+        _run(record),
+        _verification(record) if full else _warning(record),
+        shapes(batches(record)),
+        device_map(record),
+        _phases(record),
+        _findings(record, full),
+        _next_commands(record),
+    ]
+    found = [part for part in parts if part is not None]
+    return found if full else list(map(shortest, found))
+
+
+def shortest(section: Section) -> Section:
+    """The section with at most ``LINES`` lines and ``ROWS`` rows; its commands stay."""
+    if section.table is None and not section.bars:
+        return section
+    table = section.table
+    if table is not None:
+        table = replace(table, rows=table.rows[:ROWS], more=max(0, len(table.rows) - ROWS))
+    return replace(section, table=table, most=LINES)
 
 
 def _run(record: Record) -> Section:
-    lines = [EXECUTIONS.get(record.execution, record.execution or "not started"), *_configuration(record)]
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
-    if record.execution == "passthrough":
-        lines.insert(1, "to see replicas on this machine, emulate devices: --virtual 2")
-        mood = mood or "warn"
-    if emulation := layout.emulation(record.strategy, record.execution, record.devices):
-        lines.insert(1, emulation)
-    if record.error:
-        error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
-        lines.insert(0, f"{record.status.upper()}: {shortened(error)}")
-    elif record.status != "finished":
-        lines.insert(0, f"{record.status.upper()}: the report shows what was recorded until then")
-    if record.damage:
-        others = len(record.damage) - MOST_DAMAGE
-        more = f"; and {others} more" if others > 0 else ""
-        lines.append(f"DAMAGED: {'; '.join(record.damage[-MOST_DAMAGE:])}{more}")
+    if record.damage or record.execution == "passthrough":
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    return Section(title, tuple(lines), mood)
+    lines = (verdict.verdict(record), *verdict.figures(record), *verdict.remarks(record))
+    return Section(title, lines, mood)
 
 
-def _configuration(record: Record) -> list[str]:
-    used, get, env = record.devices["used"], record.config.get, record.environment
-    names = f": {units.span(used)}" if used else ""
-    output = record.devices["output"] or (used or ["cpu"])[0]
-    machine = [
-        env.get("host"),
-        env.get("cpu"),
-        f"{env['threads']} threads" if env.get("threads") else "",
-        units.repeated(layout.accelerator_names(record), ", "),
-        f"torch {env['torch']}" if env.get("torch") else "",
-    ]
-    return [
-        f"strategy {record.strategy} on {layout.stage(record)}{names}; results on {output}",
-        f"model {get('model', '?')}, data {get('data', '?')}, batches of {get('batch_size', '?')}, "
-        f"{get('dtype', '?')}, seed {get('seed', '?')}{', forward only' if get('eval') else ''}",
-        f"machine: {', '.join(filter(None, machine)) or 'not recorded'}",
-    ]
+def _warning(record: Record) -> Section | None:
+    """The verification where it has more to say than its errors: it failed, was left out, or has a note."""
+    section, facts = _verification(record), record.verification
+    if section.mood != "good":
+        return section
+    return Section(section.title, (facts["note"],), section.mood) if facts.get("note") else None
 
 
 def _verification(record: Record) -> Section:
@@ -133,16 +132,21 @@ def _worst(facts: Row) -> str:
     return f"the largest error is {worst['error']:.1e}: {worst['kind']}{where} in step {worst['step']}"
 
 
-def _shapes(record: Record) -> Section | None:
-    groups = batches(record)
+def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
+    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
     if not groups:
         return None
-    rows = [(group.name, call.name, *call.texts(), call.where) for group in groups for call in group.calls]
-    lines = tuple(f"{group.name}: {group.headline()}" for group in groups)
-    return Section("Shapes", lines, table=_table(("batch", "module", "inputs", "outputs", "where"), rows))
+    rows = []
+    for group in groups:
+        batch = group.name.partition(" ")[2]
+        calls = [(call.name, (*call.texts(), call.where)) for call in group.calls]
+        rows += [(batch, name, *content) for name, content in merged(calls)]
+    lines = (*filter(None, [note]), *(f"{group.name}: {group.headline()}" for group in groups))
+    columns = ("batch", "module", "inputs", "outputs", "where")
+    return Section("Shapes", lines, table=Table(columns, tuple(rows), folds=True))
 
 
-def _device_map(record: Record) -> Section | None:
+def device_map(record: Record) -> Section | None:
     if not record.device_map:
         return None
     moved = Counter[str]()
@@ -165,36 +169,18 @@ def _device_map(record: Record) -> Section | None:
     ]
     more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))
     columns = ("device", "holds", "parameters", *more)
-    return Section("Device map", tuple(lines), table=_table(columns, rows))
+    return Section("Device map", tuple(lines), table=Table(columns, tuple(rows), folds=True))
 
 
 def _modules(place: layout.DeviceContents) -> str:
-    """The modules of a device, as ``fc``, ``a copy of fc`` or ``12 modules``."""
-    own, copies = [
-        [name or "(model)" for name in names] if len(names) <= 4 else [f"{len(names)} modules"]
-        for names in (place.own, place.copies)
-    ]
+    """The modules of a device, as ``fc``, ``a copy of layers.0-11.linear1`` or ``12 modules``."""
+    own, copies = map(_alike, (place.own, place.copies))
     return ", ".join([*own, *(["a copy of " + ", ".join(copies)] if copies else [])]) or "-"
 
 
-def _step_time(record: Record) -> Section | None:
-    usual = usual_steps(record)
-    if usual is None:
-        return None
-    lines = [
-        f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, IQR {units.ms(usual.iqr)} "
-        f"({units.percent(usual.iqr / usual.median) if usual.median else '-'}), "
-        f"from {units.ms(usual.min)} to {units.ms(usual.max)}"
-    ]
-    if usual.samples_per_s:
-        lines.append(f"{units.number(usual.samples_per_s)} samples/s at the median")
-    losses = present(record.steps["loss"])
-    if losses:
-        lines.append(f"loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last")
-    lines += [
-        f"{name} {kept[-1]:.4g}" for name, values in record.metrics.items() if (kept := present(values))
-    ]
-    return Section("Time per step", tuple(lines))
+def _alike(modules: Mapping[str, int]) -> list[str]:
+    names = [name or "(model)" for name, _ in merged(modules.items())]
+    return names if len(names) <= 4 else [f"{len(modules)} modules"]
 
 
 def _phases(record: Record) -> Section | None:
@@ -202,28 +188,28 @@ def _phases(record: Record) -> Section | None:
     if not bars:
         return None
     coverage = record.summary.get("phase_coverage")
-    line = f"share of a step, median of {max(bar.n for bar in bars)} steps timed phase by phase"
+    line = f"share of a step, medians of {max(bar.n for bar in bars)} steps"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
     return Section("Where a step goes", (line,), bars=bars)
 
 
-def _findings(record: Record) -> Section | None:
-    found = apply_rules(record).values()
+def _findings(record: Record, full: bool) -> Section | None:
+    found = [f"{finding.text} {finding.advice}" for finding in apply_rules(record).values()]
     if not found:
         return Section("Findings", ("none",)) if record.status == "finished" else None
-    return Section("Findings", tuple(f"{finding.text} {finding.advice}" for finding in found), "warn")
+    if not full and len(found) > 1:
+        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(record)[1:])}; --full has them"]
+    return Section("Findings", tuple(found), "warn")
 
 
 def _next_commands(record: Record) -> Section:
-    git = record.environment.get("git") or {}
-    dirty = ", with uncommitted changes" if git.get("dirty") else ""
-    lines = [f"code: commit {git['commit'][:10]}{dirty}"] if git.get("commit") else []
     commands = [
         ("look in MLflow", command_of("ui")),
-        ("show again", f"{command_of('runs')} show {record.run_id}"),
+        ("show all", f"{command_of('runs')} show {record.run_id} --full"),
         ("compare", f"{command_of('report')} {record.run_id} RUN"),
     ]
+    lines = _origin(record)
     if used := live_options(record.config):
         lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
     else:
@@ -235,8 +221,21 @@ def _next_commands(record: Record) -> Section:
     return Section("Look further", tuple(lines), commands=tuple(commands))
 
 
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    return Table(columns, tuple(rows[:ROWS]), max(0, len(rows) - ROWS))
+def _origin(record: Record) -> list[str]:
+    """The machine and the commit of a run."""
+    git, env = record.environment.get("git") or {}, record.environment
+    machine = [
+        env.get("host"),
+        env.get("cpu"),
+        f"{env['threads']} threads" if env.get("threads") else "",
+        units.repeated(layout.accelerator_names(record), ", "),
+        f"torch {env['torch']}" if env.get("torch") else "",
+    ]
+    lines = [f"machine: {', '.join(filter(None, machine)) or 'not recorded'}"]
+    if git.get("commit"):
+        dirty = ", with uncommitted changes" if git.get("dirty") else ""
+        lines.append(f"code: commit {git['commit'][:10]}{dirty}")
+    return lines
 
 
 def command(record: Record) -> str:

@@ -52,8 +52,11 @@ def shapes(several: Iterable[Sequence[int]]) -> str:
 def repeated(words: Iterable[str], joint: str = " + ") -> str:
     """``15 + 15``; from five words on, equal neighbours are counted: ``7 × 4 + 2``."""
     words = list(words)
-    if len(words) < 5:
-        return joint.join(words)
+    return joint.join(words) if len(words) < 5 else counted(words, joint)
+
+
+def counted(words: Iterable[str], joint: str = " + ") -> str:
+    """Equal neighbours, counted: ``7 × 4 + 2``."""
     runs = [(word, len(list(same))) for word, same in groupby(words)]
     return joint.join(word if count == 1 else f"{count} × {word}" for word, count in runs)
 

@@ -187,7 +187,7 @@ MODELS = [
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
     bad("whole --model $user:Wrapped", "has block2 in nn.DataParallel", "block --block block2"),
     bad("single --model $user:wrapped", "is an nn.DataParallel", "whole puts it in DataParallel"),
-    done("block --model $user:Wrapped --virtual 2", "Verified", "replicas on cpu:0, cpu:1"),
+    done("block --model $user:Wrapped --virtual 2", "verified", "2 replicas"),
     bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
     bad("whole --model $user:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
     done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),

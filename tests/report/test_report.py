@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import os
 import pkgutil
@@ -12,11 +13,20 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from in_terminal import in_terminal
-from record_factory import hybrid, parameter_row, shape_row, whole
+from record_factory import PHASES, hybrid, parameter_row, shape_row, whole
 
 from dpexp import report
 from dpexp.record import Record
+from dpexp.report import plan, units
+from dpexp.report.analysis.alike import merged
+from dpexp.report.findings import HEADLINES, RULES, headlines
+from dpexp.report.render import terminal
+
+PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])
+NAMES = st.lists(PARTS, min_size=1, max_size=3).map(".".join)
 
 
 def titles(text: str) -> list[str]:
@@ -24,16 +34,92 @@ def titles(text: str) -> list[str]:
 
 
 def test_summary_has_its_sections_in_order() -> None:
-    assert titles(report.summary(whole(2), width=100)) == [
+    short = titles(report.summary(whole(2), width=100))
+    assert short == [
         "Run whole-2 (0123456789ab)",
-        "Verified",
         "Shapes",
         "Device map",
-        "Time per step",
         "Where a step goes",
         "Findings",
         "Look further",
     ]
+    assert titles(report.summary(whole(2), width=100, full=True)) == [short[0], "Verified", *short[1:]]
+
+
+def test_a_summary_begins_with_a_verdict_and_five_figures_a_line_each() -> None:
+    record = whole(3)
+    lines = report.summary(record, width=80).splitlines()
+    assert lines[1].startswith("  VIRTUAL devices, verified; ")
+    assert f" a step, IQR {units.ms(record.summary['step_ms']['iqr'])}, n 75" in lines[1]
+    starts = [
+        "strategy whole on 3",
+        "model linear",
+        r"[\d.]+ .?s median of 75",
+        r"[\d,]+ samples/s",
+        "errors to",
+    ]
+    assert all(re.match(f"  {start}", line) for start, line in zip(starts, lines[2:], strict=False))
+    assert lines[7] == ""
+    note = [line.removeprefix("- ") for line in report.note(record).splitlines()]
+    assert [re.sub(r"\\(.)", r"\1", line) for line in note[2:8]] == [line.strip() for line in lines[1:7]]
+
+
+def test_the_verdict_names_the_finding_that_matters_most() -> None:
+    assert set(HEADLINES) == {rule.__name__ for rule in RULES}
+    record = whole(2, phases=PHASES | {"replicate": 5.0})
+    assert headlines(record)[0] in report.summary(record).splitlines()[1]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_section_of_a_short_summary_has_ten_lines_and_full_has_the_rest(width: int) -> None:
+    record = whole(3, batches=(30, 29, 28, 27, 26, 25, 24))
+    short = re.split(r"\n(?=\S)", report.summary(record, width=width))
+    full = report.summary(record, width=width, full=True)
+    lengths = {part.splitlines()[0]: len(part.strip().splitlines()) - 1 for part in short}
+    assert max(lengths[title] for title in ("Shapes", "Device map", "Where a step goes")) == 10
+    assert "more lines: --full" in "".join(short)
+    assert "--full\n" not in full.replace("show 0123456789ab --full\n", "")
+    assert all(f"batch {number}: " in full for number in range(7))
+
+
+def test_layers_and_replicas_that_are_alike_share_a_row() -> None:
+    text = report.summary(whole(64, modules=12, batches=(512, 512)), width=80, full=True)
+    assert len(re.findall(r"layers\.0-11\.linear +64 × \(8, 5\) +64 × \(8, 2\) +64 replicas", text)) == 1
+    assert "holds" in text
+    assert "a copy of layers.0-11.linear" in text
+    assert len(text.splitlines()) < 60
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 2)), max_size=30, unique_by=lambda row: row[0]))
+def test_merged_names_stand_for_exactly_the_given_ones(rows: list[tuple[str, int]]) -> None:
+    """Each row is found again when the ranges of the merged names are written out."""
+
+    def written_out(part: str) -> list[str]:
+        if not re.fullmatch(r"[\d,-]+", part):
+            return [part]
+        ends = [piece.split("-") for piece in part.split(",")]
+        return [str(index) for end in ends for index in range(int(end[0]), int(end[-1]) + 1)]
+
+    found = [
+        (".".join(parts), content)
+        for name, content in merged(rows)
+        for parts in itertools.product(*map(written_out, name.split(".")))
+    ]
+    assert sorted(found) == sorted(rows)
+    assert len(merged(rows)) <= len(rows)
+
+
+def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
+    record = whole(64, modules=12, batches=(512, 100))
+    planned = {
+        name: getattr(record, name) for name in ("name", "execution", "config", "devices", "device_map")
+    }
+    split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
+    planned |= {"shapes": record.shapes, "splits": [split, split | {"rows": 100, "batches": 1}], "note": ""}
+    text = terminal.text(plan.sections(planned), width=80)
+    assert len(text.splitlines()) <= 40
+    assert "batches 0-2: 512 rows -> 64 × 8" in text
+    assert "layers.0-11.linear" in text
 
 
 def test_note_has_the_sections_of_the_summary() -> None:
@@ -65,6 +151,7 @@ def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_
     }
     for shown in (record, Record.from_dict(json.loads(record.to_json()))):
         text = report.summary(shown, width=100)
+        assert "NOT THE SAME" in text.splitlines()[1]
         assert "outputs differ by inf and gradients differ by nan from a single device in 1 steps" in text
         assert "the largest error is inf: outputs in step 1" in text
         assert "step 1 (30 rows): outputs differ by inf" in text

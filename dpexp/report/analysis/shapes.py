@@ -30,12 +30,14 @@ class Call:
 
     @property
     def where(self) -> str:
-        """``cpu`` outside, ``replicas on cpu:0, cpu:1`` inside."""
-        return f"replicas on {units.span(self.devices)}" if self.scope == "replica" else self.devices[0]
+        """``cpu`` outside, ``2 replicas`` inside."""
+        count = len(self.devices)
+        return f"{count} replica{'s' * (count > 1)}" if self.scope == "replica" else self.devices[0]
 
     def texts(self) -> tuple[str, str]:
-        """Inputs and outputs as text, replicas joined by ``+``."""
-        return units.repeated(map(units.shapes, self.inputs)), units.repeated(map(units.shapes, self.outputs))
+        """Inputs and outputs as text, replicas counted: ``2 × (4, 5) + (2, 5)``."""
+        inputs, outputs = (map(units.shapes, each) for each in (self.inputs, self.outputs))
+        return units.counted(inputs), units.counted(outputs)
 
 
 @dataclass

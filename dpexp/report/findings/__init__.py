@@ -12,7 +12,7 @@ from dpexp.record import Record
 from dpexp.report.findings import imbalance, overheads, reliability
 from dpexp.report.findings.evidence import Evidence, Finding
 
-__all__ = ["RULES", "Finding", "apply_rules"]
+__all__ = ["RULES", "Finding", "apply_rules", "headlines"]
 
 RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
     imbalance.passed_through,
@@ -35,3 +35,25 @@ def apply_rules(record: Record) -> dict[str, Finding]:
     """{name of the rule: its finding} for every rule that the Record supports, in the order of RULES."""
     evidence = Evidence(record)
     return {rule.__name__: finding for rule in RULES if (finding := rule(evidence)) is not None}
+
+
+HEADLINES = {
+    "passed_through": "no device to split over",
+    "replicate": "copying parameters",
+    "overhead": "mostly overhead",
+    "dense_gradient": "dense gradient of a table",
+    "transfer": "transfer that nothing overlaps",
+    "idle_devices": "idle devices",
+    "straggler": "a straggler",
+    "exposed_allreduce": "all-reduce that nothing overlaps",
+    "output_memory": "memory of the output device",
+    "unsteady_start": "unsteady start",
+    "noise": "noisy steps",
+    "phase_sum": "phases leave time out",
+}
+"""What a rule has found, in a few words, for a verdict in one line."""
+
+
+def headlines(record: Record) -> list[str]:
+    """The findings of a Record in a few words each, in the order of RULES."""
+    return [HEADLINES[name] for name in apply_rules(record)]

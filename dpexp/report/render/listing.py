@@ -1,4 +1,4 @@
-"""Listing: plain tables for the command line: runs, models, the modules of a model, and a dry run."""
+"""Listing: plain tables for the command line: runs, models and the modules of a model."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,7 @@ from typing import Any
 
 from dpexp.record import Row
 from dpexp.record.summary import RunSummary
-from dpexp.report.analysis.layout import emulation
-from dpexp.report.units import repeated, shapes, size, span
+from dpexp.report.units import shapes, size
 
 HEADERS = "run, name, strategy, execution, devices, verified, step ms, status, delivered, started"
 MOST_LETTERS = 40
@@ -117,43 +116,3 @@ def _module(row: Row) -> tuple[Any, ...]:
     repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
     name = row["module"] or "(model)"
     return (name, row["type"], f"{row['parameters']:,}", size(row["bytes"]), inputs, outputs + repeats)
-
-
-def dry_run(planned: Row) -> str:
-    """The result of ``dpexp.engine.dry_run.dry_run``: what would run where, and how a batch is split."""
-    used, output = ", ".join(planned["devices"]["used"]), planned["devices"]["output"]
-    header = ("module", "parameter", "shape", "bytes", "device", "replicas")
-    lines = [
-        f"Would run {planned['name']} ({planned['execution']}) on {used}; results on {output}",
-        *filter(None, [emulation(planned["config"]["strategy"], planned["execution"], planned["devices"])]),
-        "",
-        "Device map",
-        *columns([header, *map(_parameter, planned["device_map"])]),
-        "",
-        "Batch split",
-        *(columns(map(_split, planned["splits"])) or ["  none: no batch is split"]),
-        "",
-        f"Shapes{': ' * bool(planned['note'])}{planned['note']}",
-        *columns(map(_call, planned["shapes"])),
-        "",
-        "Dry run: nothing was run or written.",
-    ]
-    return "\n".join(lines)
-
-
-def _parameter(row: Row) -> tuple[Any, ...]:
-    replicas = span(row["replicas"]) or "-"
-    shape = shapes([row["shape"]])
-    return (row["module"], row["parameter"], shape, size(row["bytes"]), row["device"], replicas)
-
-
-def _split(row: Row) -> tuple[Any, ...]:
-    batches = f"{row['batches']} of {row['rows']} rows"
-    pieces = repeated(map(str, row["pieces"]))
-    return (row["module"] or "(model)", batches, "->", pieces, f"on {span(row['devices'])}")
-
-
-def _call(row: Row) -> tuple[Any, ...]:
-    name = row["module"] or "(model)"
-    replica = "" if row["replica"] is None else f" replica {row['replica']}"
-    return (name + replica, shapes(row["inputs"]), "->", shapes(row["outputs"]), f"on {row['device']}")

@@ -46,7 +46,7 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
 def fragment(record: Record) -> str:
     """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
     chosen = timeline.typical(timeline.steps(record))
-    content = report_sections.sections(record)
+    content = report_sections.sections(record, full=True)
     parts = [section(part) for part in content]
     if chosen is not None:
         titles = [part.title for part in content]

@@ -41,11 +41,19 @@ def text(
         highlight=False,
         legacy_windows=False,
     )
+    lines = [line for section in sections for line in _lines(section, console)]
+    return _encodable("\n".join(lines).rstrip(), sys.stdout.encoding or "utf-8")
+
+
+def _lines(section: Section, console: Console) -> list[str]:
+    """The lines of a section: its title, at most ``most`` others, an empty one."""
     with console.capture() as captured:
-        for section in sections:
-            console.print(_section(section, console.width))
-    lines = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-    return _encodable(lines, sys.stdout.encoding or "utf-8")
+        console.print(_section(section, console.width))
+    lines = [line.rstrip() for line in captured.get().rstrip().split("\n")]
+    if section.most and len(lines) > section.most + 1:
+        rest = len(lines) - section.most
+        lines[section.most :] = [f"  … {rest} more lines: --full"]
+    return [*lines, ""]
 
 
 def _encodable(text: str, encoding: str) -> str:
@@ -74,7 +82,7 @@ def _section(section: Section, width: int) -> RenderableType:
     if section.table is not None and section.table.rows:
         body.append(_table(section.table, width - 2))
         if section.table.more:
-            body.append(Text(f"… and {section.table.more} more rows, in MLflow's tables", style="dim"))
+            body.append(Text(f"… and {section.table.more} more rows: --full", style="dim"))
     if section.commands:
         body.append(_commands(section.commands))
     title = Text(section.title, style=MOODS.get(section.mood, "bold"))
@@ -88,9 +96,9 @@ def _bullet(line: RenderableType) -> RenderableType:
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table if each of its rows needs at most two lines, else a list of its rows."""
+    """The table if it folds or each of its rows needs at most two lines, else a list of its rows."""
     longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    if sum(longest) + 2 * len(longest) > 1.4 * width:
+    if not table.folds and sum(longest) + 2 * len(longest) > 1.4 * width:
         return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in table.columns:

@@ -1,0 +1,35 @@
+"""Names of modules that are alike, joined: ``layers.0.fc``, ``layers.1.fc`` as ``layers.0-1.fc``."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+Content = TypeVar("Content", bound=Hashable)
+
+
+def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
+    """(name, content) rows, each in place of those of equal content whose names differ in one index only.
+
+    A row stands where the first of them stood.
+    """
+    found = [(tuple(name.split(".")), content) for name, content in rows]
+    for position in range(max((len(parts) for parts, _ in found), default=0)):
+        groups: dict[Hashable, list[tuple[str, ...]]] = {}
+        contents: dict[Hashable, Content] = {}
+        for number, (parts, content) in enumerate(found):
+            is_index = position < len(parts) and parts[position].isdecimal()
+            key = (parts[:position], parts[position + 1 :], content) if is_index else number
+            groups.setdefault(key, []).append(parts)
+            contents[key] = content
+        found = [(_joined(several, position), contents[key]) for key, several in groups.items()]
+    return [(".".join(parts), content) for parts, content in found]
+
+
+def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
+    """The parts of names that are equal but for an index: ``0-11``, or ``0,2,5`` where some are missing."""
+    first = several[0]
+    if len(several) == 1:
+        return first
+    indices = sorted({int(parts[position]) for parts in several})
+    is_range = indices[-1] - indices[0] + 1 == len(indices)
+    text = f"{indices[0]}-{indices[-1]}" if is_range else ",".join(map(str, indices))
+    return (*first[:position], text, *first[position + 1 :])

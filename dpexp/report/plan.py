@@ -1,0 +1,50 @@
+"""The sections of a dry run's report: what would run where, how a batch is split, and the shapes."""
+
+from collections.abc import Iterator
+
+from dpexp.record import Record, Row
+from dpexp.report import units
+from dpexp.report.analysis import layout
+from dpexp.report.analysis.shapes import Batches, batches
+from dpexp.report.sections import Section, device_map, shapes, shortest
+
+
+def sections(planned: Row, *, full: bool = False) -> list[Section]:
+    """The result of ``dpexp.engine.dry_run.dry_run`` as sections, short ones unless ``full``."""
+    record = Record(run_id="", name=planned["name"], strategy=planned["config"]["strategy"])
+    for name in ("execution", "config", "devices", "device_map", "shapes"):
+        setattr(record, name, planned[name])
+    parts = [
+        _head(record),
+        Section("Batch split", tuple(map(_split, planned["splits"])) or ("none: no batch is split",)),
+        shapes(list(_numbered(batches(record), planned["splits"])), planned["note"]),
+        device_map(record),
+        Section("Dry run: nothing was run or written."),
+    ]
+    found = [part for part in parts if part is not None]
+    return found if full else list(map(shortest, found))
+
+
+def _head(record: Record) -> Section:
+    used, output = record.devices["used"], record.devices["output"]
+    line = f"{layout.stage(record)}: {units.span(used)}; results on {output}"
+    explained = layout.emulation(record.strategy, record.execution, record.devices)
+    lines = filter(None, [line, explained])
+    return Section(f"Would run {record.name} ({record.execution})", tuple(lines))
+
+
+def _split(row: Row) -> str:
+    """``(model): 3 batches of 30 rows -> 10 + 10 + 10 on cpu:0, cpu:1, cpu:2``."""
+    batches = f"{row['batches']} batch{'es' * (row['batches'] > 1)} of {row['rows']} rows"
+    pieces = units.repeated(map(str, row["pieces"]))
+    return f"{row['module'] or '(model)'}: {batches} -> {pieces} on {units.span(row['devices'])}"
+
+
+def _numbered(groups: list[Batches], splits: list[Row]) -> Iterator[Batches]:
+    """The batches with their numbers in an epoch: a full one stands for all of its size."""
+    counts = {row["rows"]: row["batches"] for row in splits}
+    first = 0
+    for group in groups:
+        count = counts.get(group.rows, len(group.numbers))
+        yield Batches(list(range(first, first + count)), group.calls)
+        first += count
