@@ -9,9 +9,11 @@ from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.touched_rows import Lookups
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import Verification, verify
 from dpexp.record import Journal, pack
+from dpexp.strategies import Placed
 from dpexp.timing import Timer
 
 
@@ -27,8 +29,10 @@ def execute(
     ``on_flush`` is called after each flush. Raises VerificationError, RunError, and what the model raises.
     """
     _verify(prepared, journal, progress)
+    lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+    _check_lookups(prepared, lookups, placed)
     observations = Observations(prepared, placed)
     journal.set(devices=observations.device_facts(), device_map=pack(observations.device_map()))
     progress.begin("observe")
@@ -56,3 +60,11 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
         hint = "--no-check runs it unverified"
         note = f"{result.note}; {hint}" if result.note else hint
         raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)
+
+
+def _check_lookups(prepared: Prepared, lookups: Lookups, placed: Placed) -> None:
+    """Raises VerificationError where the placed tables do not have the rows of the model's, to the bit."""
+    wrong = sorted({name for names in prepared.group.all_gather(lookups.wrong(placed)) for name in names})
+    if wrong:
+        cause = f"lookups in {', '.join(wrong)}, as placed, give other rows than the model's"
+        raise VerificationError.of(prepared.config.strategy, 0.0, cause, "--no-check runs it unverified")

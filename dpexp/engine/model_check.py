@@ -15,7 +15,7 @@ from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
 from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch, Dataset
-from dpexp.engine.model_copy import copied
+from dpexp.engine.model_copy import check_copyable
 from dpexp.engine.observe import preserved
 from dpexp.strategies import Strategy
 
@@ -38,7 +38,7 @@ def check_model(model: nn.Module, config: RunConfig) -> None:
         raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
     if config.check:
         try:
-            copied(model, getattr(torch, config.dtype))
+            check_copyable(model)
         except Exception as error:
             raise ConfigError(
                 f"the model cannot be copied ({describe(error)}), "

@@ -23,6 +23,19 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return made
 
 
+def check_copyable(model: nn.Module) -> None:
+    """Raises what ``copied`` would raise; makes no copies of parameters and buffers."""
+    tensors_of_model = (*model.parameters(), *model.buffers())
+    memo: dict[int, Any] = {
+        id(tensor): tensor
+        for tensor in tensors_of_model
+        if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf
+    }
+    copy.deepcopy(model, memo)
+    for parameter in model.parameters():
+        carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
+
+
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     new: torch.Tensor = tensors.cast(tensor.detach(), dtype)
     if new.data_ptr() == tensor.data_ptr():

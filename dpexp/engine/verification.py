@@ -16,6 +16,7 @@ from dpexp.engine.compare import difference
 from dpexp.engine.equivalence import TOLERANCE, Equivalence, Result, on_host
 from dpexp.engine.optimizers import RunOptimizer
 from dpexp.engine.prepare import Prepared
+from dpexp.engine.touched_rows import UnknownIdError, with_touched_rows
 from dpexp.engine.training import Step, Training, joined
 from dpexp.record import Row
 from dpexp.strategies import Placed, Strategy
@@ -55,8 +56,12 @@ def verify(prepared: Prepared) -> Verification:
     """
     has_mps = any(device.type == "mps" for device in prepared.selection.used)  # which has no float64
     dtype = torch.float32 if has_mps else torch.float64
-    equivalence = _equivalence(prepared, dtype)
-    result = equivalence.result()
+    try:
+        equivalence, notes = _equivalence(prepared, dtype)
+        result = equivalence.result()
+    except UnknownIdError:  # in eval mode, the model looks up other rows
+        equivalence, notes = _equivalence(prepared, dtype, in_full=True)
+        result = equivalence.result()
     rounding = _Rounding(prepared, equivalence, result.quiet).row()
     passed = result.passed and (rounding is None or bool(rounding["passed"]))
     return Verification(
@@ -66,7 +71,7 @@ def verify(prepared: Prepared) -> Verification:
         result.error("gradients"),
         result.tolerance,
         passed,
-        "; ".join(filter(None, [*result.notes, prepared.note])),
+        "; ".join(filter(None, [*result.notes, *notes, prepared.note])),
         rounding,
         **_additions(result),
     )
@@ -85,17 +90,24 @@ def _additions(result: Result) -> Row:
     }
 
 
-def _equivalence(prepared: Prepared, dtype: torch.dtype) -> Equivalence:
+def _equivalence(
+    prepared: Prepared, dtype: torch.dtype, in_full: bool = False
+) -> tuple[Equivalence, list[str]]:
+    """The equivalence to show, and notes about what of the model it is shown for."""
+    compared, model, notes = batches(prepared), prepared.model, list[str]()
+    if not (in_full or prepared.strategy.needs.full_tables):
+        model, notes = with_touched_rows(model, compared)
     plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
-    return Equivalence(
-        prepared.model,
+    equivalence = Equivalence(
+        model,
         lambda model: plain.place(model, prepared.selection.used, Timer()),
-        batches(prepared),
+        compared,
         prepared.data.loss,
         None if prepared.config.eval else RunOptimizer(prepared.config),
         prepared.strategy.group,
         dtype,
     )
+    return equivalence, notes
 
 
 def batches(prepared: Prepared) -> list[Batch]:

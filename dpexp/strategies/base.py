@@ -74,12 +74,14 @@ class Needs:
     ``prediction``: a run on fake tensors first, since the user's device map may mix devices.
     ``compile``: False if its modules must not be compiled: each step makes new ones.
     ``gradients``: a gradient for every parameter that requires one, in every step.
+    ``full_tables``: True if the layout may depend on how many rows an embedding has.
     """
 
     devices: bool
     prediction: bool = False
     compile: bool = True
     gradients: bool = False
+    full_tables: bool = False
 
 
 class Strategy(ABC):

@@ -44,7 +44,7 @@ class Custom(Strategy):
     """Calls the function of ``--layout`` with the model and a mesh, or devices."""
 
     name = "custom"
-    needs = Needs(devices=False)
+    needs = Needs(devices=False, full_tables=True)
     options: CustomOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:

@@ -83,7 +83,11 @@ class _AllReduceRows(torch.autograd.Function):
 def shard(module: nn.Module, group: ProcessGroup) -> nn.Module:
     """The module with every embedding in it sharded by rows over the ranks."""
     if isinstance(module, nn.Embedding):
-        return ShardedEmbedding(module, group)
+        sharded = ShardedEmbedding(module, group)
+        for key, value in vars(module).items():
+            if key.startswith("_forward") and "hooks" in key:
+                setattr(sharded, key, value)
+        return sharded
     for name, child in module.named_children():
         module.add_module(name, shard(child, group))
     return module

@@ -68,7 +68,7 @@ def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str,
 
 
 def test_tables_are_sharded_by_rows() -> None:
-    words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=10", "--host", "embedding")
+    words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=70001", "--host", "embedding")
     optimizer = ("--optimizer", "rowwise_adagrad", "--clip-norm", "0.01")
     found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
@@ -77,14 +77,15 @@ def test_tables_are_sharded_by_rows() -> None:
     assert [
         (row["rank"], row["placement"], row["bytes"]) for row in tables if row["kind"] == "parameter"
     ] == [
-        (0, "rows 0 to 2", 192),
-        (1, "rows 3 to 5", 192),
-        (2, "rows 6 to 8", 192),
-        (3, "rows 9 to 9", 64),
+        (0, "rows 0 to 17500", 17501 * 64),
+        (1, "rows 17501 to 35001", 17501 * 64),
+        (2, "rows 35002 to 52502", 17501 * 64),
+        (3, "rows 52503 to 70000", 17498 * 64),
     ]
+    assert "embedding.tables.0 was compared in the" in found["verification"]["note"]
     sums = [row for row in tables if row["kind"] == "optimizer"]
     assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
-        (rank, [10, 1], 4 * rows) for rank, rows in enumerate((3, 3, 3, 1))
+        (rank, [70001, 1], 4 * rows) for rank, rows in enumerate((17501, 17501, 17501, 17498))
     ]
 
 
