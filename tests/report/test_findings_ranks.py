@@ -56,6 +56,32 @@ def test_equal_and_fast_ranks_are_not_stragglers(compute: list[float]) -> None:
     assert "straggler" not in texts(ddp_run(compute))
 
 
+def with_slow_steps(slow: dict[int, list[int]]) -> Record:
+    """Twelve phase-timed steps of three ranks; {rank: its slow steps}."""
+    record = ddp_run([10.0, 10.5, 9.5])
+    rows = record.timeline
+    record.timeline = []
+    for step in range(12):
+        for row in rows[: len(rows) // 3]:
+            is_slow = row["replica"] is not None and step in slow.get(row["replica"], ())
+            end = row["start_us"] + (5 if is_slow else 1) * (row["end_us"] - row["start_us"])
+            record.timeline.append(row | {"step": step, "end_us": end})
+    return record
+
+
+def test_single_steps_in_which_one_rank_is_slow_are_found_with_the_rank() -> None:
+    text = texts(with_slow_steps({1: [4, 9]}))["rank_outliers"]
+    assert text.startswith("Rank 1 holds up 2 of 12 timed steps")
+    assert "52.5 ms" in text
+
+
+@pytest.mark.parametrize("slow", [{}, {0: [4], 1: [4], 2: [4]}, {1: list(range(12))}])
+def test_steps_that_are_slow_on_all_ranks_or_always_are_not_a_ranks_outliers(
+    slow: dict[int, list[int]],
+) -> None:
+    assert "rank_outliers" not in texts(with_slow_steps(slow))
+
+
 def test_an_exposed_allreduce_is_found() -> None:
     assert "5 ms" in texts(ddp_run([10.0, 10.0], allreduce_ms=6.0, overlap_ms=1.0))["exposed_allreduce"]
     assert "exposed_allreduce" not in texts(ddp_run([10.0, 10.0], allreduce_ms=6.0, overlap_ms=5.5))

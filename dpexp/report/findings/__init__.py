@@ -1,7 +1,8 @@
 """Findings: short, true sentences computed from a Record, each with its figures and what to try.
 
 ``overheads`` (where the time of a step goes), ``imbalance`` (what is spread unevenly over devices and ranks)
-and ``reliability`` (how far the figures can be trusted) hold the rules; ``evidence`` holds what rules read.
+ ``steadiness`` (steps that differ from the others) and ``reliability`` (how far the
+figures can be trusted) hold the rules; ``evidence`` holds what rules read.
 A new rule is a function of the Evidence, named in RULES, that returns None where the Record lacks the data.
 ``sections`` and ``tracking`` may import this package; it imports ``record``, ``analysis`` and ``units``.
 """
@@ -9,7 +10,7 @@ A new rule is a function of the Evidence, named in RULES, that returns None wher
 from collections.abc import Callable
 
 from dpexp.record import Record
-from dpexp.report.findings import imbalance, overheads, reliability
+from dpexp.report.findings import imbalance, overheads, reliability, steadiness
 from dpexp.report.findings.evidence import Evidence, Finding
 
 __all__ = ["RULES", "Finding", "apply_rules", "headlines"]
@@ -24,7 +25,11 @@ RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
     imbalance.straggler,
     overheads.exposed_allreduce,
     imbalance.output_memory,
-    reliability.unsteady_start,
+    steadiness.rank_outliers,
+    steadiness.unsteady_start,
+    steadiness.change_point,
+    steadiness.drift,
+    steadiness.outliers,
     reliability.noise,
     reliability.phase_sum,
 )

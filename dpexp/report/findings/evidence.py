@@ -3,14 +3,14 @@
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from dpexp.record import Record, steps_by_rows, usual_steps
 from dpexp.record.record import union_length
 from dpexp.report.analysis import layout
 from dpexp.report.analysis import phases as phase_tree
+from dpexp.report.analysis.intervals import Interval, mean_interval
 from dpexp.report.analysis.shapes import batches
-from dpexp.report.analysis.statistics import Interval, bootstrap_runs
+from dpexp.report.analysis.trends import blocks
 
 ENOUGH = 8
 """Fewer samples do not support a statement about their spread or growth."""
@@ -41,6 +41,14 @@ class Growth:
     fixed: Interval
 
 
+def _interval(values: list[float]) -> Interval:
+    """The mean over blocks of the run with its 95% interval."""
+    import numpy as np
+
+    middle, half = map(float, mean_interval(np.array(values)))
+    return Interval(middle, middle - half, middle + half)
+
+
 class Evidence:
     """A Record, and the facts that several rules read."""
 
@@ -62,6 +70,18 @@ class Evidence:
         return statistics.median(map(union_length, intervals.values())) / 1000 if intervals else None
 
     @cached_property
+    def ranks_ms(self) -> dict[int, dict[int, float]]:
+        """{rank: {step: ms in which the rank itself computes}} of the phase-timed steps."""
+        times: dict[int, dict[int, float]] = {
+            rank["rank"]: {} for rank in self.record.devices.get("ranks") or []
+        }
+        for row in self.record.timeline:
+            if row["replica"] in times and row["phase"] in ("forward", "backward_compute"):
+                of_rank, ms = times[row["replica"]], (row["end_us"] - row["start_us"]) / 1e3
+                of_rank[row["step"]] = of_rank.get(row["step"], 0.0) + ms
+        return times
+
+    @cached_property
     def growth(self) -> Growth | None:
         """None without two batch sizes, one at least twice the other, that ran on equally many devices."""
         by_rows = {rows: times for rows, times in steps_by_rows(self.record).items() if len(times) >= ENOUGH}
@@ -70,14 +90,9 @@ class Evidence:
         if not by_rows or many < 2 * few or len(replicas) > 1:
             return None
 
-        def slope(large: Any, small: Any) -> Any:
-            return (large - small) / (many - few)
-
-        def fixed(large: Any, small: Any) -> Any:
-            return 1 - slope(large, small) * many / large
-
         few_ms, many_ms = statistics.median(by_rows[few]), statistics.median(by_rows[many])
-        times = [by_rows[many]], [by_rows[few]]
-        return Growth(
-            few, many, few_ms, many_ms, bootstrap_runs(slope, *times), bootstrap_runs(fixed, *times)
-        )
+        count = min(ENOUGH, len(by_rows[few]) // 2, len(by_rows[many]) // 2)
+        pairs = list(zip(blocks(by_rows[many], count), blocks(by_rows[few], count), strict=False))
+        slopes = [(large - small) / (many - few) for large, small in pairs]
+        fixed = [1 - slope * many / large for slope, (large, _) in zip(slopes, pairs, strict=True)]
+        return Growth(few, many, few_ms, many_ms, _interval(slopes), _interval(fixed))

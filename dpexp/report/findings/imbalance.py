@@ -57,7 +57,7 @@ def _rows_for_all(rows: int, count: int) -> int:
 def straggler(evidence: Evidence) -> Finding | None:
     """One rank computes longer than the others, which wait for it at every all-reduce."""
     ranks = {rank["rank"]: rank for rank in evidence.record.devices.get("ranks") or []}
-    times = {rank: _compute_ms(evidence, rank) for rank in ranks}
+    times = {rank: statistics.median(steps.values() or [0]) for rank, steps in evidence.ranks_ms.items()}
     if len(times) < 2 or not all(times.values()):
         return None
     slowest = max(times, key=lambda rank: times[rank])
@@ -72,15 +72,6 @@ def straggler(evidence: Evidence) -> Finding | None:
         "otherwise run without it.",
         {"rank": float(slowest), "rank_ms": times[slowest], "others_ms": others},
     )
-
-
-def _compute_ms(evidence: Evidence, rank: int) -> float:
-    """Median over steps of the time, ms, in which the rank itself computes; 0 where it is unknown."""
-    by_step: dict[int, float] = {}
-    for row in evidence.record.timeline:
-        if row["replica"] == rank and row["phase"] in ("forward", "backward_compute"):
-            by_step[row["step"]] = by_step.get(row["step"], 0.0) + (row["end_us"] - row["start_us"]) / 1e3
-    return statistics.median(by_step.values()) if by_step else 0.0
 
 
 def output_memory(evidence: Evidence) -> Finding | None:

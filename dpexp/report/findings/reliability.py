@@ -4,13 +4,12 @@ import statistics
 
 from dpexp.report import units
 from dpexp.report.analysis import phases as phase_tree
-from dpexp.report.analysis.statistics import bootstrap_runs, ratio_of_medians
+from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
+from dpexp.report.findings.steadiness import SLOWER
 
 NOISY = 0.2
 """Step times whose IQR is a larger share of their median are noisy."""
-SLOWER = 1.2
-"""Steps are slower than others where the whole interval of the ratio lies above this."""
 COVERED = 0.9
 """Phases that cover less of a step leave out too much."""
 
@@ -29,26 +28,6 @@ def noise(evidence: Evidence) -> Finding | None:
     )
 
 
-def unsteady_start(evidence: Evidence) -> Finding | None:
-    """The first measured steps still belong to the warm-up."""
-    usual = evidence.usual
-    if usual is None or usual.n < 4 * ENOUGH:
-        return None
-    count = max(ENOUGH // 2, usual.n // 20)
-    first, rest = usual.times[:count], usual.times[count:]
-    slower = bootstrap_runs(ratio_of_medians, [first], [rest])
-    if slower.low <= SLOWER:
-        return None
-    warmup = evidence.record.config.get("warmup", 0)
-    return Finding(
-        f"The first steps are not steady: the first {count} take {units.ratio(slower.value)} as long as the "
-        f"{len(rest)} after them ({units.ms(statistics.median(first))} against "
-        f"{units.ms(statistics.median(rest))}).",
-        f"Warm up longer: --warmup {max(2 * warmup, warmup + 4 * count)}.",
-        {"ratio": slower.value, "low": slower.low, "high": slower.high},
-    )
-
-
 def phase_sum(evidence: Evidence) -> Finding | None:
     """The phases do not cover the step, or timing them made it slower."""
     coverage = evidence.record.summary.get("phase_coverage")
@@ -62,7 +41,7 @@ def phase_sum(evidence: Evidence) -> Finding | None:
     usual, timed = evidence.usual, phase_tree.step_samples(evidence.record)
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
-    slower = bootstrap_runs(ratio_of_medians, [timed], [usual.times])
+    slower = ratio_within_run(timed, usual.times)
     if slower.low <= SLOWER:
         return None
     return Finding(

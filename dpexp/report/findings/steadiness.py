@@ -1,0 +1,133 @@
+"""Findings on steps that differ in time from others: the first ones, those after a change, single ones."""
+
+import statistics
+from collections.abc import Iterable
+
+from dpexp.report import units
+from dpexp.report.analysis.trends import Trend, far_out, trend
+from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
+
+SLOWER = 1.2
+"""Steps are slower than others from this ratio on."""
+MANY = 6 * ENOUGH
+"""Fewer steps do not show a trend."""
+OUTLIER, LOST = 2.0, 0.05
+"""An outlier takes so many times the median, and is reported if outliers take this share of the time."""
+
+
+def unsteady_start(evidence: Evidence) -> Finding | None:
+    """The first measured steps still belong to the warm-up: each of them is an outlier among the others."""
+    usual = evidence.usual
+    count = _slow_start(usual.times) if usual is not None else 0
+    if usual is None or count < 2:
+        return None
+    first, rest = statistics.median(usual.times[:count]), statistics.median(usual.times[count:])
+    warmup = evidence.record.config.get("warmup", 0)
+    return Finding(
+        f"The first steps are not steady: the first {count} take {units.ratio(first / rest)} as long as the "
+        f"{usual.n - count} after them ({units.ms(first)} against {units.ms(rest)}).",
+        f"Warm up longer: --warmup {max(2 * warmup, warmup + 4 * count)}.",
+        {"ratio": first / rest, "steps": float(count)},
+    )
+
+
+def _slow_start(times: tuple[float, ...]) -> int:
+    """How many steps before the first usual one are slow; 0 if too few steps follow."""
+    later = times[len(times) // 4 :]
+    if len(times) < 4 * ENOUGH:
+        return 0
+    limit = max(far_out(later), SLOWER * statistics.median(later))
+    return next((number for number, time in enumerate(times) if time <= limit), 0)
+
+
+def change_point(evidence: Evidence) -> Finding | None:
+    """From some step on, all steps take longer, or shorter (Pettitt's test)."""
+    found, usual = _steady_trend(evidence), evidence.usual
+    if found is None or usual is None or found.at is None:
+        return None
+    slower = found.ratio > 1
+    return Finding(
+        f"The steps change at number {found.at} of {usual.n}: from there on they take "
+        f"{units.ratio(found.ratio)} as long ({units.ms(found.after)} instead of {units.ms(found.before)}).",
+        "See what else began on the machine then, or whether it became too hot; the median mixes both parts."
+        if slower
+        else "See what ended on the machine then, or warm up longer; the median mixes both parts.",
+        {"ratio": found.ratio, "at": float(found.at), "chance": found.chance},
+    )
+
+
+def drift(evidence: Evidence) -> Finding | None:
+    """The steps get slower, or faster, all the time (Mann and Kendall's test)."""
+    found, usual = _steady_trend(evidence), evidence.usual
+    if found is None or usual is None or found.at is not None:
+        return None
+    return Finding(
+        f"The steps drift: over {usual.n} steps their time goes from {units.ms(found.before)} to "
+        f"{units.ms(found.after)} ({units.ratio(found.ratio)}).",
+        "Look for memory or a cache that grows, and for a machine that gets hot; with --steps the median "
+        "changes.",
+        {"ratio": found.ratio, "chance": found.chance},
+    )
+
+
+def _steady_trend(evidence: Evidence) -> Trend | None:
+    """The trend of the steps after a slow start, if it is large enough to matter."""
+    if evidence.usual is None:
+        return None
+    times = evidence.usual.times
+    skipped = _slow_start(times)
+    found = trend(times[skipped:]) if len(times) - skipped >= MANY else None
+    if found is None or 1 / SLOWER < found.ratio < SLOWER:
+        return None
+    return Trend(found.before, found.after, found.at and found.at + skipped, found.chance)
+
+
+def outliers(evidence: Evidence) -> Finding | None:
+    """A few single steps take a large part of the time."""
+    usual = evidence.usual
+    if usual is None or usual.n < 4 * ENOUGH or _steady_trend(evidence) is not None:
+        return None
+    skipped, limit = _slow_start(usual.times), _limit(usual.times)
+    slow = [number for number, time in enumerate(usual.times) if time > limit and number >= skipped]
+    lost = sum(usual.times[number] - usual.median for number in slow) / sum(usual.times)
+    if not slow or lost < LOST:
+        return None
+    which = ", ".join(map(str, slow[:3])) + (" …" if len(slow) > 3 else "")
+    return Finding(
+        f"{len(slow)} of {usual.n} steps are outliers (number {which}): they take up to "
+        f"{units.ms(max(usual.times[number] for number in slow))}, the median is {units.ms(usual.median)}, "
+        f"and together they cost {units.percent(lost)} of the time.",
+        "The median leaves them out; what they cost shows in the whole run. Look for a pause of the loader, "
+        "the disk or another program.",
+        {"steps": float(len(slow)), "share": lost},
+    )
+
+
+def _limit(times: Iterable[float]) -> float:
+    times = list(times)
+    return max(far_out(times), OUTLIER * statistics.median(times))
+
+
+def rank_outliers(evidence: Evidence) -> Finding | None:
+    """In single steps one rank computes much longer than usual, and the others wait."""
+    slow = {}
+    for rank, times in evidence.ranks_ms.items():
+        if len(times) >= ENOUGH:
+            limit = _limit(times.values())
+            slow[rank] = {step for step, ms in times.items() if ms > limit}
+    for rank in sorted(slow, key=lambda rank: -len(slow[rank])):
+        alone = slow[rank].difference(*(steps for other, steps in slow.items() if other != rank))
+        if alone:
+            return _rank_finding(evidence, rank, alone)
+    return None
+
+
+def _rank_finding(evidence: Evidence, rank: int, steps: set[int]) -> Finding:
+    times = evidence.ranks_ms[rank]
+    usual, most = statistics.median(times.values()), max(times[step] for step in steps)
+    return Finding(
+        f"Rank {rank} holds up {len(steps)} of {len(times)} timed steps: its forward and backward take up to "
+        f"{units.ms(most)} there, {units.ms(usual)} usually, while no other rank is slower than usual.",
+        "See what else runs on its host at times: a loader, a backup, another program's threads.",
+        {"rank": float(rank), "steps": float(len(steps)), "most_ms": most, "usual_ms": usual},
+    )
