@@ -73,6 +73,14 @@ def test_lock_pins_every_direct_dependency_within_its_range(requirement: Require
     assert requirement.specifier.contains(lock()[canonicalize_name(requirement.name)])
 
 
+def test_lock_is_as_its_tool_writes_it() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    script = (ROOT / ".ci" / "lock").read_text()
+    assert all(line in script for line in lines if line.startswith("#"))
+    names = [line.partition("==")[0] for line in lines if not line.startswith("#")]
+    assert names == [canonicalize_name(name) for name in names]
+
+
 def test_lock_is_sorted_without_duplicates() -> None:
     names = [line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
     pinned = [name for name in names if not name.startswith("#")]
