@@ -17,6 +17,9 @@ import hub
 PARTS = runpy.run_path(str(HERE.parent / "equivalence" / "config.py"))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
 
+BLOCKS = {"opt": "model.decoder.layers.*"}
+"""The blocks of fsdp where the default does not do: OPT's forward goes past its child ``model``."""
+
 
 def configs(ranks: int) -> list[dict[str, Any]]:
     """The options of every run: a layout in one process (``virtual``), or over ranks."""
@@ -33,8 +36,9 @@ def configs(ranks: int) -> list[dict[str, Any]]:
         found += [common | {"strategy": strategy} for strategy in ("ddp", "fsdp")]
     for model in others():
         common = model | {"batch_size": 7}
+        blocks = {"block": [BLOCKS[name]]} if (name := model["model"].rpartition(":")[2]) in BLOCKS else {}
         found.append(common | {"strategy": "whole", "virtual": ranks})
-        found += [common | {"strategy": strategy} for strategy in ("ddp", "fsdp")]
+        found += [common | {"strategy": "ddp"}, common | {"strategy": "fsdp"} | blocks]
     return found
 
 
