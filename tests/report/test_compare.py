@@ -114,6 +114,21 @@ def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(
     assert "x 3" in text(compare([*base, *spread]))
 
 
+def test_runs_of_a_cell_do_not_add_up_their_rates(save: Save) -> None:
+    (one,) = compare([save(whole(2), 0)]).groups
+    (three,) = compare([save(whole(2), number) for number in (1, 2, 3)]).groups
+    assert len(three.cells[0].runs) == 3
+    assert three.cells[0].samples_per_s == pytest.approx(one.cells[0].samples_per_s)
+
+
+def test_the_memory_of_a_cell_is_the_largest_of_its_runs(save: Save) -> None:
+    records = [whole(2) for _ in range(2)]
+    for record, peak in zip(records, (3_000_000, 5_000_000), strict=True):
+        record.memory = {"cpu": peak}
+    (group,) = compare([save(record, number) for number, record in enumerate(records)]).groups
+    assert group.cells[0].memory() == {"cpu": 5_000_000}
+
+
 def test_cells_of_one_run_have_figures_and_neither_interval_nor_verdict(save: Save) -> None:
     found = text(compare([save(single(4.0), 0), save(whole(2, step_ms=1.0), 1)]))
     assert "a config that ran once has no interval" in found

@@ -1,0 +1,160 @@
+"""What a Record says, measured from outside of dpexp.
+
+By a clock inside the user's model, a stopwatch around the process, what the kernel says of its memory, and
+parameters that differ by one bit.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_lines import CommandLines
+
+from dpexp import tensors
+from dpexp.config import RunConfig
+from dpexp.engine.loop import execute
+from dpexp.engine.observations import run_facts
+from dpexp.engine.prepare import prepare
+from dpexp.engine.progress import ProgressBar
+from dpexp.record import Journal, Record, fold
+
+MODEL = """
+import json, re, time
+from pathlib import Path
+import torch
+from torch import nn
+
+class Clocked(nn.Sequential):
+    def __init__(self, log=""):
+        super().__init__(nn.Linear(3, 2))
+        self.log = log
+    def example(self, samples, generator):
+        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
+    def forward(self, x):
+        start = time.perf_counter_ns()
+        outputs = super().forward(x)
+        time.sleep(0.005)
+        peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
+        with open(self.log, "a") as file:
+            call = [start / 1e6, time.perf_counter_ns() / 1e6, len(x), int(peak) * 1024]
+            file.write(json.dumps(call) + "\\n")
+        return outputs
+
+class Dropping(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2), nn.Dropout())
+    def example(self, samples, generator):
+        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
+
+class Buffered(nn.Module):
+    def __init__(self, flipped=-1):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        if flipped >= 0:
+            tensor = list(self.state_dict().values())[flipped]
+            tensor.reshape(-1).view(torch.uint8)[0] ^= 1
+    def example(self, samples, generator):
+        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
+    def forward(self, x):
+        return self.two(self.norm(self.one(x)))
+"""
+STEPS, PHASE_STEPS = 5, 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "outside.py"
+    path.write_text(MODEL)
+    return path
+
+
+def recorded(home: Path, run_id: str, model: str, **options: Any) -> Record:
+    prepared = prepare(RunConfig("single", model=model, devices="cpu", check=False, phase_steps=0, **options))
+    with Journal(home / "runs", run_id) as journal:
+        journal.set(run_facts(prepared))
+        execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
+    return fold(journal.path)
+
+
+def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
+    model: Path, tmp_path: Path, command_lines: CommandLines
+) -> None:
+    log = tmp_path / "calls"
+    words = ["single", "--virtual", "1", "--no-track", "--json", "--model", f"{model}:Clocked:log={log}"]
+    words += ["--data", "random:samples=20", "--batch-size", "10", "--steps", str(STEPS), "--warmup", "1"]
+    before = time.perf_counter()
+    done = command_lines.run([*words, "--phase-steps", str(PHASE_STEPS)])
+    elapsed_ms = 1e3 * (time.perf_counter() - before)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["execution"] == "virtual"
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    calls = calls[-STEPS - 1 - PHASE_STEPS :]  # the measured steps, one forward in eval mode, the phases
+    times, following = found["steps"]["time_ms"], calls[1:]
+    assert found["steps"]["samples"] == [rows for _, _, rows, _ in calls[:STEPS]]
+    inside = [end - start for start, end, *_ in calls[:STEPS]]
+    between = [after[0] - start for (start, *_), after in zip(calls[:STEPS], following, strict=False)]
+    for ms, least, most in zip(times, inside, between, strict=True):
+        assert least - 1e-5 <= ms <= most + 1e-5
+    assert sum(times) < elapsed_ms
+    rate = found["summary"]["samples_per_s"]
+    assert 1e4 / statistics.median(between) * 0.999 <= rate <= 1e4 / statistics.median(inside) * 1.001
+    # the kernel counts the resident set in batches of pages
+    assert calls[0][3] * 0.99 <= found["memory"]["cpu"] <= calls[-1][3] * 1.01
+
+
+def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(model: Path, dpexp_home: Path) -> None:
+    def digest(flipped: int) -> str:
+        spec = f"{model}:Buffered:flipped={flipped}"
+        found: str = recorded(dpexp_home, f"flipped{flipped}", spec, eval=True, steps=1, warmup=0).digest[
+            "weights"
+        ]
+        return found
+
+    tensors = 9
+    assert len({digest(flipped) for flipped in range(-1, tensors)}) == tensors + 1
+    with pytest.raises(Exception, match="index out of range"):  # there are no others
+        digest(tensors)
+
+
+def test_warm_up_steps_train(model: Path, dpexp_home: Path) -> None:
+    common = {"model": "linear", "data": "random:samples=8", "batch_size": 8, "lr": 0.1}
+    cold = recorded(dpexp_home, "cold", steps=5, warmup=0, **common).steps["loss"]
+    warm = recorded(dpexp_home, "warm", steps=2, warmup=3, **common).steps["loss"]
+    assert warm == pytest.approx(cold[3:], rel=1e-5)
+    assert torch.tensor(cold).diff().max() < 0  # no two steps have the same loss
+
+
+def test_a_run_trains_as_a_loop_of_pytorch_does(model: Path, dpexp_home: Path) -> None:
+    """An epoch is one batch, so that the order of its rows changes nothing but rounding."""
+    spec, options = f"{model}:Buffered", {"data": "random:samples=8", "batch_size": 8, "lr": 0.1, "seed": 3}
+    config = RunConfig("single", model=spec, devices="cpu", **options)
+    prepared = prepare(config)
+    trained, (batch,) = prepared.model, prepared.batches(0, shuffle=False)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(trained(*batch.inputs), batch.targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = recorded(dpexp_home, "loop", spec, steps=4, warmup=0, **options)
+    assert found.steps["loss"] == pytest.approx(losses, rel=1e-4)
+
+
+def test_outputs_are_digested_in_eval_mode(model: Path, dpexp_home: Path) -> None:
+    """With a learning rate that changes no weight."""
+    spec, options = f"{model}:Dropping", {"data": "random:samples=8", "batch_size": 8, "lr": 1e-30}
+    found = recorded(dpexp_home, "dropping", spec, steps=1, warmup=0, **options)
+    prepared = prepare(RunConfig("single", model=spec, devices="cpu", **options))
+    (batch,) = prepared.batches(0, shuffle=False)
+    with torch.no_grad():
+        outputs = prepared.model.eval()(*batch.inputs)
+    assert found.digest["outputs"] == tensors.digest({"0": outputs})
