@@ -54,6 +54,12 @@ class RunConfig:
     loss: Annotated[str, SPEC] = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
+    reduction: str = option(
+        "",
+        "What the loss averages over, by which shards of a batch are weighted: rows, tokens (targets other "
+        "than -100), or sum. Default: tokens if the loss or the model has a method loss_weight, else rows.",
+        choices=("", "rows", "tokens", "sum"),
+    )
     batch_size: int = option(
         30, "Samples in a global batch; the last of an epoch may have fewer.", min=1, max=10**9
     )

@@ -79,8 +79,10 @@ LOSSES: dict[str, Entry] = {
 }
 
 
-def source(text: str, loss: str = "") -> Source:
+def source(text: str, loss: str = "", reduction: str = "") -> Source:
     """The source that ``--data`` names, found and checked; ``loss`` is what ``--loss`` names.
+
+    ``reduction`` is that of the loss; it is given to a loss of ``LOSSES``.
 
     Raises ConfigError for an unknown source, loss or option, and for a file or folder that is missing,
     empty or of another format.
@@ -102,5 +104,7 @@ def source(text: str, loss: str = "") -> Source:
     if loss:
         parsed = spec.parse(loss, LOSSES, "--loss", "loss")
         function = spec.load(parsed, f"--loss {parsed.text}")
-        found.loss = functools.partial(function, **parsed.options)
+        options = dict(parsed.options) | ({"reduction": "sum"} if parsed.name and reduction == "sum" else {})
+        found.loss = functools.partial(function, **options)
+    found.reduction = reduction
     return found

@@ -33,13 +33,14 @@ _VIEWS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 class Source:
     """What ``--data`` names. ``features`` is None where the model decides what the samples are.
 
-    ``where`` starts every error message (``--data text:book.txt``); ``loss`` is what ``--loss`` names.
-    ``note`` says what the last ``dataset`` had to assume.
+    ``where`` starts every error message (``--data text:book.txt``); ``loss`` and ``reduction`` are what the
+    options of these names say. ``note`` says what the last ``dataset`` had to assume.
     """
 
     features: Features | None = None
     loss: Callable[..., Any] | None = None
     note: str = ""
+    reduction: str = ""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -50,7 +51,7 @@ class Source:
 
     def objective(self, model: nn.Module) -> Objective:
         """The loss and accuracy of the model on these samples."""
-        return Objective(model, self.features.classes if self.features else None, self.loss)
+        return Objective(model, self.features.classes if self.features else None, self.loss, self.reduction)
 
     def view_for(self, model: nn.Module, inputs: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
         """The inputs in the kind that the model's ``input_kind`` asks for; only a single one can change.

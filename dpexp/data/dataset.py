@@ -35,11 +35,12 @@ class Batch:
     targets: Any
     rows: int
     global_rows: int
+    share: float | None = None
 
     @property
     def weight(self) -> float:
-        """The fraction of the global batch's rows."""
-        return self.rows / self.global_rows
+        """The weight in the loss of the global batch: ``share``, or else the fraction of its rows."""
+        return self.rows / self.global_rows if self.share is None else self.share
 
     def part(self, rank_rows: RankRows) -> Batch:
         """The part of this global batch that a rank computes."""
@@ -104,7 +105,7 @@ class Dataset:
             yield Batch(inputs, targets, rows, global_rows)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar: the mean over the rows."""
+        """A scalar: see ``Objective``."""
         return self.objective.loss(outputs, targets)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:

@@ -1,18 +1,33 @@
 """Objective: the loss and the accuracy of a model on targets.
 
-These are the model's own where it has them (see ``dpexp.models``). Otherwise the loss is mean squared error
-for floating-point targets and cross entropy for integer ones. Steps of class ``PADDING`` do not count.
+These are the model's own where it has them (see ``dpexp.models``), or what its forward returns. Otherwise the
+loss is mean squared error for floating-point targets and cross entropy for integer ones. Steps of class
+``PADDING`` do not count.
+
+The reduction decides how the losses of shards add up to that of the batch, and so do their gradients:
+
+    rows      a mean over the rows           weight of a shard: its rows / all rows
+    tokens    a mean over tokens             its targets without PADDING / all of them, or ``loss_weight``
+    sum       a sum                          1
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.distributed.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from dpexp.data.dataset import Batch
 
 _NO_LOSS = (
     "for which there is no standard loss: name one with --loss module:function, or give the model a method "
@@ -20,7 +35,7 @@ _NO_LOSS = (
 )
 
 
-_OF_OUTPUTS = "the loss is the mean of the squared outputs; --loss names another"
+_OF_OUTPUTS = "the loss is the mean of the squared outputs, or what the forward returns; --loss names another"
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
@@ -33,34 +48,107 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 
 class Objective:
-    """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs."""
+    """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs.
+
+    Without a ``reduction`` it is that of a function ``loss_weight(targets)``, an attribute of the loss or
+    the model, which returns what the loss divides by; without one of these, ``rows``.
+    """
 
     def __init__(
-        self, model: nn.Module, classes: int | None = None, loss: Callable[..., Any] | None = None
+        self,
+        model: nn.Module | None = None,
+        classes: int | None = None,
+        loss: Callable[..., Any] | None = None,
+        reduction: str = "",
     ) -> None:
         self._loss = loss or getattr(model, "loss", None)
         self._accuracy = getattr(model, "accuracy", None)
+        self._loss_weight = getattr(getattr(loss, "func", loss) or model, "loss_weight", None)
         self.classes = classes
+        self.reduction = reduction or ("tokens" if callable(self._loss_weight) else "rows")
+        self._is_inside = self._is_scalar = False
+
+    def on_one_device(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of a forward without shards, which must be a scalar. Raises ConfigError.
+
+        From then on it is known whether the forward returns the loss: replicas that each do return a vector.
+        """
+        inside = _loss_inside(outputs)
+        self._is_inside = not callable(self._loss) and inside is not None and inside.dim() == 0
+        loss = _check_scalar(self._compute(outputs, targets))
+        self._is_scalar = True
+        return loss
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar: the mean over the rows. Raises ConfigError where the shapes do not match.
+        """A scalar. Raises ConfigError where the shapes do not match.
 
         Without targets (None), a loss may take the outputs alone; the standard one is their mean square.
         """
+        loss = self._compute(outputs, targets)
+        is_vector = isinstance(loss, Tensor) and loss.dim() == 1
+        return self.of_shards(loss, targets) if is_vector and self._is_scalar else _check_scalar(loss)
+
+    def of_shards(self, losses: Tensor, targets: Any) -> Tensor:
+        """The loss of the batch from those of its shards, as ``Tensor.chunk`` splits it."""
+        rows = len(_first(targets))
+        size = -(-rows // max(1, len(losses)))
+        starts = range(0, rows, max(1, size))
+        if len(starts) != len(losses):
+            raise ConfigError(f"the loss has shape {tuple(losses.shape)}, the batch {rows} rows")
+        pieces = [tensors.map_tensors(itemgetter(slice(start, start + size)), targets) for start in starts]
+        like = losses.to(torch.promote_types(losses.dtype, torch.float32))
+        amounts = torch.stack([torch.as_tensor(self._amount(piece)).to(like) for piece in pieces])
+        weights = amounts if self.reduction == "sum" else amounts / amounts.sum()
+        return torch.where(weights > 0, like, 0) @ weights  # the mean over no token is NaN
+
+    def weighted(self, batch: "Batch", group: ProcessGroup) -> "Batch":
+        """A rank's part of a batch with its weight in the loss; every rank must call this."""
+        if self.reduction == "rows" or group.chunks == 1:
+            return batch
+        amount = float(self._amount(batch.targets)) if batch.rows else 0.0
+        total = 1.0
+        if self.reduction == "tokens":
+            by_rank = group.all_gather_numbers([amount])
+            total = sum(number for (number,) in group.one_of_each_chunk(by_rank))
+        return replace(batch, share=amount / total if total else 0.0)
+
+    def weights(self, parts: Sequence["Batch"]) -> list[float]:
+        """The weights of all parts of a batch."""
+        amounts = [float(self._amount(part.targets)) for part in parts]
+        return amounts if self.reduction == "sum" else [each / sum(amounts) for each in amounts]
+
+    def _amount(self, targets: Any) -> Any:
+        """What the loss of these targets counts by."""
+        if self.reduction != "tokens":
+            return 1.0 if self.reduction == "sum" else float(len(_first(targets)))
+        if callable(self._loss_weight):
+            return self._loss_weight(targets)
+        first = _first(targets)
+        return first.numel() if first.is_floating_point() else (first != PADDING).sum()
+
+    def _compute(self, outputs: Any, targets: Any) -> Any:
+        if self._is_inside:
+            return _loss_inside(outputs)
         if targets is None:
             return self._loss_of(outputs)
-        if callable(self._loss):
-            return _check_scalar(self._loss(outputs, targets))
+        return self._loss(outputs, targets) if callable(self._loss) else self._standard(outputs, targets)
+
+    def _standard(self, outputs: Any, targets: Any) -> Tensor:
         if not isinstance(targets, Tensor):
             raise ConfigError(f"the targets are a {type(targets).__name__}, {_NO_LOSS}")
         scores = logits(outputs)
         if targets.is_floating_point():
-            return functional.mse_loss(_reshape_as(scores, targets), targets)
+            return functional.mse_loss(_reshape_as(scores, targets), targets, reduction=self._torch_reduction)
         self._check_classes(scores, targets)
         scores, classes = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1).long()
-        reduction = "mean" if targets.dim() == 1 else "none"
+        by_rows = targets.dim() > 1 and self.reduction == "rows"
+        reduction = "none" if by_rows else self._torch_reduction
         losses = functional.cross_entropy(scores, classes, ignore_index=PADDING, reduction=reduction)
-        return losses if targets.dim() == 1 else _mean_of_rows(losses.view(targets.shape), targets)
+        return _mean_of_rows(losses.view(targets.shape), targets) if by_rows else losses
+
+    @property
+    def _torch_reduction(self) -> str:
+        return "sum" if self.reduction == "sum" else "mean"
 
     @property
     def without_targets(self) -> str:
@@ -68,10 +156,11 @@ class Objective:
         own = "the loss is that of the outputs" if callable(self._loss) else _OF_OUTPUTS
         return f"the data has no targets: {own}"
 
-    def _loss_of(self, outputs: Any) -> Tensor:
+    def _loss_of(self, outputs: Any) -> Any:
         if not callable(self._loss):
-            return logits(outputs).square().mean()
-        return _check_scalar(self._loss(outputs) if _takes_one(self._loss) else self._loss(outputs, None))
+            squares = logits(outputs).square()
+            return squares.sum() if self.reduction == "sum" else squares.mean()
+        return self._loss(outputs) if _takes_one(self._loss) else self._loss(outputs, None)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
         """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""
@@ -109,6 +198,25 @@ def logits(outputs: Any) -> Tensor:
     raise ConfigError(f"the model's output is a {found}, {_NO_LOSS}, or return one tensor or 'logits'")
 
 
+def _loss_inside(outputs: Any) -> Tensor | None:
+    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or first item."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
+    if isinstance(found, list | tuple) and found:
+        found = found[0]
+    return found if isinstance(found, Tensor) else None
+
+
+def _first(targets: Any) -> Tensor:
+    """The first tensor, which has the rows and the tokens of all."""
+    found = next(tensors.walk(targets), None)
+    if found is None:
+        raise ConfigError(
+            "replicas return their losses, and the data has no targets to weight these by: give the labels "
+            "as targets, too, or return the outputs alone and name the loss with --loss"
+        )
+    return found
+
+
 def _mean_of_rows(losses: Tensor, targets: Tensor) -> Tensor:
     """The mean over rows of each row's mean over its steps without padding: the losses of shards add up."""
     counted = (targets != PADDING).flatten(1).sum(dim=1).clamp(min=1)
@@ -131,4 +239,6 @@ def _check_scalar(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise ConfigError(f"the loss must be a scalar tensor, the mean over the rows; found {found}")
+    raise ConfigError(
+        f"the loss must be a scalar tensor, the mean over the rows (or as --reduction says); found {found}"
+    )

@@ -14,9 +14,11 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.by_nature import WrittenByShards, hook_notes, set_comparable_mode
 from dpexp.engine.compare import Difference
+from dpexp.engine.gathered_outputs import scalars_of_replicas
 from dpexp.engine.locate import Locator
 from dpexp.engine.model_copy import copied
 from dpexp.engine.random_draws import WHOLE_MODEL, more_quiet
@@ -79,7 +81,7 @@ class Equivalence:
     model: nn.Module
     lay_out: LayOut
     batches: Sequence[Batch]
-    loss: Loss
+    loss: Loss | Objective
     optimizer: OptimizerFactory | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
@@ -91,7 +93,7 @@ class Equivalence:
         """
         quiet: frozenset[str] = frozenset()
         while True:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), scalars_of_replicas():
                 try:
                     return self._result(quiet)
                 except DrawsRandomNumbersError as error:
@@ -99,15 +101,17 @@ class Equivalence:
 
     def _result(self, quiet: frozenset[str]) -> Result:
         model, notes = self.comparable_copy(self.dtype, quiet)
-        reference = Training(on_host(model), self.loss, self.optimizer, self.dtype, is_reference=True)
+        objective = self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
+        on_one_device = objective.on_one_device
+        reference = Training(on_host(model), on_one_device, self.optimizer, self.dtype, is_reference=True)
         model, _ = self.comparable_copy(self.dtype, quiet)
-        layout = Training(self.lay_out(model), self.loss, self.optimizer, self.dtype)
+        layout = Training(self.lay_out(model), objective.loss, self.optimizer, self.dtype)
         tolerance = TOLERANCE[self.dtype]
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
-        sides = SideBySide(layout, reference, self.group, tolerance, written, WHOLE_MODEL in quiet)
+        sides = SideBySide(layout, reference, objective, self.group, tolerance, written, WHOLE_MODEL in quiet)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
-        notes += [*hook_notes(self.model, self.group.chunks), *written.notes(self.group)]
+        notes += [*sides.notes, *hook_notes(self.model, self.group.chunks), *written.notes(self.group)]
         return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, quiet)
 
     def comparable_copy(

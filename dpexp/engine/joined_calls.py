@@ -50,8 +50,8 @@ def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 
 def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor | None:
     """The pieces along the dimension that gives the expected shape; None if there is none."""
-    if len(pieces) == 1:
-        return pieces[0]
+    if len(pieces) == 1:  # a vector of the scalars of shards cannot be compared here
+        return None if expected.dim() == 0 < pieces[0].dim() else pieces[0]
     if not pieces or any(piece.dim() != expected.dim() for piece in pieces):
         return None
     for dim in range(expected.dim()):

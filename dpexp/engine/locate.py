@@ -16,6 +16,7 @@ from itertools import chain
 import torch
 from torch import nn
 
+from dpexp.data.dataset import Batch
 from dpexp.engine import patterns
 from dpexp.engine.compare import Tensors, distance, distances, magnitude, relative_error
 from dpexp.engine.joined_calls import Key, joined_call
@@ -136,7 +137,7 @@ class Locator:
         first = names[0]
         size = magnitude(expected[first]) if first in expected else 0.0
         error = f" (by {apart[first] / size:.1e})" if size and math.isfinite(apart[first]) else ""
-        if self.failure.worst.kind == "gradients":
+        if self.failure.worst.kind in ("gradients", "loss"):
             self._pattern = self._pattern_of_gradients(names, limit)
         return f"the first gradient in backward order that differs is of parameter '{first}'{error}"
 
@@ -185,25 +186,25 @@ class Locator:
     def _shares(self, names: Sequence[str], count: int) -> Shape | None:
         """The gradients as a sum of those of ``count`` shards."""
         found, expected = self.failure.found.gradients, self.failure.expected.gradients
-        rows, by_shard = self._gradients_of_shards(count)
+        rows, weights, by_shard = self._gradients_of_shards(count)
         for chosen in (names, names[:1]):
             usable = [name for name in chosen if name in found and all(name in each for each in by_shard)]
             columns = [_vector(each, expected, usable) for each in by_shard]
             shares = patterns.coefficients(_vector(found, expected, usable), columns) if usable else None
             if shares is not None:
-                return Shape(shares=shares, rows=rows, unit="rank" if self.group.chunks > 1 else "shard")
+                unit = "rank" if self.group.chunks > 1 else "shard"
+                return Shape(shares=shares, rows=rows, weights=weights, unit=unit)
         return None
 
-    def _gradients_of_shards(self, count: int) -> tuple[list[int], list[Tensors]]:
-        """The rows of each shard, and the single device's gradients of their mean loss."""
+    def _gradients_of_shards(self, count: int) -> tuple[list[int], list[float], list[Tensors]]:
+        """The rows and the weight of each shard, and the single device's gradients of their loss."""
         reference, batch = self.sides.reference, self.failure.batch
-        rows, gradients = [], list[Tensors]()
+        parts, gradients = list[Batch](), list[Tensors]()
         for piece in torch.arange(batch.rows).chunk(count):
-            part = slice(int(piece[0]), int(piece[-1]) + 1)
+            parts.append(batch.part(partial(_always, slice(int(piece[0]), int(piece[-1]) + 1))))
             reference.clear()
-            gradients.append(reference.compute(batch.part(partial(_always, part))).gradients)
-            rows.append(len(piece))
-        return rows, gradients
+            gradients.append(reference.compute(parts[-1]).gradients)
+        return [part.rows for part in parts], self.sides.objective.weights(parts), gradients
 
     def _shard_counts(self) -> Sequence[int]:
         """Into how many shards the layout splits a batch: one number where it says so."""
@@ -227,6 +228,7 @@ class Shape:
     shares: Sequence[float] = ()
     rows: Sequence[int] = ()
     unit: str = "shard"
+    weights: Sequence[float] = ()
 
     def text(self) -> str:
         """In words."""
@@ -234,7 +236,9 @@ class Shape:
             return "the layout has no gradient for it"
         if self.scale is not None:
             return patterns.of_factor(self.scale, self.shards, self.unit)
-        return patterns.of_coefficients(self.shares, self.rows, self.unit) if self.shares else ""
+        if not self.shares:
+            return ""
+        return patterns.of_coefficients(self.shares, self.rows, self.unit, self.weights)
 
     def is_own(self, rank: int) -> bool:
         """Whether it is a multiple of the gradient of this rank's rows."""

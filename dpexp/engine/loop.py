@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from dpexp.distributed import SignalHandler
 from dpexp.engine.equivalence import VerificationError
+from dpexp.engine.gathered_outputs import scalars_of_replicas
 from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
@@ -28,6 +29,17 @@ def execute(
 
     ``on_flush`` is called after each flush. Raises VerificationError, RunError, and what the model raises.
     """
+    with scalars_of_replicas():
+        _execute(prepared, journal, progress, on_flush, signals or SignalHandler())
+
+
+def _execute(
+    prepared: Prepared,
+    journal: Journal,
+    progress: ProgressBar,
+    on_flush: Callable[[], None],
+    signals: SignalHandler,
+) -> None:
     _verify(prepared, journal, progress)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
     timer = Timer(prepared.selection.used)
@@ -40,7 +52,7 @@ def execute(
     journal.flush()
     on_flush()
     trainer = Trainer(prepared, placed, timer)
-    measurement = Measurement(trainer, journal, progress, on_flush, observations, signals or SignalHandler())
+    measurement = Measurement(trainer, journal, progress, on_flush, observations, signals)
     measurement.warm_up()
     measurement.resume()
     measurement.time_steps()

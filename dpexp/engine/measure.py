@@ -55,7 +55,7 @@ class Measurement:
     on_flush: Callable[[], None]
     observations: Observations
     signals: SignalHandler
-    _pending: list[tuple[float, Any, int, int]] = field(default_factory=list)
+    _pending: list[tuple[float, Any, float, int]] = field(default_factory=list)
     """(time in ms, loss, rows on this rank, rows of the global batch) of each step since the last flush."""
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Measurement:
                 devices.synchronize(used)
             end = clock()
             loss_value = loss.item() if outputs_on_host else loss
-            self._pending.append(((end - start) * 1e3, loss_value, batch.rows, batch.global_rows))
+            self._pending.append(((end - start) * 1e3, loss_value, batch.weight, batch.global_rows))
             pending = len(self._pending)
             saves = checkpoint_every is not None and (self._done + pending) % checkpoint_every == 0
             is_due = end >= self._flush_at or self.signals.requested
@@ -159,15 +159,14 @@ class Measurement:
     def _gather(self) -> tuple[list[float], list[float], bool]:
         """(times in ms, losses, whether a rank received SIGTERM) of the pending steps, the same on all ranks.
 
-        The time of a step is that of its slowest rank. Its loss is the mean over the rows of all ranks.
+        The time of a step is that of its slowest rank. Its loss is that of the rows of all ranks.
         """
-        times, pending_losses, rows, global_rows = zip(*self._pending, strict=True)
+        times, pending_losses, weights, _ = zip(*self._pending, strict=True)
         times_ms, losses = list(times), list(pending_losses)
         if not self.trainer.outputs_on_host:
             losses = torch.stack(losses).double().tolist()
         if self._group.size == 1:
             return times_ms, losses, self.signals.requested
-        weights = [part / total if total else 1.0 for part, total in zip(rows, global_rows, strict=True)]
         terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
         by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.signals.requested)])
         by_step = list(zip(*by_rank, strict=True))

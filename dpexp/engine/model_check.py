@@ -84,7 +84,7 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
 
 def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:
     try:
-        return data.loss(outputs, targets)
+        return data.objective.on_one_device(outputs, targets)
     except ConfigError:
         raise
     except Exception as error:

@@ -62,16 +62,22 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
 
 
-def of_coefficients(found: Sequence[float], rows: Sequence[int], unit: str = "shard") -> str:
-    """The factors of the shards, which have this many rows, in words."""
+def of_coefficients(
+    found: Sequence[float], rows: Sequence[int], unit: str = "shard", weights: Sequence[float] = ()
+) -> str:
+    """The factors of the shards, which have this many rows, in words.
+
+    ``weights`` are the right ones, where they are not the shares of the rows.
+    """
     count, total = len(rows), sum(rows)
-    ratios = [a * total / n for a, n in zip(found, rows, strict=True)]
+    weights = weights or [n / total for n in rows]
+    ratios = [a / right if right else 1 + a for a, right in zip(found, weights, strict=True)]
     named = ", ".join(map(str, rows))
     counted = [shard for shard, ratio in enumerate(ratios) if not is_close(ratio, 0)]
     if all(is_close(ratio, 1) for ratio in ratios):
         return (
             f"it is the sum of the {unit}s' gradients, each with its share of the rows, and that of the "
-            "batch is not: the loss is not a mean over rows (but over tokens, say), "
+            "batch is not: the loss is not a mean over rows (but over tokens, say), as --reduction declares, "
             "or a hook on a parameter is not linear"
         )
     if all(is_close(ratio, ratios[0]) for ratio in ratios):

@@ -75,9 +75,13 @@ class Prepared:
         return self.data.batches(size, seed=seed, epoch=epoch, first=first, shuffle=shuffle)
 
     def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
-        """This rank's rows of the global batches of one epoch, from batch ``first`` on."""
-        size, seed = self.config.batch_size, self.config.seed
-        return self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=self.group.rows)
+        """This rank's rows of the global batches of one epoch, from batch ``first`` on, and their weights.
+
+        Every rank must take the same batches: a loss by tokens adds up the tokens of all.
+        """
+        size, seed, group = self.config.batch_size, self.config.seed, self.group
+        for batch in self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=group.rows):
+            yield self.data.objective.weighted(batch, group)
 
     def endless_batches(self) -> Iterator[Batch]:
         """This rank's rows of epoch after epoch."""
@@ -104,7 +108,7 @@ def prepare(
     torch.backends.cudnn.deterministic = True
     selection = assign_device(config, World.of(), planned=planned)
     seed_globals(config.seed)
-    source = data.source(config.data, config.loss)
+    source = data.source(config.data, config.loss, config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     model = models.build(config.model, source.features)
     check_not_wrapped(model)

@@ -14,6 +14,7 @@ from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.config.strategy_options import chunk_at
 from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.equivalence import Equivalence, Result, VerificationError
@@ -26,19 +27,21 @@ def prove(
     model: nn.Module,
     parallelize: Parallelize,
     batches: Iterable[tuple[Any, Any]],
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     *,
     mesh: Any = None,
     devices: Sequence[torch.device] = (HOST,),
+    reduction: str = "",
 ) -> Result:
     """Train a copy of the model in a layout beside one on a single device, in float64, a step for each batch.
 
     ``parallelize(model, mesh)`` lays the copy out over a DeviceMesh of all ranks; if there is no mesh,
     ``parallelize(model, devices)`` over a list. Ranks along dimensions named dp* split the rows of a batch.
     ``batches`` are global ones, ``(inputs, targets)``, the same on every rank; several inputs are a tuple.
-    ``loss(outputs, targets)`` is the mean over the rows; ``optimizer(parameters)`` makes the optimizer;
-    without one it is SGD.
+    ``loss(outputs, targets)`` is the mean over the rows, or as ``reduction`` says (rows, tokens or sum);
+    without one it is what the forward returns, else a standard one. ``optimizer(parameters)`` makes the
+    optimizer; without one it is SGD.
 
     Returns the largest differences. Raises VerificationError, with what differs first and how, and
     ConfigError for a layout or batches that cannot be compared. Every rank must call it.
@@ -55,8 +58,9 @@ def prove(
             check_parameters(model, placed, group)
             return placed
 
+        objective = Objective(model, loss=loss, reduction=reduction)
         make = optimizer or partial(torch.optim.SGD, lr=0.01)
-        result = Equivalence(model, laid_out, global_batches, loss, make, group).result()
+        result = Equivalence(model, laid_out, global_batches, objective, make, group).result()
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result

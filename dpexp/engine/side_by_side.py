@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.by_nature import WrittenByShards
 from dpexp.engine.compare import Difference, Tensors, difference, magnitude
+from dpexp.engine.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.engine.random_draws import drawing_modules
-from dpexp.engine.training import Step, Training, joined
+from dpexp.engine.training import Step, Training
 
 KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
 
@@ -50,6 +52,7 @@ class SideBySide:
 
     layout: Training
     reference: Training
+    objective: Objective
     group: ProcessGroup
     tolerance: float
     written: WrittenByShards
@@ -58,6 +61,7 @@ class SideBySide:
     def __post_init__(self) -> None:
         self.worst: dict[str, Difference] = {}
         self.steps = 0
+        self.notes: list[str] = []
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
         names_by_rank = self.group.all_gather(self._names)
         self._has_stages = any(names != self._names for names in names_by_rank)
@@ -97,14 +101,18 @@ class SideBySide:
 
     def _layout_step(self, batch: Batch, expected: Step) -> Step:
         """The layout's step, with the outputs and the loss of all ranks."""
-        part = batch.part(self.group.rows)
+        part = self.objective.weighted(batch.part(self.group.rows), self.group)
         try:
             found = self.layout.compute(part)
         except Exception:
             found = self.layout.step
             if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
                 raise  # else the loss has refused outputs of other shapes, which are the cause
-        found.outputs = joined(self.group.one_of_each_chunk(self.group.all_gather(found.outputs)))
+        vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
+        of_shards = vectors if self.group.chunks == 1 else list(expected.outputs)
+        found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
+        apart = drop_scalars_apart(found, expected, of_shards, self.tolerance)
+        self.notes += [note for note in apart if note not in self.notes]
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
             losses = self.group.all_gather_numbers([found.loss, part.weight])

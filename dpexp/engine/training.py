@@ -3,7 +3,7 @@
 It is the trainer without timing: verification runs it on a layout and on a single device.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,12 +173,3 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().to(devices.HOST)
     wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
     return wide.coalesce() if wide.is_sparse else wide
-
-
-def joined(parts: Iterable[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The outputs of all ranks with rows as one: rows are joined, scalars become a vector."""
-    by_rank = [outputs for outputs in parts if outputs]
-    if len(by_rank) < 2:
-        return by_rank[0] if by_rank else {}
-    together = {name: [outputs[name] for outputs in by_rank] for name in by_rank[0]}
-    return {name: torch.cat(each) if each[0].dim() else torch.stack(each) for name, each in together.items()}

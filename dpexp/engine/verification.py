@@ -14,10 +14,11 @@ from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.compare import difference
 from dpexp.engine.equivalence import TOLERANCE, Equivalence, Result, on_host
+from dpexp.engine.gathered_outputs import gathered_outputs
 from dpexp.engine.optimizers import RunOptimizer
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.touched_rows import UnknownIdError, with_touched_rows
-from dpexp.engine.training import Step, Training, joined
+from dpexp.engine.training import Step, Training
 from dpexp.record import Row
 from dpexp.strategies import Placed, Strategy
 from dpexp.timing import Timer
@@ -102,7 +103,7 @@ def _equivalence(
         model,
         lambda model: plain.place(model, prepared.selection.used, Timer()),
         compared,
-        prepared.data.loss,
+        prepared.data.objective,
         None if prepared.config.eval else RunOptimizer(prepared.config),
         prepared.strategy.group,
         dtype,
@@ -133,7 +134,7 @@ class _Rounding:
         if dtype in TOLERANCE and not config.autocast and not config.compile:
             return None
         exact = self._on_single_device(replace(config, autocast="", compile=False), self.equivalence.dtype)
-        layout = self._on_layout(strategy, dtype)
+        layout = self._on_layout(strategy, dtype, exact)
         single = self._on_single_device(replace(config, compile=False), dtype)
         errors = {name: _errors(step, exact) for name, step in (("", layout), ("single_", single))}
         least = torch.finfo(torch.float32).eps
@@ -150,14 +151,13 @@ class _Rounding:
         model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
         return self._step(on_host(model), self.equivalence.batches[0], dtype, config)
 
-    def _on_layout(self, strategy: Strategy, dtype: torch.dtype) -> Step:
+    def _on_layout(self, strategy: Strategy, dtype: torch.dtype, exact: Step) -> Step:
         model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
         placed = strategy.place(model, self.prepared.selection.used, Timer())
-        step = self._step(
-            placed, self.equivalence.batches[0].part(strategy.group.rows), dtype, strategy.config
-        )
-        outputs = strategy.group.all_gather(step.outputs)
-        step.outputs = joined(strategy.group.one_of_each_chunk(outputs))
+        objective, group = self.prepared.data.objective, strategy.group
+        part = objective.weighted(self.equivalence.batches[0].part(group.rows), group)
+        step = self._step(placed, part, dtype, strategy.config)
+        step.outputs = gathered_outputs(step, exact, part, objective, group)
         return step
 
     def _step(self, placed: Placed, batch: Batch, dtype: torch.dtype, config: RunConfig) -> Step:

@@ -5,8 +5,10 @@ class needs nothing else. These attributes are optional:
 
     input_kind                    the kind of its inputs (see ``Features``), to which a data source adapts
     example(samples, generator)   ``(inputs, targets)`` for ``--data random``; inputs: a tensor or a tuple
-    loss(outputs, targets)        a scalar, the mean over the rows of nothing but the two; without it, mean
-                                  squared error for floating-point targets and cross entropy for integers
+    loss(outputs, targets)        a scalar, the mean over the rows of nothing but the two; without it,
+                                  what the forward returns as ``loss``, else mean squared error for
+                                  floating-point targets and cross entropy for integers
+    loss_weight(targets)          what the loss divides by, if not by the rows: the number of tokens, say
     accuracy(outputs, targets)    a float; without it, the fraction of integer targets with the largest output
 
 The engine imports this package, which imports ``config``, but no torch before ``build``. There is a file for

@@ -8,7 +8,7 @@ Nothing is scattered, replicated or gathered: each rank loads its own rows, and 
 in buckets, while backward still computes those of earlier layers.
 
 The all-reduce averages over ranks. A rank's loss is the mean over its own rows, so it is first weighted by
-their number; a rank without rows takes part with weight 0.
+their number (by tokens or not at all, as ``--reduction`` says); a rank without rows takes part with weight 0.
 """
 
 import time
@@ -28,7 +28,7 @@ from dpexp.timing import Timer
 
 
 class RowWeightedSync(GradientSync):
-    """Weights the loss of a rank by its rows: the average over ranks is then the mean over all rows."""
+    """Weights the loss of a rank, by its rows say: the average over ranks is then the mean over all rows."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

@@ -16,6 +16,7 @@ from judge import catalogue, prove
 from launching import AGENT, start_forked, wait
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
+from verified_in_ranks import LOSSES
 
 from dpexp.config import RunConfig
 from dpexp.data.dataset import Batch
@@ -240,6 +241,16 @@ def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) ->
     assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
         strategy == "ddp"
     )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("model", LOSSES)
+def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str, world: int) -> None:
+    verified_run, trained = (in_ranks(world)[0][f"{strategy} {model}{end}"] for end in ("", " trained"))
+    assert (verified_run["passed"], verified_run["cause"]) == (True, "")
+    assert verified_run["loss_error"] < 1e-14
+    assert trained["parameter_error"] < 1e-14
 
 
 def test_reentrant_checkpointing_is_verified_under_ddp() -> None:

@@ -20,14 +20,21 @@ from torch import nn
 from dpexp import devices
 from dpexp.config import RankOptions, RunConfig
 from dpexp.distributed import World
-from dpexp.distributed.process_group import init_process_group
+from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.engine.compare import relative_error
+from dpexp.engine.model_copy import copied
 from dpexp.engine.prepare import prepare
+from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
+from dpexp.strategies import STRATEGIES
+from dpexp.timing import Timer
 
 PLANTED = Path(__file__).with_name("planted.py")
 ODD_MODELS = Path(__file__).with_name("odd_models.py")
 ODD = ("Checkpointed",)
 """Models of ``odd_models``, under ddp."""
+LOSSES = {"Tagger": "tokens", "Tagger:reduction=sum": "sum", "Shifted": "", "Tagger:returns=loss": "tokens"}
+"""Models of ``losses_inside`` and the reductions of their losses."""
 WRITING = {"ddp": ("ddp", "half"), "fsdp": ("fsdp", ""), "clamped by a hook": ("ddp", "clamp")}
 """The strategy and the hook of each case of ``Writing``."""
 
@@ -55,6 +62,18 @@ class Writing(nn.Module):
         return self.fc(vectors)
 
 
+def training_error(config: RunConfig, group: ProcessGroup) -> float:
+    """How far the parameters that ranks have trained are from those of a single device."""
+    prepared, trained = prepare(config, group=group), []
+    alone = replace(prepared, group=ProcessGroup(), strategy=STRATEGIES["single"](RunConfig("single")))
+    for each in (alone, prepared):
+        placed = each.strategy.place(copied(prepared.model, torch.float64), (), Timer())
+        trainer = Trainer(each, placed, Timer())
+        trainer.take_steps(4)
+        trained.append(trainer.full_parameters())
+    return relative_error(*trained)
+
+
 def main() -> None:
     world = World.of()
     assert world is not None
@@ -70,6 +89,13 @@ def main() -> None:
         model = f"{__file__}:Writing:hook={hook}" if hook else f"{__file__}:Writing"
         options = {"strategy": strategy, "model": model} | shape | block
         results[case] = verify(prepare(RunConfig.from_dict(options), group=group))
+    for model, reduction in LOSSES.items():
+        for strategy in ("ddp", "fsdp"):
+            options = {"strategy": strategy, "model": f"losses_inside:{model}", "reduction": reduction}
+            with_loss, name = RunConfig.from_dict(options | shape), f"{strategy} {model}"
+            results[name] = verify(prepare(with_loss, group=group))
+            error = training_error(with_loss, group)
+            results[f"{name} trained"] = replace(results[name], parameter_error=error)
     for model in ODD:
         odd = replace(config, model=f"{ODD_MODELS}:{model}")
         results[model] = verify(prepare(odd, group=group))
