@@ -133,11 +133,6 @@ def exit_on_error() -> Iterator[None]:
         raise typer.Exit(Exit.FAILED) from error
 
 
-def stdout_for_json(as_json: bool) -> contextlib.AbstractContextManager[Any]:
-    """With ``--json``, what user code prints meanwhile goes to stderr: stdout is for one document."""
-    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-
-
 def print_unexpected(error: BaseException) -> None:
     """Print an error that has no message for users."""
     hint = "" if DEBUG in sys.argv else f"; {DEBUG} shows the traceback"

@@ -27,6 +27,7 @@ from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.distributed.rendezvous import host_range
+from dpexp.engine.printed_text import on_stderr
 from dpexp.engine.progress import ProgressBar
 from dpexp.record import (
     Journal,
@@ -346,7 +347,9 @@ def run_rank() -> None:
     if _is_finished():
         sys.exit(0)  # restarted for an error in the teardown
     try:
-        outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
+        # the launcher relays what the stdout of the other ranks gets
+        with on_stderr(sys.stderr if world.local_rank == 0 else sys.stdout):
+            outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
     except (ConfigError, JournalError) as error:
         write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
         sys.exit(0)

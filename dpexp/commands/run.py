@@ -68,10 +68,11 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     from dpexp.engine.dry_run import dry_run
+    from dpexp.engine.printed_text import on_stderr
     from dpexp.report import plan
     from dpexp.report.render import terminal
 
-    with startup_errors(), cli.stdout_for_json(as_json):
+    with startup_errors(), on_stderr():
         planned = dry_run(config)
     shown = json.dumps(planned, indent=1) if as_json else terminal.text(plan.sections(planned, full=full))
     typer.echo(shown)
@@ -80,9 +81,10 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp import report
     from dpexp.distributed import Terminated
+    from dpexp.engine.printed_text import on_stderr
     from dpexp.run import execute
 
-    with cli.stdout_for_json(as_json):
+    with on_stderr():
         outcome = execute(config, quiet=quiet, is_last=True)
     record = outcome.record
     if record is None:
@@ -144,6 +146,7 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp.engine.inventory import inventory, registry
+    from dpexp.engine.printed_text import on_stderr
     from dpexp.report.render import listing
 
     del debug  # cli.print_error uses it
@@ -151,7 +154,7 @@ def models(
         found = registry()
         typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
-    with cli.exit_on_error(), startup_errors(), cli.stdout_for_json(as_json):
+    with cli.exit_on_error(), startup_errors(), on_stderr():
         modules = inventory(name, data)
     typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 

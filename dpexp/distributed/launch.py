@@ -81,6 +81,7 @@ def launch(
         agent = _agent_config(options, count, folder)
         with _watchdog(options, folder):
             error = _run_agent(agent, options, entry, folder)
+        _relay(folder)
         return read_results(folder), error
 
 
@@ -155,6 +156,13 @@ def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
         local_addr=address,
         logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )
+
+
+def _relay(logs: Path) -> None:
+    """Print on stderr what the ranks printed whose stdout is a file, each line once."""
+    for path in sorted(logs.glob("**/stdout.log")):
+        for line in dict.fromkeys(path.read_text(errors="replace").splitlines()):
+            print(redact(line), file=sys.stderr)
 
 
 # --- watching ---
