@@ -27,7 +27,16 @@ from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Record, Row, new_run_id, now, present
 from dpexp.record.redact import Verbatim, redact
-from dpexp.record.step_times import Steps, rate, spread, steps_by_rows, usual_steps, usual_times
+from dpexp.record.step_times import (
+    Steps,
+    efficiency,
+    rate,
+    speed_up,
+    spread,
+    steps_by_rows,
+    usual_steps,
+    usual_times,
+)
 from dpexp.record.summary import RunSummary
 
 __all__ = [
@@ -46,6 +55,7 @@ __all__ = [
     "Verbatim",
     "check_home",
     "check_writable",
+    "efficiency",
     "find",
     "finish",
     "fold",
@@ -66,6 +76,7 @@ __all__ = [
     "rate",
     "redact",
     "sign",
+    "speed_up",
     "spread",
     "steps_by_rows",
     "summaries",

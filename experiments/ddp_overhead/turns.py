@@ -156,10 +156,14 @@ def means(seconds: list[float]) -> list[float]:
 
 def facts(bare: list[float], recorded: list[float], alone: list[float], world: int) -> dict[str, list[float]]:
     """The metrics that compare the three ways, sample by sample."""
+    from dpexp.record import efficiency, speed_up
+
     return {
         "time_ms": [1000 * each for each in recorded],
         "ratio": [ours / theirs for ours, theirs in zip(recorded, bare, strict=True)],
-        "efficiency": [one / ours / world for ours, one in zip(recorded, alone, strict=True)],
+        "efficiency": [
+            efficiency(speed_up(one, ours), world) for ours, one in zip(recorded, alone, strict=True)
+        ],
     }
 
 

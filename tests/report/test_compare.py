@@ -159,6 +159,18 @@ def test_noisy_cells_are_named(save: Save) -> None:
     assert "single (IQR" not in report
 
 
+def test_real_devices_have_an_efficiency_and_emulated_ones_none(save: Save) -> None:
+    def runs(virtual: bool, number: int) -> list[Path]:
+        one, four = (whole(count, virtual=virtual, step_ms=ms) for count, ms in ((1, 3.0), (4, 1.0)))
+        four.config |= {"devices": "4"}
+        return [save(one, number), save(four, number + 1)]
+
+    real, emulated = text(compare(runs(False, 0))), text(compare(runs(True, 10)))
+    assert re.search(r"3.00x from one run each +75%", real)
+    assert re.search(r"baseline +100%", real)
+    assert "efficiency" not in emulated
+
+
 # --- refused -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import REFERENCE
-from dpexp.record import JournalError, Record, rate, spread, usual_times
+from dpexp.record import JournalError, Record, efficiency, rate, spread, usual_times
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.layout import without_host
@@ -85,6 +85,10 @@ class Cell:
         """How many times faster than the baseline, with its 95% interval."""
         return intervals.ratio(baseline.medians, self.medians)
 
+    def efficiency(self, baseline: Cell) -> float:
+        """The speed-up as a share of what the number of devices allows."""
+        return efficiency(self.speed_up(baseline).value, self.devices / baseline.devices)
+
 
 @dataclass
 class Group:
@@ -101,6 +105,11 @@ class Group:
         by_start = sorted(self.cells, key=lambda cell: cell.first.started)
         single = next((cell for cell in by_start if cell.first.strategy == REFERENCE), None)
         return single or min(by_start, key=lambda cell: cell.devices)
+
+    @property
+    def scales(self) -> bool:
+        """Whether cells have different numbers of real devices: emulated ones share one CPU."""
+        return self.execution == "real" and len({cell.devices for cell in self.cells}) > 1
 
     @property
     def ranked(self) -> list[Cell]:

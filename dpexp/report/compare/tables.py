@@ -65,7 +65,7 @@ def _group(group: Group, number: int) -> Section:
             "a config that ran once has no interval: its steps do not show how far the next run will lie; "
             "repeat it to compare it"
         )
-    rows = [{"run": label, **_row(cell, baseline)} for label, cell in labeled]
+    rows = [{"run": label, **_row(cell, baseline, group.scales)} for label, cell in labeled]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
     table = Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {count}", tuple(lines), table=table)
@@ -91,7 +91,7 @@ def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
     return [f"too noisy to compare closely: {', '.join(noisy)}"] if noisy else []
 
 
-def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
+def _row(cell: Cell, baseline: Cell, scales: bool) -> dict[str, str]:
     step = cell.step_ms
     speed_up = None if cell is baseline else cell.speed_up(baseline)
     error = cell.gradient_error()
@@ -102,6 +102,7 @@ def _row(cell: Cell, baseline: Cell) -> dict[str, str]:
         "step ms [IQR] n": f"{cell.typical_ms:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
         "samples/s": units.number(cell.samples_per_s) if cell.samples_per_s else "-",
         "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}".strip() if speed_up else "baseline",
+        **({"efficiency": units.percent(cell.efficiency(baseline))} if scales else {}),
         "peak memory": _memory(cell),
         "gradient error": "not checked" if error is None else f"{error:.1e}" if error else "0",
     }
