@@ -1,17 +1,22 @@
 """Faults: which rank's error ended a run.
 
 A rank that fails closes its connections, and its peers see no more than that. So each rank writes its error
-to the store of the process group, where a peer whose connection broke looks for the cause.
+to the store of the process group, where a peer whose connection broke looks for the cause. If there is
+none, it calls the roll: every rank that is alive answers, from a thread of its own, because its main thread
+may wait in a collective for the very rank that calls.
 """
 
 from __future__ import annotations
 
+import atexit
+import datetime
 import json
 import re
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +82,34 @@ class Patience:
         return time.monotonic() > self._deadline
 
 
+class RollCallThread(threading.Thread):
+    """Answers a roll call, once: writes ``alive/RANK`` when ``call/RANK`` is written."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        super().__init__(name="dpexp roll call", daemon=True)
+        self._store, self._rank = store, rank
+        self.start()
+        atexit.register(self.stop)
+
+    def run(self) -> None:
+        with suppress(RuntimeError, OSError):  # the store is gone
+            store = self._store.clone()  # a connection of its own: this one waits
+            store.wait([f"call/{self._rank}"], datetime.timedelta(days=365))
+            store.set(f"alive/{self._rank}", "")
+
+    def stop(self) -> None:
+        """End before the interpreter: a thread that returns from C++ while that ends aborts the process."""
+        if self.is_alive():
+            # In a thread: over a link that was cut, a call to the store may not return.
+            threading.Thread(target=self._call_itself, daemon=True).start()
+            self.join(TERMINATED_S)
+        atexit.unregister(self.stop)
+
+    def _call_itself(self) -> None:
+        with suppress(RuntimeError, OSError):
+            self._store.set(f"call/{self._rank}", "")
+
+
 @dataclass(frozen=True)
 class Faults:
     """The errors of the members of a group, in its store, which the first rank holds."""
@@ -131,21 +164,37 @@ class Faults:
         found.append(error)
 
     def _roll_call(self, error: BaseException, patience: Patience) -> PeerError:
-        """The error that a peer reported; without one, the ranks that do not answer within a few seconds."""
+        """The error that a peer reported; without one, what the answers of the ranks say."""
         self.store.set(f"present/{self.rank}", "")
+        for member in self.members:
+            self.store.set(f"call/{member.rank}", "")
         while True:
             peer_error = self.reported()
             if peer_error is not None:
                 return peer_error
-            missing = [each for each in self.members if not self.store.check([f"present/{each.rank}"])]
-            if not missing:
-                return LostContact(
-                    f"the ranks lost contact with each other for {self.timeout_s:g} s "
-                    f"(--comm-timeout): {str(error).splitlines()[0]}"
-                )
-            if patience.is_over():
-                return LostContact(
-                    f"lost contact with {', '.join(map(str, missing))}: it was killed, or its host or the "
-                    f"link to it is gone (waited up to {self.timeout_s:g} s, --comm-timeout)"
-                )
+            absent = self._without("present")
+            if not absent or patience.is_over():
+                return self._lost_contact(error, absent)
             time.sleep(0.05)
+
+    def _without(self, key: str) -> list[Member]:
+        return [each for each in self.members if not self.store.check([f"{key}/{each.rank}"])]
+
+    def _lost_contact(self, error: BaseException, absent: Sequence[Member]) -> LostContact:
+        """``absent`` did not notice a broken connection: they are gone, or alive in some other work."""
+        gone = [each for each in self._without("alive") if each in absent]
+        waited = f"waited up to {self.timeout_s:g} s, --comm-timeout"
+        if gone:
+            return LostContact(
+                f"lost contact with {', '.join(map(str, gone))}: it was killed, or its host or the "
+                f"link to it is gone ({waited})"
+            )
+        if absent:
+            return LostContact(
+                f"{', '.join(map(str, absent))} did not take part in a collective in time: the process is "
+                f"alive, but busy or blocked elsewhere ({waited})"
+            )
+        return LostContact(
+            f"the ranks lost contact with each other for {self.timeout_s:g} s "
+            f"(--comm-timeout): {str(error).splitlines()[0]}"
+        )

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dpexp.config import ConfigError, RankOptions
 from dpexp.config.errors import text_of
-from dpexp.distributed.faults import Faults, LostContact
+from dpexp.distributed.faults import Faults, LostContact, RollCallThread
 from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.world import Member, World
 
@@ -123,10 +123,12 @@ class TorchProcessGroup(ProcessGroup):
         self.ranks_by_chunk = ranks_by_chunk(chunk_of, self.size)
         self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
         self._faults: Faults | None = None
+        self._roll_call: RollCallThread | None = None
 
     def watch(self, store: Any, timeout_s: float) -> None:
         """Report to the other ranks over a store what ends this one, and read their reports."""
         self._faults = Faults(store, self.rank, self.members, timeout_s)
+        self._roll_call = RollCallThread(store, self.rank)
 
     def all_gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -190,6 +192,8 @@ class TorchProcessGroup(ProcessGroup):
     def destroy(self) -> None:
         _drop_references()
         self.barrier()
+        if self._roll_call is not None:
+            self._roll_call.stop()
         distributed.destroy_process_group()
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from dpexp.distributed.faults import ROLL_CALL_S, Faults, LostContact, PeerError
+from dpexp.distributed.faults import ROLL_CALL_S, Faults, LostContact, PeerError, RollCallThread
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import Member
 
@@ -45,6 +45,37 @@ def test_ranks_that_do_not_answer_are_named() -> None:
     found = Faults(store, 0, MEMBERS, timeout_s=0.5).root_cause(BROKEN)
     assert isinstance(found, LostContact)
     assert str(found).startswith("lost contact with rank 2 on host b: it was killed")
+
+
+def answering(store: torch.distributed.HashStore, rank: int) -> None:
+    """Let a rank answer a roll call."""
+    thread = RollCallThread(store, rank)
+    store.set(f"call/{rank}", "")
+    thread.join(1000)
+    assert not thread.is_alive()
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_called_lost() -> None:
+    """Rank 1 waits for rank 0, which calls the roll; rank 2 was killed."""
+    store = torch.distributed.HashStore()
+    answering(store, 1)
+    found = Faults(store, 0, MEMBERS, timeout_s=0.5).root_cause(BROKEN)
+    assert str(found).startswith("lost contact with rank 2 on host b: it was killed")
+    assert store.check(["call/2"])
+
+
+def test_a_rank_that_is_alive_but_takes_no_part_is_named() -> None:
+    store = torch.distributed.HashStore()
+    store.set("present/2", "")
+    answering(store, 1)
+    found = Faults(store, 0, MEMBERS, timeout_s=0.5).root_cause(BROKEN)
+    assert str(found).startswith("rank 1 on host a did not take part in a collective in time")
+
+
+def test_a_thread_that_answers_roll_calls_ends_before_the_interpreter() -> None:
+    thread = RollCallThread(torch.distributed.HashStore(), 1)
+    thread.stop()
+    assert not thread.is_alive()
 
 
 def test_a_terminated_rank_does_not_wait_for_its_peers() -> None:
