@@ -140,16 +140,17 @@ def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
 def test_ranks_of_several_hosts_refuse_a_missing_home(tmp_path: Path) -> None:
     """Only the first rank records: here the ranks find the error, and are not started again."""
     hosts = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    done = run("ddp", "--virtual", "2", *hosts, *SHORT, DPEXP_HOME=str(tmp_path / "gone"))
-    message = f"error: DPEXP_HOME {tmp_path}/gone is not a directory: make it, or correct DPEXP_HOME\n"
+    home = tmp_path / "gone" / "home"
+    done = run("ddp", "--virtual", "2", *hosts, *SHORT, DPEXP_HOME=str(home))
+    message = f"error: DPEXP_HOME {home}: {home.parent} is not a directory: make it, or correct DPEXP_HOME\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_torchruns_ranks_refuse_a_missing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DPEXP_HOME", str(tmp_path / "gone"))
+    monkeypatch.setenv("DPEXP_HOME", str(tmp_path / "gone" / "home"))
     done = torchrun(2, "ddp", *SHORT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: DPEXP_HOME {tmp_path}/gone is not a directory" in done.stderr
+    assert f"{tmp_path}/gone is not a directory" in done.stderr
     assert "exitcode  : 2 " in done.stderr
     assert "JournalError(" not in done.stderr
 
