@@ -90,7 +90,7 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
     ),
     "divided by n": (
         wrapped("", weighted(lambda rows: [0.25] * 4, 4), pieces=4),
-        ["it is 1/4 of it: divided by the number of shards once too often"],
+        [GRADIENT + "'third.", "it is 1/4 of it: divided by the number of shards once too often"],
     ),
     "one parameter": (scaled(3.0, "second.weight"), [GRADIENT + "'second.weight'", "it is 3 times"]),
     "no gradient": (scaled(0.0, "first.bias"), [GRADIENT + "'first.bias'", "it is zero"]),

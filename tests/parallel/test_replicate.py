@@ -116,20 +116,20 @@ def test_in_eval_mode_without_gradients_parameters_are_not_copied() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
 def test_only_replica_0_writes_to_the_module(training: bool, grad: bool) -> None:
-    class Counter(nn.Module):
+    class Adding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("total", torch.zeros(()))
             self.weight = nn.Parameter(torch.ones(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
+            self.total += x.sum()
             return x * self.weight
 
-    counter = Counter().train(training)
+    adding = Adding().train(training)
     with torch.set_grad_enabled(grad):
-        DataParallel(counter, virtual(4))(torch.zeros(8, 1))
-    assert counter.calls == 1
+        DataParallel(adding, virtual(4))(torch.arange(8.0)[:, None])
+    assert adding.total == 0 + 1  # the rows of replica 0
 
 
 def test_running_statistics_are_those_of_replica_0() -> None:
