@@ -35,6 +35,8 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
     """A factor in words; ``unit`` is what has a shard of the rows."""
     if is_close(scale, 0):
         return "it is zero"
+    if is_close(scale, 1):
+        return "it is right but for rounding: a module may compute in a shorter type than the model's"
     if shards > 1 and is_close(scale, shards):
         return f"it is {shards} times too large: a sum over {shards} {unit}s instead of the mean"
     if shards > 1 and is_close(scale, 1 / shards):

@@ -70,3 +70,10 @@ def test_gradients_that_do_not_determine_their_shards_are_not_explained() -> Non
     assert patterns.coefficients(same, [same, 2 * same]) is None
     assert patterns.coefficients(drawn((1,), 0), [drawn((1,), 1), drawn((1,), 2)]) is None
     assert patterns.coefficients(drawn((9,), 0), [drawn((9,), 1), drawn((9,), 2)]) is None
+
+
+def test_a_factor_of_nearly_one_is_rounding() -> None:
+    right = drawn((12,), 0)
+    scale = patterns.factor(right.float().double(), right)
+    assert scale is not None
+    assert "but for rounding" in patterns.of_factor(scale, 2, "rank")
