@@ -84,7 +84,7 @@ class RunConfig:
     )
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
     autocast: str = option(
-        "", "Mixed precision: the type of the forward pass where that is safe.", choices=("", "bfloat16")
+        "", "Mixed precision: the type of forward and loss where that is safe.", choices=("", "bfloat16")
     )
     compile: bool = option(
         False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"

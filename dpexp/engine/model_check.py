@@ -69,7 +69,8 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
         with devices.autocast(devices.HOST, strategy.config.autocast), misfit_as_config_error(model):
             outputs = model(*batch.inputs)
         after = _attributes(model)
-        loss = _loss(data, outputs, batch.targets)
+        with devices.autocast(devices.HOST, strategy.config.autocast):
+            loss = _loss(data, outputs, batch.targets)
         if needs_gradients and loss.requires_grad:
             trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
             gradients = _gradients(loss, list(trainable.values()))

@@ -94,7 +94,8 @@ class Trainer:
         targets = batch.targets
         if not self.outputs_on_host:
             targets = self._transfer(targets, self.placed.output_device)
-        return self.prepared.data.loss(outputs, targets)
+        with self._autocast:
+            return self.prepared.data.loss(outputs, targets)
 
     def _transfer(self, value: Any, device: torch.device) -> Any:
         with self.timer.phase("transfer", device):

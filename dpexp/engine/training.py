@@ -83,7 +83,8 @@ class Training:
             if batch.rows:  # else they are a stand-in's
                 step.outputs = _named_outputs(outputs)
             if trains:
-                loss = self._loss(outputs, devices.move(targets, placed.output_device))
+                with devices.autocast(placed.output_device, self._autocast):
+                    loss = self._loss(outputs, devices.move(targets, placed.output_device))
                 step.loss = float(loss.detach())
                 if loss.requires_grad:
                     placed.gradient_sync.backward(loss, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import layouts
@@ -24,7 +25,7 @@ from dpexp.strategies.base import Needs
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
-OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}}
+OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}, "place": {"place": ["block2=cpu"]}}
 """The options that a strategy does not run without."""
 
 
@@ -32,8 +33,10 @@ def check(prepared: Prepared, strategy: Strategy | None = None) -> Verification:
     return verify(replace(prepared, strategy=strategy or prepared.strategy))
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("strategy", "count"),
+    [("single", 1), *product((name for name in STRATEGIES if name != "single"), (1, 2, 3, 8))],
+)
 @pytest.mark.parametrize("rows", [30, 10])
 def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
     result = check(
@@ -76,7 +79,8 @@ def test_eval_compares_only_outputs() -> None:
 def test_a_short_type_is_verified_with_the_rounding_of_the_type(
     strategy: str, config: dict[str, Any]
 ) -> None:
-    result = check(prepare(RunConfig(strategy, virtual=3, options=OPTIONS.get(strategy, {}), **config)))
+    count = 1 if strategy == "single" else 3
+    result = check(prepare(RunConfig(strategy, virtual=count, options=OPTIONS.get(strategy, {}), **config)))
     assert result.passed
     assert result.output_error is not None
     assert result.output_error < 1e-15  # in float64
@@ -265,6 +269,7 @@ def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("where", ["cuda:0", "cuda:0,cuda:0"])
 def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> None:
+    where = "cuda:0" if strategy == "single" else where
     assert check(prepare(RunConfig(strategy, devices=where, options=OPTIONS.get(strategy, {})))).passed
 
 
