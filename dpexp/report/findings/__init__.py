@@ -52,7 +52,11 @@ HEADLINES = {
     "straggler": "a straggler",
     "exposed_allreduce": "all-reduce that nothing overlaps",
     "output_memory": "memory of the output device",
+    "rank_outliers": "outliers of a rank",
     "unsteady_start": "unsteady start",
+    "change_point": "step time changes",
+    "drift": "step time drifts",
+    "outliers": "outliers",
     "noise": "noisy steps",
     "phase_sum": "phases leave time out",
 }
