@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_lines import script
 
 from dpexp.config import STRATEGY_OPTIONS, option_names
 from dpexp.config.options import flag_name
@@ -17,14 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "run.py"), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **variables},
-        check=False,
-    )
+    return script("run.py", *words, **variables)
 
 
 def config_of(*words: str, **variables: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from command_lines import CommandLines, CommandResult, wait
+from command_lines import CommandLines, CommandResult, python
 from printed import PAGES, ROOT, Block, blocks, inline_commands, text, write_examples
 
 RUN_ELSEWHERE = {
@@ -54,10 +54,8 @@ def run(words: list[str], folder: Path, lines: CommandLines, home: Path) -> Comm
         words = ["python", "-m", "torch.distributed.run", *words[1:]]
     if words[1].endswith(".py"):
         words[1] = str((folder / words[1]).resolve())
-    command = lines.start(*words[1:], folder=folder, **environment)
-    stdout, stderr = wait(command)
-    assert command.returncode is not None
-    return CommandResult(command.returncode, stdout, stderr)
+    done = python(*words[1:], folder=folder, **environment)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import PATIENCE_S, script
 
 import dpexp
 from dpexp.config import ConfigError, RunConfig
@@ -26,10 +27,10 @@ RUN = [sys.executable, str(ROOT / "scripts" / "run.py")]
 
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=240, check=False)
+    return script("run.py", *words)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 120) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Return when the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -77,7 +78,7 @@ def test_secrets_that_equal_values_of_ours_change_nothing_in_a_record(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 def test_hybrid_is_verified_recorded_and_in_mlflow(dpexp_home: Path) -> None:
-    done = cli("hybrid", "--virtual", "1", "--steps", "5", "--json", "--track-timeout", "120")
+    done = cli("hybrid", "--virtual", "1", "--steps", "5", "--json", "--track-timeout", str(PATIENCE_S))
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["status"] == "finished"
@@ -120,7 +121,7 @@ def test_the_main_process_never_imports_mlflow(dpexp_home: Path, tmp_path: Path)
         "assert callable(dpexp.run)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -162,7 +163,7 @@ def test_an_interrupted_run_keeps_its_steps(dpexp_home: Path, number: signal.Sig
     try:
         wait_until(lambda: _steps(dpexp_home))
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == code
@@ -189,7 +190,7 @@ def test_without_mlflow_a_run_is_recorded_like_any_other_and_exits_with_3(
         [*RUN, "single", "--devices", "cpu", "--steps", "3"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": str(blocked.parent)},
         check=False,
     )
@@ -277,7 +278,7 @@ def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(d
         maps = Path(f"/proc/{process.pid}/maps")
         wait_until(lambda: "libtorch" in maps.read_text())
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted\n")
@@ -290,7 +291,9 @@ def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_s
     mount = f'mount -t tmpfs -o size=512k none "{dpexp_home}" && exec "$@"'
     disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     words = ["single", "--devices", "cpu", "--no-track", "--steps", "10000000", "--json"]
-    done = subprocess.run([*disk, *RUN, *words], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [*disk, *RUN, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 1
     (message,) = done.stderr.splitlines()
     assert message.startswith("error: ")
@@ -303,7 +306,7 @@ def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_s
 def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sync(
     dpexp_home: Path,
 ) -> None:
-    words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", "240", "--quiet"]
+    words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", str(PATIENCE_S), "--quiet"]
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts requests and answers none
         store = f"http://127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
@@ -313,7 +316,7 @@ def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sy
             wait_until(lambda: list(dpexp_home.glob("runs/*/head.json")))
             wait_until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text())
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=120)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     record = only_run(dpexp_home)

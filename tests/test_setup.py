@@ -211,13 +211,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)  # 2 GB
 
 
-@pytest.mark.timeout(1200)
 def test_environment_of_the_pip_section_is_the_lock(environment: Path) -> None:
     assert matches_the_lock(environment)
     subprocess.run([environment, "-m", "pip", "check"], check=True)
 
 
-@pytest.mark.timeout(1200)
 def test_environment_of_the_pip_section_runs_the_main_job(environment: Path, dpexp_home: Path) -> None:
     run = subprocess.run(
         [environment, "scripts/run.py", "hybrid", "--track-timeout", "240", "--json"],

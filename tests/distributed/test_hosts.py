@@ -10,10 +10,12 @@ from pathlib import Path
 
 import namespaces
 import pytest
+from command_lines import PATIENCE_S
 from launching import SCRIPT, ranks_of, record, run, until_step, wait, words
 from namespaces import Host
 
-ENDPOINT = f"{namespaces.NET}.1:29531"
+ENDPOINT = f"{namespaces.NET}.1:29531"  # a fixed port, in a network of its own
+LOST_CONTACT = "lost contact with rank 2 on host b, rank 3 on host b"
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 def start(
     host: Host, folder: Path, *options: str, nnodes: str = "2", steps: int = 60
 ) -> subprocess.Popen[str]:
-    hosts = ("--nnodes", nnodes, "--rdzv-endpoint", ENDPOINT, "--join-timeout", "120", "--no-track")
+    hosts = ("--nnodes", nnodes, "--rdzv-endpoint", ENDPOINT, "--join-timeout", str(PATIENCE_S), "--no-track")
     return host.start(SCRIPT, *words(folder, steps=steps), "--devices", "2", *hosts, *options)
 
 
@@ -65,7 +67,7 @@ def test_a_lost_host_is_named_long_before_the_timeout(hosts: tuple[Host, Host], 
     wait(second)
     done = wait(first)
     assert done.returncode == 1
-    assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
+    assert LOST_CONTACT in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -77,7 +79,7 @@ def test_a_cut_link_is_noticed_within_the_timeout(hosts: tuple[Host, Host], tmp_
     b.cut()
     done, other = wait(first), wait(second)
     assert (done.returncode, other.returncode) == (1, 1)
-    assert "lost contact with rank 2 on host b, rank 3 on host b" in done.stderr
+    assert LOST_CONTACT in done.stderr
     assert "rank 0 on host a" in other.stderr
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_lines import PATIENCE_S
 from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_step, wait, words
 from tracking_processes import wait_until_gone
 
@@ -56,7 +57,9 @@ def test_a_killed_rank_changes_no_bit(
 def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
-    process = start_forked(SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", "60")
+    process = start_forked(
+        SCRIPT, *words(tmp_path, every=1000), "--devices", "3", "--track-timeout", str(PATIENCE_S)
+    )
     until_step(dpexp_home, 1, process)
     process.send_signal(signal.SIGTERM)
     stopped = wait(process)
@@ -66,7 +69,14 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     done = len(stopped_record["steps"]["loss"])
     assert 1 <= done < STEPS
     resumed = start_forked(
-        SCRIPT, *words(tmp_path, every=1000), "--devices", "2", "--resume", "last", "--track-timeout", "60"
+        SCRIPT,
+        *words(tmp_path, every=1000),
+        "--devices",
+        "2",
+        "--resume",
+        "last",
+        "--track-timeout",
+        str(PATIENCE_S),
     )
     found = record(wait(resumed))
     assert found["run_id"] == stopped_record["run_id"]

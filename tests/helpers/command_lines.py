@@ -173,6 +173,19 @@ def wait(process: Any, timeout: float = PATIENCE_S) -> tuple[str, str]:
     return out, err
 
 
+def python(*words: object, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python WORDS`` in a folder, in a forked process, to its end."""
+    command = shared().start(*map(str, words), folder=folder, **environment)
+    out, err = wait(command)
+    assert command.returncode is not None
+    return subprocess.CompletedProcess(command.args, command.returncode, out, err)
+
+
+def script(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``scripts/NAME WORDS`` in a forked process, to its end."""
+    return python(ROOT / "scripts" / name, *words, **environment)
+
+
 @cache
 def shared() -> CommandLines:
     """The CommandLines of this test process; it ends with the process."""

@@ -72,6 +72,8 @@ def python_words(args: object) -> list[str] | None:
     words = without_flags([str(word) for word in args[1:]])
     if words[:1] == ["-m"] and words[1].startswith(NEW_PROCESSES):
         return None
+    if "RANK" in os.environ:  # a rank has threads and sockets of torch, which no child of it may have
+        return None
     is_program = words[:1] in (["-c"], ["-m"]) or (words and words[0].endswith(".py"))
     return words if is_program else None
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, shared
+from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from command_lines import wait as wait_for_output
 
 from dpexp.record import Record, fold
@@ -48,12 +48,12 @@ def wait(process: Process, timeout: float = PATIENCE_S) -> subprocess.CompletedP
 
 def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """``scripts/run.py WORDS --no-track`` in a folder."""
-    return wait(start_forked(SCRIPT, *words, "--no-track", folder=folder, **environment))
+    return python(SCRIPT, *words, "--no-track", folder=folder, **environment)
 
 
 def torchrun(ranks: int, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """``torchrun --standalone --nproc-per-node RANKS scripts/run.py WORDS --no-track`` in a folder."""
-    return wait(start_forked(*AGENT, str(ranks), SCRIPT, *words, "--no-track", folder=folder))
+    return python(*AGENT, ranks, SCRIPT, *words, "--no-track", folder=folder)
 
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

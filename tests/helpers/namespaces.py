@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from command_lines import ENVIRONMENT, ROOT, SERVER
+from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SERVER
 
 IP = shutil.which("ip") or "/usr/sbin/ip"
 NET = "10.213.7"
@@ -18,7 +18,7 @@ NET = "10.213.7"
 
 def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """``ip WORDS`` of iproute2."""
-    return subprocess.run([IP, *words], capture_output=True, text=True, timeout=120, check=check)
+    return subprocess.run([IP, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=check)
 
 
 def available() -> bool:

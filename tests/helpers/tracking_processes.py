@@ -1,4 +1,4 @@
-"""Starts drivers (``tracking_driver.py``) and scripts, and waits for them and their uploader processes."""
+"""Starts drivers (``tracking_driver.py``), and waits for them and their uploader processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from command_lines import ROOT, Command, shared
+from command_lines import PATIENCE_S, Command, shared
 
 DRIVER = Path(__file__).with_name("tracking_driver.py")
-TIMEOUT_S = 1000
+TIMEOUT_S = PATIENCE_S
 """How long to wait for an event: far longer than it takes on a busy machine."""
 
 
@@ -83,14 +83,6 @@ def _begun(process: Command | subprocess.Popen[str], ids: list[str]) -> Driver:
     if len(ids) != 2:
         raise AssertionError(f"the driver did not begin: {process.communicate()}")
     return Driver(process, ids[0], int(ids[1]))
-
-
-def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the scripts to its end, in a forked process."""
-    command = shared().start(str(ROOT / "scripts" / name), *map(str, arguments), **variables)
-    out, err = command.communicate(timeout=TIMEOUT_S)
-    assert command.returncode is not None
-    return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

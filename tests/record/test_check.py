@@ -10,7 +10,7 @@ from pathlib import Path
 
 import journals
 import pytest
-from tracking_processes import script
+from command_lines import script
 
 from dpexp.record import JOURNAL, RECORD, Journal, JournalError, finish, fold, load, load_closed
 from dpexp.record.check import problems, repair

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from command_lines import python
 from record_factory import hybrid, whole
 
 from dpexp import report
@@ -272,9 +272,7 @@ def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:
 
 
 def script(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"DPEXP_HOME": str(home)}
-    command = [sys.executable, "scripts/report.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return python("scripts/report.py", *arguments, DPEXP_HOME=str(home))
 
 
 def test_the_script_compares_runs_by_id_prefix_name_and_folder(

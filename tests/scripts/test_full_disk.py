@@ -9,6 +9,7 @@ from pathlib import Path
 
 import journals
 import pytest
+from command_lines import PATIENCE_S
 from mlflow_reader import only_run
 
 from dpexp.record import load
@@ -65,7 +66,7 @@ def test_on_a_full_disk_reap_and_sync_say_so_and_lose_nothing(tmp_path: Path) ->
         [*disk, sys.executable, "-c", COMMANDS, str(home), str(foreign)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
         cwd=ROOT,
         env=environment,

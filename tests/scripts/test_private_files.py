@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import journals
 import pytest
+from command_lines import PATIENCE_S, ROOT, python
 
 from dpexp.engine import checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
+UNDER_UMASK = """
+import os, runpy, sys
+os.umask(int(sys.argv[1]))
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def script(umask: int, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    name, *arguments = map(str, words)
-    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False, umask=umask
-    )
+    name, *arguments = words
+    done = python("-c", UNDER_UMASK, umask, ROOT / "scripts" / str(name), *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -31,7 +33,7 @@ def modes(home: Path) -> dict[str, str]:
 
 
 def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_path: Path) -> None:
-    script(0, "run.py", "hybrid", "--virtual", "1", "--steps", "3", "--quiet", "--track-timeout", "300")
+    script(0, "run.py", "hybrid", "--virtual", "1", "--steps", "3", "--quiet", "--track-timeout", PATIENCE_S)
     script(0, "run.py", "whole", "--steps", "3", "--quiet", "--no-track")
     journals.complete(tmp_path / "elsewhere", "imported")
     script(0, "runs.py", "sync", "last", tmp_path / "elsewhere/imported", tmp_path / "elsewhere")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import journals
 import pytest
-from tracking_processes import ROOT, script
+from command_lines import ROOT, script
 
 from dpexp.record import JOURNAL, Record, finish, fold
 from dpexp.record.journal import encode_line

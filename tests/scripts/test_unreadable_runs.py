@@ -10,7 +10,7 @@ from pathlib import Path
 
 import journals
 import pytest
-from tracking_processes import ROOT
+from command_lines import ROOT
 
 from dpexp.record import JOURNAL, finish
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_lines import PATIENCE_S
 from launching import SCRIPT, left_behind, record, run, start_forked, torchrun, wait
 
 from dpexp.config import DdpOptions
@@ -176,7 +177,7 @@ def test_a_dry_run_shows_the_rows_of_each_rank(dpexp_home: Path) -> None:
 
 
 def test_the_delivered_run_is_one_mlflow_run(dpexp_home: Path) -> None:
-    done = wait(start_forked(SCRIPT, "ddp", "--devices", "2", *SHORT, "--track-timeout", "60"))
+    done = wait(start_forked(SCRIPT, "ddp", "--devices", "2", *SHORT, "--track-timeout", str(PATIENCE_S)))
     assert done.returncode == 0, done.stderr[-3000:]
     with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
         ((run_id, status),) = store.execute("SELECT run_uuid, status FROM runs").fetchall()

@@ -7,11 +7,11 @@ import operator
 import re
 import shutil
 import subprocess
-import sys
 from functools import reduce
 from pathlib import Path
 
 import pytest
+from command_lines import script
 
 from dpexp.config import ConfigError
 from dpexp.study.experiment import checksums, load
@@ -25,15 +25,9 @@ SECTIONS = ["Prediction", "Results", "Why", "Set-up", "Reproduce", "Limits"]
 
 
 def report(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "report.py"), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return script("report.py", *arguments)
 
 
-@pytest.mark.timeout(1200)
 def test_every_experiment_matches_its_records_and_still_builds() -> None:
     done = report("--check")
     assert done.returncode == 0, done.stderr

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import subprocess
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Annotated, Any
 
 import journals
 import pytest
+from command_lines import python
 from record_factory import whole
 
 import dpexp
@@ -35,10 +34,7 @@ def make():
 
 
 def runs_script(*words: object, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "runs.py"), *map(str, words)]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False
-    )
+    return python(ROOT / "scripts" / "runs.py", *words, folder=folder, **variables)
 
 
 def traps(folder: Path) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import script
 from forgeries import FORGERIES
 from record_factory import whole
 
@@ -41,12 +41,7 @@ def test_a_run_of_this_machine_comes_out_bitwise_equal(dpexp_home: Path, tmp_pat
     record = dpexp.run(RunConfig("whole", virtual=2, steps=5, threads=1, track=False), quiet=True)
     path = tmp_path / "record.json"
     path.write_text(record.to_json())
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "runs.py"), "reproduce", str(path), "--runs", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = script("runs.py", "reproduce", path, "--runs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bitwise equal" in done.stdout
     assert "equal in all 5 steps" in done.stdout

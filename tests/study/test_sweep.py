@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from command_lines import script
 
 from dpexp.config import ConfigError
 from dpexp.engine.environment import lock
@@ -162,16 +161,10 @@ def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> 
         again.missing(planned)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 @pytest.mark.usefixtures("temporary_folder")
 def test_in_mlflow_the_runs_are_nested_under_their_sweep(experiment: Experiment, dpexp_home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(experiment.folder), "--only", "quick"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = script("sweep.py", experiment.folder, "--only", "quick")
     assert done.returncode == 0, done.stderr
     assert "HOLDS: It is quick." in done.stdout
 
@@ -188,12 +181,7 @@ def test_in_mlflow_the_runs_are_nested_under_their_sweep(experiment: Experiment,
 
 
 def test_a_dry_run_shows_the_order_and_writes_nothing(experiment: Experiment, dpexp_home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "sweep.py"), str(experiment.folder), "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = script("sweep.py", experiment.folder, "--dry-run")
     assert done.returncode == 0
     assert "6 of 6 runs" in done.stdout
     assert "python scripts/run.py single --steps 3" in done.stdout

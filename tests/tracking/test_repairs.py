@@ -15,10 +15,7 @@ from dpexp.tracking import ledger, sync
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.ledger import LedgerEntry
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture

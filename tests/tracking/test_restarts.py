@@ -17,6 +17,7 @@ from typing import Any
 
 import journals
 import pytest
+from command_lines import PATIENCE_S
 from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
 from mlflow_reader import history, only_run
 from store_faults import Death, DyingClient
@@ -28,10 +29,7 @@ from dpexp.tracking import content, system, upload
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +230,7 @@ def make():
 def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [*words(tmp_path, steps=80, every=40), "--track-timeout", "60"]
+    command = [*words(tmp_path, steps=80, every=40), "--track-timeout", str(PATIENCE_S)]
     gate = tmp_path / "gate"
     gate.touch()
     (tmp_path / "slow.py").write_text(WAITING_MODEL.format(gate=str(gate)))

@@ -12,20 +12,18 @@ from pathlib import Path
 
 import journals
 import pytest
+from command_lines import ROOT, script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
 from servers import LyingServer, Proxy, mlflow_server, postgres
-from tracking_processes import DRIVER, ROOT, TIMEOUT_S, drive, script, wait_until
+from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
 from dpexp.record import JOURNAL, Journal, finish, load
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture(scope="module")

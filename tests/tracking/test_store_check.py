@@ -10,19 +10,16 @@ from urllib.parse import urlsplit
 
 import journals
 import pytest
+from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, only_run
-from tracking_processes import script
 
 from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
 from dpexp.tracking import ledger, sync
 from dpexp.tracking.check import AGAIN, NEW_RUN
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture(scope="module")

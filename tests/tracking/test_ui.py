@@ -14,12 +14,11 @@ from pathlib import Path
 import journals
 import psutil
 import pytest
+from command_lines import ROOT, script
 from servers import free_port
-from tracking_processes import ROOT, TIMEOUT_S, script, wait_until_gone
+from tracking_processes import TIMEOUT_S, wait_until_gone
 
 from dpexp.record import finish
-
-pytestmark = pytest.mark.timeout(1800)  # on a busy machine every process takes long to start
 
 
 @pytest.fixture

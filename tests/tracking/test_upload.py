@@ -25,10 +25,7 @@ from dpexp.tracking.samples import Samples
 from dpexp.tracking.store import Store
 from dpexp.tracking.upload import Upload
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture(scope="module")

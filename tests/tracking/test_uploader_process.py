@@ -13,17 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
+from command_lines import ROOT, script
 from mlflow_reader import everything, history, only_run
-from tracking_processes import ROOT, Driver, drive, script, wait_until, wait_until_gone
+from tracking_processes import Driver, drive, wait_until, wait_until_gone
 
 from dpexp.record import JOURNAL, RECORD, fold, load
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store import Store
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # MLflow, pydantic and SQLAlchemy warn of each other
-    pytest.mark.timeout(1800),  # on a busy machine every process takes long to start
-]
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
 @pytest.fixture
