@@ -65,4 +65,4 @@ HEADLINES = {
 
 def headlines(record: Record) -> list[str]:
     """The findings of a Record in a few words each, in the order of RULES."""
-    return [HEADLINES[name] for name in apply_rules(record)]
+    return [HEADLINES.get(name, name.replace("_", " ")) for name in apply_rules(record)]
