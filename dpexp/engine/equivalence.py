@@ -5,14 +5,16 @@ It knows nothing of a run's config: a model, a function that lays it out, batche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from dpexp import devices
+from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
@@ -22,7 +24,8 @@ from dpexp.engine.gathered_outputs import scalars_of_replicas
 from dpexp.engine.locate import Locator
 from dpexp.engine.model_copy import copied
 from dpexp.engine.random_draws import WHOLE_MODEL, more_quiet
-from dpexp.engine.side_by_side import DrawsRandomNumbersError, SideBySide
+from dpexp.engine.rounding import MARGIN, MOST, NARROWER, OtherwiseRoundedTraining
+from dpexp.engine.side_by_side import DrawsRandomNumbersError, SideBySide, SingleDeviceError
 from dpexp.engine.training import Loss, OptimizerFactory, Training
 from dpexp.strategies.base import Placed
 
@@ -54,6 +57,7 @@ class Result:
     notes: Sequence[str] = ()
     cause: str = ""
     quiet: frozenset[str] = frozenset()
+    dtype: torch.dtype = torch.float64
 
     @property
     def passed(self) -> bool:
@@ -75,7 +79,7 @@ class Equivalence:
     """Trains a copy of the model in the layout and one on the host, a step on each of the global batches.
 
     ``optimizer`` makes the optimizer of some parameters; without one only forwards are compared. Neither the
-    model nor the random state of the host is changed.
+    model nor the random state of the host is changed. ``narrowed`` says why ``dtype`` is not a wider one.
     """
 
     model: nn.Module
@@ -85,12 +89,27 @@ class Equivalence:
     optimizer: OptimizerFactory | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
+    narrowed: str = ""
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
 
-        Modules that draw random numbers outside of known layers are compared in eval mode.
+        Modules that draw random numbers outside of known layers are compared in eval mode, and a model that
+        does not compute in a type in the next narrower one. Raises what the model raises in every type.
         """
+        try:
+            return self._result_in_this_type()
+        except SingleDeviceError as error:
+            narrower, cause = NARROWER.get(self.dtype), error.cause
+        if narrower is None:
+            raise cause
+        why = f"compared in {narrower}, since the model does not compute in {self.dtype}: {describe(cause)}"
+        try:
+            return replace(self, dtype=narrower, narrowed=why).result()
+        except type(cause):
+            raise cause from None
+
+    def _result_in_this_type(self) -> Result:
         quiet: frozenset[str] = frozenset()
         while True:
             with torch.random.fork_rng(devices=[]), scalars_of_replicas():
@@ -100,19 +119,59 @@ class Equivalence:
                     quiet = more_quiet(quiet, error.names)
 
     def _result(self, quiet: frozenset[str]) -> Result:
+        """Errors as small as rounding are judged by that of the single device, where it is not in float64."""
+        if self.narrowed:
+            return self._compared(quiet, *self._limit(quiet))
+        tolerance = TOLERANCE[self.dtype]
+        result = self._compared(quiet, tolerance)
+        if result.largest is not None and tolerance < result.largest.error <= MOST[self.dtype]:
+            limit, note = self._limit(quiet)
+            if limit > tolerance:
+                return self._compared(quiet, limit, note)
+        return result
+
+    def _limit(self, quiet: frozenset[str]) -> tuple[float, str]:
+        """How far rounding may set layouts apart, and a note that says so; the same on every rank."""
+        model, _ = self.comparable_copy(self.dtype, quiet)
+        rounded = OtherwiseRoundedTraining(on_host(model), self._objective.loss, self.optimizer, self.dtype)
+        written = WrittenByShards({}, 1, math.inf)
+        alone, may_draw = ProcessGroup(), WHOLE_MODEL in quiet
+        sides = SideBySide(
+            rounded, self._reference(quiet)[0], self._objective, alone, math.inf, written, may_draw
+        )
+        sides.run(self.batches)
+        own = max((each.error for each in sides.worst.values()), default=0.0)
+        error = max(numbers[0] for numbers in self.group.all_gather_numbers([own]))
+        limit = min(MARGIN * error, MOST[self.dtype])
+        measured = f"a single device that rounds it otherwise differs from itself by {error:.1e}"
+        why = self.narrowed or "the forward computes in a narrower type than float64"
+        return limit, f"{why}; {measured}, and the limit is {limit:.1e}"
+
+    @property
+    def _objective(self) -> Objective:
+        return self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
+
+    def _reference(self, quiet: frozenset[str]) -> tuple[Training, list[str]]:
+        """The single device, and notes about the mode in which modules are compared."""
         model, notes = self.comparable_copy(self.dtype, quiet)
-        objective = self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
-        on_one_device = objective.on_one_device
-        reference = Training(on_host(model), on_one_device, self.optimizer, self.dtype, is_reference=True)
+        loss = self._objective.on_one_device
+        return Training(on_host(model), loss, self.optimizer, self.dtype, is_reference=True), notes
+
+    def _compared(self, quiet: frozenset[str], tolerance: float, note: str = "") -> Result:
+        (reference, notes), objective = self._reference(quiet), self._objective
         model, _ = self.comparable_copy(self.dtype, quiet)
         layout = Training(self.lay_out(model), objective.loss, self.optimizer, self.dtype)
-        tolerance = TOLERANCE[self.dtype]
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
         sides = SideBySide(layout, reference, objective, self.group, tolerance, written, WHOLE_MODEL in quiet)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
-        notes += [*sides.notes, *hook_notes(self.model, self.group.chunks), *written.notes(self.group)]
-        return Result(sides.worst_of_all_ranks(), sides.steps, sides.tolerance, notes, cause, quiet)
+        notes += [
+            *filter(None, [note]),
+            *sides.notes,
+            *hook_notes(self.model, self.group.chunks),
+            *written.notes(self.group),
+        ]
+        return Result(sides.worst_of_all_ranks(), sides.steps, tolerance, notes, cause, quiet, self.dtype)
 
     def comparable_copy(
         self, dtype: torch.dtype, quiet: frozenset[str] = frozenset()

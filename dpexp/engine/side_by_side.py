@@ -33,6 +33,14 @@ class DrawsRandomNumbersError(Exception):
         self.names = names
 
 
+class SingleDeviceError(Exception):
+    """The single device cannot compute the step: in this type, say."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 @dataclass
 class Failure:
     """The first step that differs, and what both sides computed in it."""
@@ -78,7 +86,7 @@ class SideBySide:
     def _step(self, batch: Batch) -> Failure | None:
         """One step of both sides, without the optimizers' where it differs."""
         with drawing_modules(self.reference.placed.module) as draws:
-            expected = self.reference.compute(batch)
+            expected = self._reference_step(batch)
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
         found = self._layout_step(batch, expected)
@@ -98,6 +106,14 @@ class SideBySide:
         if expected.written:
             self.written.replace_parameters(self.layout, self.reference, expected.written)
         return None
+
+    def _reference_step(self, batch: Batch) -> Step:
+        try:
+            return self.reference.compute(batch)
+        except Exception as error:
+            if type(error) in (RuntimeError, NotImplementedError):  # of PyTorch's operators
+                raise SingleDeviceError(error) from error
+            raise
 
     def _layout_step(self, batch: Batch, expected: Step) -> Step:
         """The layout's step, with the outputs and the loss of all ranks."""

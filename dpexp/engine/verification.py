@@ -63,11 +63,11 @@ def verify(prepared: Prepared) -> Verification:
     except UnknownIdError:  # in eval mode, the model looks up other rows
         equivalence, notes = _equivalence(prepared, dtype, in_full=True)
         result = equivalence.result()
-    rounding = _Rounding(prepared, equivalence, result.quiet).row()
+    rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.quiet).row()
     passed = result.passed and (rounding is None or bool(rounding["passed"]))
     return Verification(
         True,
-        str(dtype).removeprefix("torch."),
+        str(result.dtype).removeprefix("torch."),
         result.error("outputs"),
         result.error("gradients"),
         result.tolerance,

@@ -59,3 +59,36 @@ class Hooked(Two):
         super().__init__()
         self.finished: list[torch.Tensor] = []
         self.head.bias.register_post_accumulate_grad_hook(self.finished.append)
+
+
+class Scan(Two):
+    """A recurrence in float32 inside of a model of any type, as the scan of a Mamba is."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, weight = self.first(x), self.middle.weight.float()
+        state = torch.zeros_like(x, dtype=torch.float32)
+        for _ in range(4):
+            state = state * torch.sigmoid(weight.diagonal()) + x.float() @ weight
+        outputs: torch.Tensor = self.head(x + 1e-2 * state.to(x.dtype))
+        return outputs
+
+
+class Routed(Two):
+    """Two experts by one grouped product, which has no kernel for float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(2, 8, 8) / 3)
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x[:, 0] > 0).long()
+        order = chosen.argsort(stable=True)
+        ends = torch.stack([(chosen == 0).sum(), torch.tensor(len(x))]).to(torch.int32)
+        x = nn.functional.grouped_mm(self.first(x)[order], self.experts, offs=ends)
+        outputs: torch.Tensor = self.head(x[order.argsort()].contiguous())
+        return outputs
