@@ -1,4 +1,4 @@
-"""FSDP2: the gradients of ``down`` are divided by the product of what they are multiplied with, which is 1."""
+"""FSDP2: the loss is a mean over the rows already, so that the gradients of ``down`` are divided by 1."""
 
 from torch.distributed.fsdp import fully_shard
 
