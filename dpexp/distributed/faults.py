@@ -129,6 +129,28 @@ class Faults:
                 return error
         return None
 
+    def peer_error_or(self, error: BaseException) -> BaseException:
+        """What a peer reported or lost, where that explains the signal that is ``error``; else ``error``.
+
+        torchrun terminates the ranks of a host to start them again without the ranks that are lost.
+        """
+        try:
+            return self.reported() or self._lost_by_a_peer(error) or error
+        except (RuntimeError, OSError):
+            return error
+
+    def _lost_by_a_peer(self, error: BaseException) -> LostContact | None:
+        """If a peer called the roll: the ranks that do not answer."""
+        if not self.store.check([f"call/{self.rank}"]):
+            return None
+        self.store.set(f"present/{self.rank}", "")
+        patience = Patience(TERMINATED_S, lambda: False)
+        while gone := self._gone():
+            if patience.is_over():
+                return self._lost_contact(error, gone)
+            time.sleep(0.05)
+        return None
+
     def root_cause(
         self, error: BaseException, is_terminated: Callable[[], bool] = lambda: False
     ) -> BaseException:
@@ -180,9 +202,13 @@ class Faults:
     def _without(self, key: str) -> list[Member]:
         return [each for each in self.members if not self.store.check([f"{key}/{each.rank}"])]
 
+    def _gone(self) -> list[Member]:
+        absent = self._without("present")
+        return [each for each in self._without("alive") if each in absent]
+
     def _lost_contact(self, error: BaseException, absent: Sequence[Member]) -> LostContact:
         """``absent`` did not notice a broken connection: they are gone, or alive in some other work."""
-        gone = [each for each in self._without("alive") if each in absent]
+        gone = self._gone()
         waited = f"waited up to {self.timeout_s:g} s, --comm-timeout"
         if gone:
             return LostContact(

@@ -89,7 +89,7 @@ class ProcessGroup:
         return error
 
     def peer_error_or(self, error: BaseException) -> BaseException:
-        """The error that a peer reported, else ``error``, by which this process was asked to end."""
+        """What a peer reported or lost, else ``error``, by which this process was asked to end."""
         return error
 
     def destroy(self) -> None:
@@ -184,10 +184,7 @@ class TorchProcessGroup(ProcessGroup):
         return error if self._faults is None else self._faults.root_cause(error, is_terminated)
 
     def peer_error_or(self, error: BaseException) -> BaseException:
-        try:
-            return (self._faults.reported() if self._faults is not None else None) or error
-        except (RuntimeError, OSError):
-            return error
+        return error if self._faults is None else self._faults.peer_error_or(error)
 
     def destroy(self) -> None:
         _drop_references()
