@@ -1,0 +1,33 @@
+"""``.ci/gpu``: what an owner of an accelerator runs works on emulated devices, where it can be tested."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dpexp.record import load
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_it_runs_every_strategy_and_leaves_journals_and_records(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = ["bash", ".ci/gpu", str(tmp_path / "out"), "--virtual", "--only", "strategies"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILED" not in done.stdout
+    assert (tmp_path / "out" / "results.txt").read_text() == done.stdout
+    records = [load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    assert len(records) == done.stdout.count("  ok  ")
+    ran = {record.strategy for record in records}
+    assert ran == {"single", "whole", "block", "functional", "hybrid", "place", "custom"}
+
+
+def test_without_an_accelerator_it_says_how_to_check_it(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    command = ["bash", ".ci/gpu", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no CUDA device: --virtual checks the check" in done.stderr
