@@ -82,6 +82,9 @@ class RunConfig:
     clip_norm: float | None = option(
         None, "Largest norm of all gradients together; larger ones are scaled down to it.", min=1e-12
     )
+    accumulate: int = option(
+        1, "Batches whose gradients are averaged for one step of the optimizer.", min=1, max=10**6
+    )
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
     autocast: str = option(
         "", "Mixed precision: the type of forward and loss where that is safe.", choices=("", "bfloat16")

@@ -62,6 +62,7 @@ class Measurement:
         self._prepared = self.trainer.prepared
         self._config, self._group = self._prepared.config, self._prepared.group
         self._done = 0  # steps in the journal
+        self._stops = False  # a rank received SIGTERM
         self._steps_per_flush = 1  # of several ranks
         self._started = self._flush_at = 0.0
 
@@ -89,6 +90,7 @@ class Measurement:
         """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
         config, per_epoch, resumed_at = self._config, self._prepared.batches_per_epoch, self._done
         total = config.steps if config.epochs is None else config.epochs * per_epoch
+        self.trainer.restart()
         self.progress.begin("steps", total)
         self._started = time.perf_counter()
         self._flush_at = self._started + FLUSH_SECONDS
@@ -125,7 +127,9 @@ class Measurement:
             loss_value = loss.item() if outputs_on_host else loss
             self._pending.append(((end - start) * 1e3, loss_value, batch.weight, batch.global_rows))
             pending = len(self._pending)
-            saves = checkpoint_every is not None and (self._done + pending) % checkpoint_every == 0
+            done = self._done + pending
+            saves = checkpoint_every is not None and done % checkpoint_every == 0
+            saves = saves or (self._stops and self._may_save(done))
             is_due = end >= self._flush_at or self.signals.requested
             if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
                 self._flush(saves)
@@ -150,11 +154,18 @@ class Measurement:
                 raise RunError(self._nonfinite_message(step, loss))
         self._done += len(losses)
         checkpoints = self._prepared.checkpoints
+        self._stops = stops
+        if checkpoints is not None and not self._may_save(self._done):
+            return
         if checkpoints is not None and (saves or stops):
             state = {"step": self._done, "config": self._config.to_dict()}
             checkpoints.save(self._done, state | self.trainer.state_dict())
         if stops:
             self.signals.terminate()
+
+    def _may_save(self, done: int) -> bool:
+        """Whether no gradients are accumulated after so many steps: a checkpoint has none."""
+        return done % self._config.accumulate == 0
 
     def _gather(self) -> tuple[list[float], list[float], bool]:
         """(times in ms, losses, whether a rank received SIGTERM) of the pending steps, the same on all ranks.

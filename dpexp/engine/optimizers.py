@@ -1,4 +1,4 @@
-"""Optimizers: what ``--optimizer`` names, for the parameters of a placed model, and ``--clip-norm``.
+"""Optimizers: what ``--optimizer`` names, for the parameters of a placed model; clipping and accumulation.
 
     parameters --+-- tables with sparse gradients --> the optimizer's variant for them (SparseAdam for adam)
                  +-- all others ------------------> the optimizer
@@ -28,20 +28,52 @@ TABLES = (nn.Embedding, nn.EmbeddingBag, ShardedEmbedding)
 
 
 class Optimizers:
-    """The optimizers of a placed model's parameters, as one; ``clip_norm`` limits the norm of gradients."""
+    """The optimizers of a placed model's parameters, as one.
+
+    ``clip_norm`` limits the norm of the gradients; ``accumulate`` batches have one step, with the mean of
+    their gradients.
+    """
 
     def __init__(
-        self, members: Sequence[torch.optim.Optimizer], placed: Placed, clip_norm: float | None = None
+        self,
+        members: Sequence[torch.optim.Optimizer],
+        placed: Placed,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
     ) -> None:
         self.members, self._clip_norm = members, clip_norm
+        self.accumulate, self._batches = accumulate, 0
         self._sync, self._parameters = placed.gradient_sync, named_parameters(placed.module)
 
-    def step(self) -> None:
-        """The step of every optimizer; every rank must call this."""
+    def step(self) -> bool:
+        """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
+
+        Otherwise the gradients must stay, for backward to add to. Every rank must call this.
+        """
+        self._batches += 1
+        if self._batches < self.accumulate:
+            return False
+        self._batches = 0
+        if self.accumulate > 1:
+            for gradient in _gradients(self._parameters).values():
+                _values(gradient).div_(self.accumulate)
         if self._clip_norm is not None:
             clip(self._parameters, self._sync, self._clip_norm)
         for member in self.members:
             member.step()
+        return True
+
+    def make_state(self) -> None:
+        """Take the step of a batch that accumulates, if none was taken: the first makes what is kept."""
+        if self._batches:
+            for member in self.members:
+                member.step()
+
+    def restart(self) -> None:
+        """Forget the batches since the last step, with their gradients."""
+        self._batches = 0
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
         """(name, parameter, what is kept of it) of the parameters of which something is kept."""
@@ -56,6 +88,7 @@ class RunOptimizer:
     """Makes the optimizer of a run."""
 
     config: RunConfig
+    accumulate: int = 1
 
     @property
     def amplifies(self) -> bool:
@@ -68,12 +101,13 @@ class RunOptimizer:
         every_table, sparse = _tables(placed.module)
         special = every_table if parsed.name in FOR_EVERY_TABLE else sparse
         trained = [each for each in placed.module.parameters() if each.requires_grad]
+        more = (placed, self.config.clip_norm, self.accumulate)
         if not parsed.name:
-            return Optimizers(_made(parsed, trained, self.config.lr), placed, self.config.clip_norm)
+            return Optimizers(_made(parsed, trained, self.config.lr), *more)
         plain = _made(parsed, [each for each in trained if id(each) not in special], self.config.lr)
         variant = _variant(parsed) if special else parsed
         tables = _made(variant, [each for each in trained if id(each) in special], self.config.lr)
-        return Optimizers([*plain, *tables], placed, self.config.clip_norm)
+        return Optimizers([*plain, *tables], *more)
 
 
 def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimizers:
@@ -164,10 +198,20 @@ def _tables(module: nn.Module) -> tuple[set[int], set[int]]:
 
 def clip(parameters: Mapping[str, nn.Parameter], sync: GradientSync, limit: float) -> None:
     """Scale the gradients so that the norm of all of them together is at most ``limit``."""
-    gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    gradients = _gradients(parameters)
     norm = sync.total_norm(gradients)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
     for gradient in gradients.values():
-        local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-        values = local._values() if local.is_sparse else local
+        values = _values(gradient)
         values.mul_(factor.to(values.device, values.dtype))
+
+
+def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers of a gradient that this rank has, to change in place."""
+    local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    values: torch.Tensor = local._values() if local.is_sparse else local
+    return values

@@ -112,6 +112,7 @@ def prepare(
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     model = models.build(config.model, source.features)
     check_not_wrapped(model)
+    _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     strategy = STRATEGIES[config.strategy](config, group)
@@ -130,6 +131,15 @@ def prepare(
         notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _check_snapshots(config: RunConfig) -> None:
+    every = config.options.snapshot_every if isinstance(config.options, RankOptions) else None
+    if every is not None and every % config.accumulate:
+        raise ConfigError(
+            f"--snapshot-every {every} would save between the {config.accumulate} batches of --accumulate: "
+            f"give a multiple of {config.accumulate}"
+        )
 
 
 def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:

@@ -33,7 +33,7 @@ class Trainer:
         self._untimed = placed.module.module if isinstance(placed.module, Forward) else placed.module
         self._autocast = devices.autocast(placed.output_device, config.autocast)
         self._parameters = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
-        self.optimizers = None if config.eval else RunOptimizer(config).of(placed)
+        self.optimizers = None if config.eval else RunOptimizer(config, config.accumulate).of(placed)
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
 
@@ -46,6 +46,11 @@ class Trainer:
         self.placed.gradient_sync.backward(loss, batch)
         self._update(self.optimizers)
         return loss if self.outputs_on_host else loss.detach()
+
+    def restart(self) -> None:
+        """Begin to accumulate gradients anew, at the first measured step."""
+        if self.optimizers is not None:
+            self.optimizers.restart()
 
     def take_steps(self, count: int) -> None:
         """Train on the first ``count`` batches."""
@@ -79,7 +84,8 @@ class Trainer:
     def _update(self, optimizers: Optimizers) -> None:
         if all(parameter.grad is None for parameter in self._parameters):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
-        optimizers.step()
+        if not optimizers.step():
+            return
         for parameter in self._parameters:  # zero_grad does the same, and opens a profiler's span around it
             parameter.grad = None
 
@@ -131,6 +137,8 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states."""
+        if self.optimizers is not None:
+            self.optimizers.make_state()
         for name, parameter in named_parameters(self.placed.module).items():
             self.placed.gradient_sync.load_full_tensor(name, parameter, state["parameters"][name])
         for name, buffer in self.buffers().items():

@@ -96,10 +96,9 @@ class Training:
         return step
 
     def update(self) -> None:
-        """The optimizer's step."""
-        if self._optimizers is not None:
-            self._optimizers.step()
-        self.clear()
+        """The optimizer's step, unless it is to accumulate further gradients."""
+        if self._optimizers is None or self._optimizers.step():
+            self.clear()
 
     def clear(self) -> None:
         """Remove all gradients, and what the last step computed."""

@@ -104,7 +104,7 @@ def _equivalence(
         lambda model: plain.place(model, prepared.selection.used, Timer()),
         compared,
         prepared.data.objective,
-        None if prepared.config.eval else RunOptimizer(prepared.config),
+        None if prepared.config.eval else RunOptimizer(prepared.config, min(2, prepared.config.accumulate)),
         prepared.strategy.group,
         dtype,
     )

@@ -190,3 +190,39 @@ def test_gradients_are_scaled_to_the_largest_norm_and_shorter_ones_stay() -> Non
         clip({"table": table, "weight": weight}, GradientSync(), limit)  # 2, 4 and 4: the norm is 6
         assert torch.allclose(table.grad.to_dense()[1], scale * torch.tensor([2.0, 4.0]), rtol=1e-5)
         assert torch.allclose(weight.grad, scale * torch.tensor([4.0, 0.0]), rtol=1e-5)
+
+
+# --- accumulation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_accumulated_batches_have_one_step_with_the_mean_of_their_gradients(sparse: bool) -> None:
+    of = hybrid("sgd", sparse=sparse, accumulate=3, clip_norm=0.05, dtype="float64", lr=1.0)
+    steps, batches = trainer(of), list(prepare(of, one_batch=False).batches(0))[:3]
+    before = steps.full_parameters()["embedding.weight"].clone()
+    gradients = []
+    for number, batch in enumerate(batches):
+        assert torch.equal(steps.full_parameters()["embedding.weight"], before), number
+        alone = trainer(hybrid("sgd", sparse=sparse, dtype="float64", lr=1.0))
+        alone.step(batch)
+        gradients.append({name: each.clone() for name, each in alone.full_parameters().items()})
+        steps.step(batch)
+    start = trainer(of).full_parameters()
+    mean = {name: sum(start[name] - each[name] for each in gradients) / 3 for name in start}
+    norm = sum(float(each.square().sum()) for each in mean.values()) ** 0.5
+    assert norm > 0.05
+    for name, found in steps.full_parameters().items():
+        assert torch.allclose(found, start[name] - mean[name] * 0.05 / norm, rtol=0, atol=1e-6), name
+
+
+@pytest.mark.parametrize("strategy", ["whole", "hybrid"])
+def test_accumulation_is_verified(strategy: str) -> None:
+    values = {"sparse": True, "pipeline": True} if strategy == "hybrid" else {}
+    result = verify(prepare(config("adam", strategy, model=TABLE, accumulate=4, virtual=2, **values)))
+    assert result.passed, result.cause
+    assert result.optimizer_error is not None
+
+
+def test_a_snapshot_between_accumulated_batches_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--snapshot-every 10 would save between the 4 batches"):
+        prepare(hybrid("sgd", accumulate=4, snapshot_every=10))

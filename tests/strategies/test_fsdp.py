@@ -15,6 +15,7 @@ from dpexp.models import MODELS
 from dpexp.strategies.fsdp import Fsdp, groups_of_tied
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
+ACCUMULATED = ("--accumulate", "2", "--clip-norm", "0.01")
 
 
 def parameter_bytes(found: dict, rank: int) -> int:  # type: ignore[type-arg]
@@ -22,7 +23,7 @@ def parameter_bytes(found: dict, rank: int) -> int:  # type: ignore[type-arg]
 
 
 def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
-    found = record(run("fsdp", "--devices", "3", "--batch-size", "10", *SHORT))
+    found = record(run("fsdp", "--devices", "3", "--batch-size", "10", *ACCUMULATED, *SHORT))
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
     weights = [
@@ -55,7 +56,7 @@ def test_blocks_that_the_model_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "optimizer"), [("--sparse", ("adam", "--clip-norm", "0.01")), ("--dense", ("sgd",))]
+    ("gradients", "optimizer"), [("--sparse", ("adam", *ACCUMULATED)), ("--dense", ("sgd",))]
 )
 def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str, ...]) -> None:
     found = record(torchrun(3, "hybrid", gradients, "--optimizer", *optimizer, "--batch-size", "10", *SHORT))
@@ -69,7 +70,7 @@ def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str,
 
 def test_tables_are_sharded_by_rows() -> None:
     words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=70001", "--host", "embedding")
-    optimizer = ("--optimizer", "rowwise_adagrad", "--clip-norm", "0.01")
+    optimizer = ("--optimizer", "rowwise_adagrad", *ACCUMULATED)
     found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
     assert found["verification"]["gradient_error"] < 1e-12
