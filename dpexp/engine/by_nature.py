@@ -19,7 +19,10 @@ from dpexp.engine.compare import distance, relative_error
 from dpexp.engine.random_draws import WHOLE_MODEL
 from dpexp.engine.training import Training
 from dpexp.parallel.rng_order import is_random_layer
+from dpexp.strategies.base import Placed
+from dpexp.strategies.custom import CustomSync
 from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.sync_batch_norm import SYNCHRONIZED
 from dpexp.strategies.wrappers import parts
 
 _WHY = {
@@ -33,12 +36,30 @@ _RANKS = (
 )
 
 
-def set_comparable_mode(model: nn.Module, quiet: frozenset[str] = frozenset()) -> list[str]:
+def train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
+    """Put batch norms that see every row of a batch into training mode, and return their names.
+
+    These are SyncBatchNorm over ranks, and those of layouts that are known not to split batches.
+    """
+    in_full = group.chunks == 1 and not isinstance(placed.gradient_sync, CustomSync)
+    names = set()
+    for part in parts(placed.module):
+        is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)
+        if isinstance(part.module, _BatchNorm) and (is_synchronized or (in_full and part.pieces == 1)):
+            part.module.training = True
+            names.add(part.name)
+    return frozenset(names)
+
+
+def set_comparable_mode(
+    model: nn.Module, quiet: frozenset[str] = frozenset(), trained: frozenset[str] = frozenset()
+) -> list[str]:
     """Put modules that compute differently by shard in training into eval mode; returns notes about them.
 
     BatchNorm normalizes with the statistics of its shard and dropout draws the masks of its shard, on real
     devices as on virtual ones: neither equals a single device, and neither is wrong.
-    ``quiet`` are the names of modules whose forward calls dropout as a function.
+    ``quiet`` are the names of modules whose forward calls dropout as a function, ``trained`` those of batch
+    norms to leave in training mode.
     """
     changed: dict[str, list[str]] = {"BatchNorm": [], "dropout": []}
     for name in quiet - {WHOLE_MODEL}:
@@ -46,7 +67,7 @@ def set_comparable_mode(model: nn.Module, quiet: frozenset[str] = frozenset()) -
     if WHOLE_MODEL in quiet:
         model.eval()
     for name, part in model.named_modules():
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and name not in trained:
             changed["BatchNorm"].append(name or "the model")
             part.eval()
         if is_random_layer(part):
@@ -89,7 +110,7 @@ class WrittenByShards:
         return {
             f"{part.name}.{key}".lstrip(".")
             for part in parts(layout.placed.module)
-            if self.ranks > 1 or part.pieces > 1
+            if part.pieces > 1 or (self.ranks > 1 and not isinstance(part.module, SYNCHRONIZED))
             for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
         }
 

@@ -18,7 +18,7 @@ from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.engine.by_nature import WrittenByShards, hook_notes, set_comparable_mode
+from dpexp.engine.by_nature import WrittenByShards, hook_notes, set_comparable_mode, train_batch_norms
 from dpexp.engine.compare import Difference
 from dpexp.engine.gathered_outputs import scalars_of_replicas
 from dpexp.engine.locate import Locator
@@ -28,6 +28,7 @@ from dpexp.engine.rounding import MARGIN, MOST, NARROWER, OtherwiseRoundedTraini
 from dpexp.engine.side_by_side import DrawsRandomNumbersError, SideBySide, SingleDeviceError
 from dpexp.engine.training import Loss, OptimizerFactory, Training
 from dpexp.strategies.base import Placed
+from dpexp.strategies.sync_batch_norm import on_one_device
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error that counts as rounding, by the dtype of the comparison."""
@@ -151,18 +152,24 @@ class Equivalence:
     def _objective(self) -> Objective:
         return self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
 
-    def _reference(self, quiet: frozenset[str]) -> tuple[Training, list[str]]:
+    def _reference(
+        self, quiet: frozenset[str], trained: frozenset[str] = frozenset()
+    ) -> tuple[Training, list[str]]:
         """The single device, and notes about the mode in which modules are compared."""
-        model, notes = self.comparable_copy(self.dtype, quiet)
+        model, notes = self.comparable_copy(self.dtype, quiet, trained)
         loss = self._objective.on_one_device
         return Training(on_host(model), loss, self.optimizer, self.dtype, is_reference=True), notes
 
     def _compared(self, quiet: frozenset[str], tolerance: float, note: str = "") -> Result:
-        (reference, notes), objective = self._reference(quiet), self._objective
+        objective, may_draw = self._objective, WHOLE_MODEL in quiet
         model, _ = self.comparable_copy(self.dtype, quiet)
         layout = Training(self.lay_out(model), objective.loss, self.optimizer, self.dtype)
+        trained = frozenset[str]()
+        if self.optimizer is not None and not may_draw:
+            trained = train_batch_norms(layout.placed, self.group)
+        reference, notes = self._reference(quiet, trained)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
-        sides = SideBySide(layout, reference, objective, self.group, tolerance, written, WHOLE_MODEL in quiet)
+        sides = SideBySide(layout, reference, objective, self.group, tolerance, written, may_draw)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
         notes += [
@@ -174,13 +181,18 @@ class Equivalence:
         return Result(sides.worst_of_all_ranks(), sides.steps, tolerance, notes, cause, quiet, self.dtype)
 
     def comparable_copy(
-        self, dtype: torch.dtype, quiet: frozenset[str] = frozenset()
+        self,
+        dtype: torch.dtype,
+        quiet: frozenset[str] = frozenset(),
+        trained: frozenset[str] = frozenset(),
     ) -> tuple[nn.Module, list[str]]:
         """The model in this type, in a mode in which layouts can be compared, and notes about the mode."""
         model = copied(self.model, dtype)
-        return model, set_comparable_mode(model, quiet)
+        return model, set_comparable_mode(model, quiet, trained)
 
 
 def on_host(model: nn.Module) -> Placed:
     """The model as a single device has it."""
-    return Placed(devices.place(model, devices.HOST), devices.HOST, devices.HOST, (devices.HOST,))
+    return Placed(
+        devices.place(on_one_device(model), devices.HOST), devices.HOST, devices.HOST, (devices.HOST,)
+    )

@@ -17,7 +17,9 @@ from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.engine.model_copy import check_copyable
 from dpexp.engine.observe import preserved
+from dpexp.parallel import chunk_sizes
 from dpexp.strategies import Strategy
+from dpexp.strategies.sync_batch_norm import synchronized, without_ranks
 
 
 def check_not_wrapped(model: nn.Module) -> None:
@@ -58,6 +60,19 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     )
 
 
+def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, ranks: int) -> None:
+    """Raises ConfigError where SyncBatchNorm would count the stand-in of a rank without rows."""
+    names = synchronized(model)
+    sizes = {min(config.batch_size, samples), samples % config.batch_size} - {0}
+    for rows in sorted(sizes) if names and not config.eval else ():
+        used = len(chunk_sizes(rows, ranks))
+        if used < ranks:
+            raise ConfigError(
+                f"SyncBatchNorm ({', '.join(names)}) needs rows on every rank, and a batch of {rows} rows "
+                f"has some on {used} of {ranks}: choose another --batch-size, or fewer ranks"
+            )
+
+
 def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy) -> str:
     """Run one batch through model and loss on the host, and restore buffers and random state.
 
@@ -65,7 +80,7 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
     """
     before = _attributes(model)
     needs_gradients = strategy.needs.gradients and not strategy.config.eval
-    with preserved(model), torch.set_grad_enabled(needs_gradients):
+    with preserved(model), without_ranks(model), torch.set_grad_enabled(needs_gradients):
         with devices.autocast(devices.HOST, strategy.config.autocast), misfit_as_config_error(model):
             outputs = model(*batch.inputs)
         after = _attributes(model)

@@ -19,10 +19,11 @@ from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.engine.checkpoint import Checkpoints
-from dpexp.engine.model_check import check_model, check_not_wrapped, try_one_batch
+from dpexp.engine.model_check import check_model, check_not_wrapped, check_sync_batch_norm, try_one_batch
 from dpexp.engine.optimizers import check_optimizer
 from dpexp.record import UnknownRunError, check_writable, find, new_run_id
 from dpexp.strategies import STRATEGIES, Strategy
+from dpexp.strategies.sync_batch_norm import on_host_ranks
 
 
 @dataclass
@@ -111,6 +112,8 @@ def prepare(
     source = data.source(config.data, config.loss, config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     model = models.build(config.model, source.features)
+    if group.members and not any(device.type == "cuda" for device in selection.used):
+        on_host_ranks(model)
     check_not_wrapped(model)
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -124,6 +127,7 @@ def prepare(
         )
     strategy.prepare(model, selection.used)
     check_model(model, config)
+    check_sync_batch_norm(model, config, dataset.samples, group.chunks)
     check_optimizer(config, model)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)

@@ -20,6 +20,7 @@ from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.equivalence import Equivalence, Result, VerificationError
 from dpexp.strategies.base import Placed
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
+from dpexp.strategies.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
 
 
@@ -54,6 +55,8 @@ def prove(
     with _process_group(mesh) as group:
 
         def laid_out(copied: nn.Module) -> Placed:
+            if mesh is not None and used[0] == HOST:
+                on_host_ranks(copied)
             placed = lay_out(parallelize, copied, target, used, Timer(), group.chunks)
             check_parameters(model, placed, group)
             return placed

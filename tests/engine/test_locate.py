@@ -253,5 +253,13 @@ def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, mod
     assert trained["parameter_error"] < 1e-14
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
+    found = in_ranks(world)[0]["Synchronized"]
+    assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
+    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-14
+    assert in_ranks(world)[0]["Synchronized trained"]["parameter_error"] < 1e-14
+
+
 def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
     assert in_ranks(2)[0]["Checkpointed"]["passed"] is True

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from odd_models import Hooked
+from odd_models import Hooked, Synchronized
 from torch import nn
 
-from dpexp.config import RunConfig
+from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.diagnosis import explained
 from dpexp.engine.dry_run import predict
+from dpexp.engine.model_check import check_sync_batch_norm
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verification import verify
+from dpexp.strategies.sync_batch_norm import HostSyncBatchNorm, on_host_ranks, without_ranks
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
@@ -37,3 +41,28 @@ def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     nn.functional.mse_loss(model(torch.ones(1, 5)), torch.ones(1, 2)).backward()
     assert len(model.finished) == 1
+
+
+def test_sync_batch_norm_over_ranks_without_rows_is_refused_before_the_run() -> None:
+    model = Synchronized()
+    check_sync_batch_norm(model, RunConfig("ddp", batch_size=30), 100, 5)
+    with pytest.raises(ConfigError, match=r"\(middle\) needs rows on every rank, .* 10 rows .* 5 of 8"):
+        check_sync_batch_norm(model, RunConfig("ddp", batch_size=30), 100, 8)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+)
+def test_host_sync_batch_norm_of_one_process_is_batch_norm(options: Any, shape: tuple[int, ...]) -> None:
+    norms = on_host_ranks(nn.SyncBatchNorm(5, **options)), nn.BatchNorm1d(5, **options)
+    x = torch.randn(shape)
+    for _ in range(2):
+        found, expected = (norm(x) for norm in norms)
+        assert torch.equal(found, expected)
+    assert isinstance(norms[0], HostSyncBatchNorm)
+    with without_ranks(norms[0]):
+        assert not isinstance(norms[0], HostSyncBatchNorm)
+    assert all(
+        torch.equal(*pair) for pair in zip(*(norm.state_dict().values() for norm in norms), strict=True)
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import layouts
 import pytest
 import torch
+from planted import Planted, on_host
 from torch import nn
 
 from dpexp import devices
@@ -203,6 +204,49 @@ def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_names_them
     assert [model[index].training for index in range(4)] == [True, False, False, True]
     assert model[3].dropout == 0.0
     assert set_comparable_mode(nn.Linear(2, 2)) == []
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "values", "note"),
+    [
+        ("single", {"virtual": 1}, ""),
+        ("place", {"virtual": 2, "place": ("2=cpu:1",)}, ""),
+        ("block", {"virtual": 2, "block": ("2",)}, "BatchNorm in eval mode (2.0): a shard uses"),
+        ("whole", {"virtual": 2}, "BatchNorm in eval mode (1, 2.0): a shard uses"),
+    ],
+)
+def test_a_batch_norm_that_sees_every_row_is_verified_in_training_mode(
+    strategy: str, values: dict[str, Any], note: str
+) -> None:
+    prepared = prepare(RunConfig.from_dict({"strategy": "single", "devices": "cpu"}))
+    config = RunConfig.from_dict({"strategy": strategy} | values)
+    used = tuple(torch.device("cpu", index) for index in range(values["virtual"]))
+    selection = replace(prepared.selection, used=used)
+    made = STRATEGIES[strategy](config)
+    result = verify(replace(prepared, config=config, model=normed(), strategy=made, selection=selection))
+    assert (result.passed, result.cause) == (True, "")
+    assert result.note.startswith(note)
+    assert bool(result.note) is bool(note)
+    assert result.buffer_error is not None
+
+
+def test_running_statistics_that_a_layout_does_not_keep_are_found() -> None:
+    def forgets(model: nn.Module) -> Placed:
+        model[1].register_forward_hook(
+            lambda norm, *_: setattr(norm, "running_mean", norm.weight.detach() * 0)
+        )
+        return on_host(model)
+
+    prepared = prepare(RunConfig("single", devices="cpu"))
+    result = verify(replace(prepared, model=normed(), strategy=Planted(forgets)))
+    assert result.passed is False
+    assert result.cause.startswith("step 1 (30 rows): buffers (1.running_mean")
 
 
 class Drops(nn.Linear):

@@ -27,11 +27,12 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
 from dpexp.strategies import STRATEGIES
+from dpexp.strategies.sync_batch_norm import on_one_device
 from dpexp.timing import Timer
 
 PLANTED = Path(__file__).with_name("planted.py")
 ODD_MODELS = Path(__file__).with_name("odd_models.py")
-ODD = ("Checkpointed",)
+ODD = ("Checkpointed", "Synchronized")
 """Models of ``odd_models``, under ddp."""
 LOSSES = {"Tagger": "tokens", "Tagger:reduction=sum": "sum", "Shifted": "", "Tagger:returns=loss": "tokens"}
 """Models of ``losses_inside`` and the reductions of their losses."""
@@ -65,9 +66,11 @@ class Writing(nn.Module):
 def training_error(config: RunConfig, group: ProcessGroup) -> float:
     """How far the parameters that ranks have trained are from those of a single device."""
     prepared, trained = prepare(config, group=group), []
+    prepared.data = prepared.data.to(torch.float64)
     alone = replace(prepared, group=ProcessGroup(), strategy=STRATEGIES["single"](RunConfig("single")))
     for each in (alone, prepared):
-        placed = each.strategy.place(copied(prepared.model, torch.float64), (), Timer())
+        model = copied(prepared.model, torch.float64)
+        placed = each.strategy.place(model if each is prepared else on_one_device(model), (), Timer())
         trainer = Trainer(each, placed, Timer())
         trainer.take_steps(4)
         trained.append(trainer.full_parameters())
@@ -99,6 +102,7 @@ def main() -> None:
     for model in ODD:
         odd = replace(config, model=f"{ODD_MODELS}:{model}")
         results[model] = verify(prepare(odd, group=group))
+        results[f"{model} trained"] = replace(results[model], parameter_error=training_error(odd, group))
     rows = {case: vars(result) for case, result in results.items()}
     rows |= {name: vars(prove(catalogue()[name], world.size)) for name in sys.argv[1:]}
     every_rank = group.all_gather(rows)
