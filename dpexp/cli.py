@@ -22,12 +22,13 @@ from types import UnionType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
 from dpexp.config.errors import Terminated, describe, shortened, shown, text_of
+from dpexp.config.help_panels import EXAMPLES, OUTPUT, panel_of, panels
 from dpexp.config.options import flag_name, option_fields, types_of
-from dpexp.config.process import ROOT, is_checkout
+from dpexp.config.process import ROOT, command, is_checkout
 from dpexp.record import JournalError, redact
 
 PREFIX = "DPEXP_"
@@ -51,7 +52,28 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-class SuggestingGroup(TyperGroup):
+class RichHelp:
+    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from typer import rich_utils
+
+        del formatter  # rich prints
+        rich_utils.rich_format_help(obj=self, ctx=ctx, markup_mode="rich")  # type: ignore[arg-type]
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """``--help`` itself, in the last panel."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.rich_help_panel, option.metavar = OUTPUT, ""
+        return option
+
+
+class Command(RichHelp, TyperCommand):
+    """A command."""
+
+
+class SuggestingGroup(RichHelp, TyperGroup):
     """A group whose error for an unknown command lists the known ones and suggests the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -60,9 +82,16 @@ class SuggestingGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class App(typer.Typer):
+    """A Typer app whose commands are ``Command``."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        return super().command(name, **{"cls": Command, **options})
+
+
 def app(help: str, *, completion: bool = False) -> typer.Typer:
-    """The Typer app of a script: plain help, no pretty tracebacks; ``completion`` of the shell on request."""
-    return typer.Typer(
+    """The Typer app of a script: no pretty tracebacks; ``completion`` of the shell on request."""
+    return App(
         cls=SuggestingGroup,
         help=help,
         add_completion=completion,
@@ -152,14 +181,20 @@ def print_error(error: BaseException, message: str) -> None:
 def with_options(function: Callable[..., None], strategy: str) -> Callable[..., None]:
     """Give the function a parameter for each option of the strategy in place of ``**values``, for Typer."""
     signature = inspect.signature(function, eval_str=True)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    output = [p.replace(kind=p.KEYWORD_ONLY) for p in given]
+    by_panel: dict[str, list[inspect.Parameter]] = {}
     for cls in (STRATEGY_OPTIONS[strategy], RunConfig):
-        parameters += [_parameter(types_of(cls)[field.name], field) for field in option_fields(cls)]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        for field in option_fields(cls):
+            panel = panel_of(field.name, strategy)
+            parameter = _parameter(types_of(cls)[field.name], field, panel)
+            by_panel.setdefault(panel, []).append(parameter)
+    found = [parameter for panel in panels(strategy) for parameter in by_panel.get(panel, [])]
+    function.__signature__ = inspect.Signature([*found, *output])  # type: ignore[attr-defined]
     return function
 
 
-def _parameter(kind: Any, field: dataclasses.Field[Any]) -> inspect.Parameter:
+def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.Parameter:
     meta, default = field.metadata, field.default
     if isinstance(kind, UnionType):
         kind = next(member for member in typing.get_args(kind) if member is not type(None))
@@ -173,7 +208,8 @@ def _parameter(kind: Any, field: dataclasses.Field[Any]) -> inspect.Parameter:
         metavar=meta["metavar"] or _METAVARS.get(kind),
         parser=_number_parser(kind, variable) if kind in (int, float) else None,
         envvar=[variable, *ALIASES.get(field.name, [])],
-        show_envvar=False,
+        show_envvar=True,
+        rich_help_panel=panel,
         show_default=default not in ("", None),
     )
     return inspect.Parameter(
@@ -181,7 +217,13 @@ def _parameter(kind: Any, field: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-_METAVARS = {int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
+def examples(strategy: str) -> str:
+    """The examples of a strategy's command, for the end of its help: a paragraph each."""
+    program = command("run")
+    return "\n\n".join(["Examples:", *(f"{program} {strategy} {words}" for words in EXAMPLES[strategy])])
+
+
+_METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
 
 
 def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[Any], float]:

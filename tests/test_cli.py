@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from command_lines import script
+from command_lines import script, shared
 
-from dpexp.config import STRATEGY_OPTIONS, option_names
-from dpexp.config.options import flag_name
+from dpexp.config import STRATEGY_OPTIONS, RunConfig, option_names
+from dpexp.config.help_panels import EXAMPLES, PANELS, RANKS
+from dpexp.config.options import flag_name, option_fields
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,6 +38,33 @@ def test_every_field_of_the_config_is_an_option(strategy: str) -> None:
     for other in set(STRATEGY_OPTIONS) - {strategy}:
         for name in set(option_names(other)) - set(option_names(strategy)):
             assert f"{flag_name(name)} " not in shown
+
+
+@pytest.mark.parametrize("strategy", ["single", "hybrid", "ddp"])
+def test_help_has_panels_the_strategys_own_first(strategy: str) -> None:
+    shown = cli(strategy, "--help", COLUMNS="200").stdout
+    titles = ["Model and data", "Devices and layout", "Measuring", "Tracking", "Output"]
+    own = [f"Options of {strategy}"] * (strategy != "single")
+    assert re.findall(r"^╭─ (.*?) ─", shown, re.MULTILINE) == [*own, *titles]
+    assert shown.count(f"run.py {strategy} --") == 2, "two examples"
+    assert "random[:samples=100]" in shown, "brackets in a text are not markup"
+    assert "[env var: DPEXP_BATCH_SIZE]" in shown
+    assert not re.search(r"<\w+>|\bTEXT\b|INTEGER RANGE", shown), "one style of metavar"
+
+
+def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
+    listed = [name for names in PANELS.values() for name in names]
+    shared = [*map(attrgetter("name"), option_fields(RunConfig)), *RANKS]
+    assert sorted(listed) == sorted(shared)
+
+
+def test_every_example_of_the_help_is_a_valid_command(tmp_path: Path) -> None:
+    assert set(EXAMPLES) == set(STRATEGY_OPTIONS)
+    for strategy, lines in EXAMPLES.items():
+        for line in lines:
+            words = [word for word in shlex.split(line) if word != "--dry-run"]
+            done = shared().run([strategy, *words, "--print-config"], tmp_path)
+            assert done.code == 0, f"{line}: {done.stderr}"
 
 
 def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:

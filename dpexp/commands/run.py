@@ -11,6 +11,7 @@ import typer
 from dpexp import cli
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
 from dpexp.config.errors import startup_errors
+from dpexp.config.help_panels import OUTPUT
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -22,21 +23,22 @@ Config = Annotated[
         metavar="FILE",
         is_eager=True,
         callback=cli.load_config,
+        rich_help_panel=OUTPUT,
     ),
 ]
-PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print the complete config as JSON and stop.")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Show devices, device map and batch split without a run."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document, the Record of a run, and nothing else.")
-]
-Full = Annotated[bool, typer.Option("--full", help="Print the complete summary, not ten lines of a section.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")]
-Debug = Annotated[bool, typer.Option(cli.DEBUG, help="Show the traceback of an error.")]
+
+
+def _output(name: str, help: str) -> Any:
+    """A flag on what a command prints."""
+    return typer.Option(name, help=help, metavar="", rich_help_panel=OUTPUT)
+
+
+PrintConfig = Annotated[bool, _output("--print-config", "Print the complete config as JSON and stop.")]
+DryRun = Annotated[bool, _output("--dry-run", "Show devices, device map and batch split without a run.")]
+Json = Annotated[bool, _output("--json", "Print one JSON document, the Record of a run, and nothing else.")]
+Full = Annotated[bool, _output("--full", "Print the complete summary, not ten lines of a section.")]
+Quiet = Annotated[bool, _output("--quiet", "No progress bar and no summary.")]
+Debug = Annotated[bool, _output(cli.DEBUG, "Show the traceback of an error.")]
 
 
 def _command(strategy: str) -> None:
@@ -63,7 +65,7 @@ def _command(strategy: str) -> None:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
     command.__doc__ = STRATEGY_HELP[strategy]
-    app.command(strategy)(cli.with_options(command, strategy))
+    app.command(strategy, epilog=cli.examples(strategy))(cli.with_options(command, strategy))
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:

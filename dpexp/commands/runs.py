@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 def list_(
     as_json: Json = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Number of runs, the newest first.")
+        int, typer.Option("--limit", "-n", metavar="INTEGER", min=1, help="Number of runs, the newest first.")
     ] = sys.maxsize,
 ) -> None:
     """List all runs, the newest first."""
@@ -119,7 +119,10 @@ def reproduce(
     repeats: Annotated[
         int,
         typer.Option(
-            "--runs", help="How often it runs on the same kind of machine, to compare its times.", min=1
+            "--runs",
+            help="How often it runs on the same kind of machine, to compare its times.",
+            metavar="INTEGER",
+            min=1,
         ),
     ] = 3,
 ) -> None:

@@ -28,7 +28,9 @@ Publish = Annotated[
     bool, typer.Option("--publish", help="Replace the committed Records of the experiment by the new ones.")
 ]
 Track = Annotated[bool, typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.")]
-Order = Annotated[int, typer.Option("--order-seed", help="Seed of the order of the runs.", min=0)]
+Order = Annotated[
+    int, typer.Option("--order-seed", help="Seed of the order of the runs.", metavar="INTEGER", min=0)
+]
 
 UntilDecided = Annotated[
     bool,
@@ -38,7 +40,9 @@ UntilDecided = Annotated[
         "are wider, because each round looks at them.",
     ),
 ]
-Limit = Annotated[int, typer.Option("--limit", help="Most rounds with --until-decided.", min=2)]
+Limit = Annotated[
+    int, typer.Option("--limit", help="Most rounds with --until-decided.", metavar="INTEGER", min=2)
+]
 
 
 @app.command()

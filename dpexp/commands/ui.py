@@ -16,9 +16,13 @@ app = cli.app("Show the recorded runs in the MLflow UI.")
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    port: Annotated[int, typer.Option(metavar="INTEGER", min=1, max=65535, help="Port to listen on.")] = 5000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 admits everyone who can reach this machine.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on; 0.0.0.0 admits everyone who can reach this machine.",
+        ),
     ] = "127.0.0.1",
 ) -> None:
     """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
