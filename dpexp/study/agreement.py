@@ -98,8 +98,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def unpredicted(record: Record, prediction: Row) -> list[str]:
-    """What differs from the dry run of the config: execution, devices, device map, calls for a full batch."""
+    """What differs from the dry run of the config: execution, devices, device map, calls for a full batch.
+
+    A dry run takes no step, so that it has no rows of what an optimizer keeps.
+    """
     if prediction["note"]:  # of several ranks, or of devices that this machine lacks
+        return []
+    if _accelerators_differ(record, prediction):
         return []
     found = {
         "execution": (record.execution, prediction["execution"]),
@@ -107,10 +112,24 @@ def unpredicted(record: Record, prediction: Row) -> list[str]:
             f"devices.{name}": (record.devices[name], prediction["devices"][name])
             for name in ("used", "output")
         },
-        "device_map": (record.device_map, prediction["device_map"]),
+        "device_map": (
+            [row for row in record.device_map if row["kind"] != "optimizer"],
+            prediction["device_map"],
+        ),
         "shapes": (_calls(record.shapes), _calls(prediction["shapes"])),
     }
     return [f"{name} is not what its config predicts" for name, (one, other) in found.items() if one != other]
+
+
+def _accelerators_differ(record: Record, prediction: Row) -> bool:
+    """Whether the config leaves the devices to the machine, and that of the Record has other accelerators."""
+    if record.config.get("virtual") or record.config.get("devices") == "cpu":
+        return False
+    recorded, present = (
+        [name for name in facts["used"] if not name.startswith("cpu")]
+        for facts in (record.devices, prediction["devices"])
+    )
+    return recorded != present
 
 
 def _calls(shapes: Sequence[Row]) -> list[tuple[Any, ...]]:

@@ -1,0 +1,49 @@
+"""Agreement: what a Record has and its config does not predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_factory import parameter_row
+
+import dpexp
+from dpexp.config import RunConfig
+from dpexp.engine.dry_run import dry_run
+from dpexp.record import Record, Row
+from dpexp.study.agreement import unpredicted
+
+
+def short(strategy: str, **options: Any) -> Record:
+    return dpexp.run(strategy, steps=2, check=False, track=False, quiet=True, **options)
+
+
+def prediction(record: Record) -> Row:
+    return dry_run(RunConfig.from_dict(record.config, where="config"))
+
+
+@pytest.mark.parametrize("options", [{"strategy": "hybrid", "sparse": True}, {"strategy": "single"}])
+def test_a_run_is_as_predicted_whatever_its_optimizer_keeps(
+    dpexp_home: Path, options: dict[str, Any]
+) -> None:
+    record = short(**options, optimizer="adam")
+    assert any(row["kind"] == "optimizer" for row in record.device_map)
+    assert unpredicted(record, prediction(record)) == []
+    record.device_map.append(parameter_row("fc", "more", [5], "cpu", []))
+    assert unpredicted(record, prediction(record)) == ["device_map is not what its config predicts"]
+
+
+def test_devices_that_the_machine_chose_are_compared_where_the_accelerators_are_the_same(
+    dpexp_home: Path,
+) -> None:
+    record = short("whole", virtual=2)
+    record.config = {**record.config, "virtual": None, "devices": "auto"}
+    here = prediction(record)
+    on_gpus = {"used": ["cuda:0", "cuda:1"], "output": "cuda:0"}
+    assert unpredicted(record, {**here, "devices": on_gpus}) == []
+    record.devices = {**record.devices, **on_gpus}
+    record.execution = "real"
+    assert unpredicted(record, {**here, "devices": {"used": ["cpu:0"], "output": "cpu:0"}}) == []
+    record.config = {**record.config, "devices": "cpu"}
+    assert "execution is not what its config predicts" in unpredicted(record, here)
