@@ -38,22 +38,42 @@ class Rows:
 
 
 def of_batches(batches: Sequence[Any]) -> Rows:
-    """The samples of a list of batches. Raises ConfigError for rows that differ in number or shape."""
+    """The samples of a list of batches, their tensors joined by key.
+
+    Raises ConfigError for batches of different keys, and for rows that differ in number or shape.
+    """
     if not batches:
         raise ConfigError("data: the list has no batch")
-    for number, batch in enumerate(batches):
-        rows = {len(tensor) if tensor.dim() else 0 for tensor in tensors.walk(batch)}
-        if len(rows) != 1:
-            raise ConfigError(
-                f"data: batch {number} has tensors of {sorted(rows)} rows. A list holds batches, whose "
-                "tensors have equally many; give single samples as a torch.utils.data.Dataset"
-            )
-    columns = [list(tensors.walk(batch)) for batch in batches]
-    try:
-        joined = iter([torch.cat(column) for column in zip(*columns, strict=True)])
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"data: the batches cannot be joined, row by row: {error}") from error
-    return Rows(tensors.map_tensors(lambda _: next(joined), batches[0]))
+    by_path = [dict(tensors.leaves(batch)) for batch in batches]
+    for number, found in enumerate(by_path):
+        _check_batch(number, found, by_path[0])
+    joined = {}
+    for path in by_path[0]:
+        try:
+            joined[path] = torch.cat([found[path] for found in by_path])
+        except RuntimeError as error:
+            raise ConfigError(f"data: the batches cannot be joined, row by row: {error}") from error
+    columns = iter(joined.values())
+    return Rows(tensors.map_tensors(lambda _: next(columns), batches[0]))
+
+
+def _check_batch(number: int, found: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a batch that the first one, {path: leaf}, cannot be joined with."""
+    for path, leaf in found.items():
+        if not isinstance(leaf, Tensor):
+            at = f" at {path}" if path else ""
+            raise ConfigError(f"data: batch {number} holds a {type(leaf).__name__}{at}, not a tensor")
+    rows = {len(tensor) if tensor.dim() else 0 for tensor in found.values()}
+    if len(rows) != 1:
+        raise ConfigError(
+            f"data: batch {number} has tensors of {sorted(rows)} rows. A list holds batches, whose "
+            "tensors have equally many; give single samples as a torch.utils.data.Dataset"
+        )
+    if found.keys() != first.keys():
+        here, there = (", ".join(each) or "a tensor" for each in (found, first))
+        raise ConfigError(
+            f"data: batch {number} has {here}, and batch 0 has {there}: every batch needs the same entries"
+        )
 
 
 def rows_of_batch(data: Any) -> int | None:
