@@ -146,7 +146,8 @@ class Equivalence:
         limit = min(MARGIN * error, MOST[self.dtype])
         measured = f"a single device that rounds it otherwise differs from itself by {error:.1e}"
         why = self.narrowed or "the forward computes in a narrower type than float64"
-        return limit, f"{why}; {measured}, and the limit is {limit:.1e}"
+        cut = "cut to " if limit < MARGIN * error else ""
+        return limit, f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"
 
     @property
     def _objective(self) -> Objective:

@@ -1,13 +1,15 @@
 """The head of a run's report: a verdict in one line, then five lines of figures."""
 
 from dpexp.config.errors import shortened
-from dpexp.record import Record, present, usual_steps
+from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.findings import headlines
 
 MOST_DAMAGE = 3
 """The most reports of damage; `runs.py check` prints all."""
+USUAL_LIMIT = 1e-12
+"""The limit of a verification in float64."""
 EXECUTIONS = {
     "real": "REAL devices",
     "virtual": "VIRTUAL devices",
@@ -22,14 +24,22 @@ def verdict(record: Record) -> str:
         return f"{record.status.upper()}: {shortened(error)}"
     if record.status != "finished":
         return f"{record.status.upper()}: the report shows what was recorded until then"
-    usual, facts = usual_steps(record), record.verification
-    verified = (
-        "not verified" if not facts.get("checked") else "verified" if facts["passed"] else "NOT THE SAME"
-    )
-    parts = [f"{EXECUTIONS.get(record.execution, record.execution or 'not started')}, {verified}"]
+    usual = usual_steps(record)
+    execution = EXECUTIONS.get(record.execution, record.execution or "not started")
+    parts = [f"{execution}, {_verified(record.verification)}"]
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} a step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     return "; ".join([*parts, *headlines(record)[:1]])
+
+
+def _verified(facts: Row) -> str:
+    """Whether the run is verified, and to which error where its limit is wider than usual."""
+    if not facts.get("checked"):
+        return "not verified"
+    if not facts["passed"]:
+        return "NOT THE SAME"
+    limit = float(facts["tolerance"])
+    return f"verified to {limit:.0e}" if limit > USUAL_LIMIT else "verified"
 
 
 def figures(record: Record) -> list[str]:

@@ -64,6 +64,13 @@ def test_a_summary_begins_with_a_verdict_and_five_figures_a_line_each() -> None:
     assert [re.sub(r"\\(.)", r"\1", line) for line in note[2:8]] == [line.strip() for line in lines[1:7]]
 
 
+def test_the_verdict_says_how_far_a_run_is_verified_where_the_limit_is_wide() -> None:
+    record = whole(2)
+    assert "verified to" not in report.summary(record).splitlines()[1]
+    record.verification["tolerance"] = 1e-4
+    assert ", verified to 1e-04;" in report.summary(record).splitlines()[1]
+
+
 def test_the_verdict_names_the_finding_that_matters_most() -> None:
     assert set(HEADLINES) == {rule.__name__ for rule in RULES}
     record = whole(2, phases=PHASES | {"replicate": 5.0})
