@@ -19,7 +19,7 @@ from dpexp.config.errors import as_config_error
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
-from dpexp.data.user_samples import forward_signature, is_arrays, map_style, problem, split
+from dpexp.data.user_samples import forward_signature, map_style, problem, split, train_and_test
 
 MAX_SAMPLES = 10**12
 """An epoch of more would last for years; an endless data set may return any length up to this."""
@@ -28,10 +28,11 @@ DIGESTED = 10_000
 
 
 class UserSource(Source):
-    """A map-style dataset, a loader, tensors ``(x, y)``, or a tuple of one to train and one to test on.
+    """A map-style dataset, a loader, tensors ``(x, y)`` or ``((x, z), y)``, or two of these.
 
-    It is what the name stands for, or what that returns. ``user_samples`` has the forms of a sample. If a
-    data set has an attribute ``features`` (a ``dpexp.data.Features``), models are built for that.
+    Two are one to train and one to test on. It is what the name stands for, or what that returns.
+    ``user_samples`` has the forms of a sample. If a data set has an attribute ``features`` (a
+    ``dpexp.data.Features``), models are built for that.
     """
 
     def __init__(self, parsed: spec.Spec, where: str) -> None:
@@ -42,10 +43,10 @@ class UserSource(Source):
             found = spec.call(found, parsed, where)
         else:
             spec.check_no_options(parsed, found, where)
-        is_two = isinstance(found, tuple) and len(found) == 2 and not is_arrays(found)
-        train, test = found if is_two else (found, None)
-        self.train, self.collate = map_style(train)
-        self.test = map_style(test)[0] if test is not None else None
+        what = f"{self.where}: {self.name}"
+        train, test = train_and_test(found, what)
+        self.train, self.collate = map_style(train, what)
+        self.test = map_style(test, what)[0] if test is not None else None
         for dataset in filter(lambda each: each is not None, (self.train, self.test)):
             self._check(dataset)
         self.features = _features(self.train)

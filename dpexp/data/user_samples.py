@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from dpexp import tensors
 from dpexp.config import ConfigError
@@ -84,20 +84,61 @@ def rows_of_batch(data: Any) -> int | None:
     return len(first) if first is not None and first.dim() else None
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
 def is_arrays(value: Any) -> bool:
-    """Whether it is a tensor or array, or a tuple of two: samples in dimension 0."""
-    values = value if isinstance(value, tuple) else (value,)
-    return len(values) <= 2 and all(isinstance(each, Tensor | np.ndarray) for each in values)
+    """Whether it is tensors or arrays with the samples in dimension 0: x, (x, y) or ((x, z), y)."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and value[0]:
+        value = (*value[0], value[1])
+    elif isinstance(value, tuple) and len(value) > 2:
+        return False
+    return all(map(_is_array, value if isinstance(value, tuple) else (value,)))
 
 
-def map_style(value: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-    """A map-style data set, and the function that joins its samples to a batch; other things as they are."""
+def train_and_test(value: Any, what: str) -> tuple[Any, Any | None]:
+    """What to train and to test on: a tuple of two, unless it is (inputs, target).
+
+    Raises ConfigError for a tuple that may be read as either; ``what`` starts the message.
+    """
+    if not isinstance(value, tuple) or len(value) != 2 or is_arrays(value):
+        return value, None
+    if any(map(_is_array, value)):
+        kinds = ", ".join(type(each).__name__ for each in value)
+        raise ConfigError(
+            f"{what} gives a tuple ({kinds}), which may be (inputs, target) or (data to train on, data to "
+            "test on): give inputs and target as tensors (x, y) or ((x, z), y), and data to train and to "
+            "test on as two data sets, or ((x, y), (x, y))"
+        )
+    return value
+
+
+def map_style(value: Any, what: str) -> tuple[Any, Callable[[list[Any]], Any]]:
+    """A map-style data set, and the function that joins its samples to a batch; other things as they are.
+
+    Raises ConfigError for tensors whose rows differ in number; ``what`` starts the message.
+    """
     if isinstance(value, DataLoader):
         return value.dataset, value.collate_fn
     if is_arrays(value):
-        values = value if isinstance(value, tuple) else (value,)
-        return TensorDataset(*map(torch.as_tensor, values)), default_collate
+        return Rows(_columns(value, what)), default_collate
     return value, default_collate
+
+
+def _columns(value: Any, what: str) -> Any:
+    """The tensors of a pytree of tensors and arrays, which all have equally many rows."""
+    if isinstance(value, tuple):
+        columns: Any = tuple(_columns(each, what) for each in value)
+    else:
+        columns = torch.as_tensor(value)
+    shapes = [tuple(tensor.shape) for tensor in tensors.walk(columns)]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise ConfigError(
+            f"{what} gives tensors of the shapes {', '.join(map(str, shapes))}: "
+            "each must have the samples in dimension 0, equally many"
+        )
+    return columns
 
 
 def problem(sample: Any) -> str:

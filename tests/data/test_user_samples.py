@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+from dpexp import data, live
 from dpexp.config import ConfigError
 from dpexp.data import user_samples
+from dpexp.data.user_data import UserSource
 
 A, B, Y = torch.zeros(4, 5), torch.ones(4, 5), torch.full((4, 2), 2.0)
+
+
+def source(value: Any) -> UserSource:
+    """The source of live data."""
+    with live.named({"data": value}) as names:
+        found = data.source(names["data"])
+    assert isinstance(found, UserSource)
+    return found
 
 
 def test_dict_batches_are_joined_by_key_in_any_order() -> None:
@@ -32,3 +43,35 @@ def test_dict_batches_are_joined_by_key_in_any_order() -> None:
 def test_batches_of_different_entries_are_refused(second: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         user_samples.of_batches([{"a": A, "b": B}, second])
+
+
+@pytest.mark.parametrize("as_given", [lambda tensor: tensor, lambda tensor: tensor.numpy()])
+def test_two_inputs_and_a_target_are_not_data_to_train_and_to_test_on(as_given: Any) -> None:
+    a, b, y = map(as_given, (A, B, Y))
+    found = source(((a, b), y))
+    assert found.test is None
+    inputs, target = user_samples.split(found.train[0])
+    assert [float(each[0]) for each in (*inputs, target)] == [0, 1, 2]
+
+
+def test_two_pairs_are_data_to_train_and_to_test_on() -> None:
+    found = source(((A, Y), (B[:3], Y[:3])))
+    assert (len(found.train), len(found.test)) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "value", [(TensorDataset(A, Y), Y), (A, (B, Y)), ([A, B], Y), (A, TensorDataset(B, Y)), ({"a": A}, Y)]
+)
+def test_a_tuple_with_two_readings_is_refused(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"may be \(inputs, target\) or \(data to train on, data to test on\)"
+    ):
+        source(value)
+
+
+@pytest.mark.parametrize("value", [(A, Y[:3]), ((A, B[:3]), Y), (A, torch.tensor(1.0)), torch.tensor(1.0)])
+def test_tensors_without_equally_many_rows_are_refused(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"gives tensors of the shapes .*the samples in dimension 0, equally many"
+    ):
+        source(value)
