@@ -315,7 +315,12 @@ def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
 
 
 def _error_without_first_rank(results: list[RankResult], fault: BaseException | None) -> BaseException | None:
-    """The error of a host whose ranks do not include the first; None if they finished."""
+    """The error of a host whose ranks do not include the first, or have no run yet; None if they finished.
+
+    A signal to this process is why its ranks ended, whatever they say.
+    """
+    if isinstance(fault, KeyboardInterrupt | Terminated):
+        return fault
     for result in results:
         if result.status != "finished":
             return RanksError(result.message)

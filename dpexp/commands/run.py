@@ -121,17 +121,25 @@ def _ended_without_record(error: BaseException | None) -> int:
     """A rank that does not record prints nothing; without ranks, print why there is no Record."""
     from dpexp.distributed import World
 
-    if error is not None and World.of() is None:
-        cli.print_error(error, str(error))
-    return cli.Exit.FAILED if error is not None else cli.Exit.DONE
+    if error is None:
+        return cli.Exit.DONE
+    if World.of() is None:
+        cli.print_error(error, "interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
+    return _code(error)
 
 
 def _failed(error: BaseException) -> int:
     """Print why the run ended early; return the exit code."""
-    from dpexp.distributed import Terminated
     from dpexp.engine.diagnosis import explained
 
     cli.print_error(error, explained(error))
+    return _code(error)
+
+
+def _code(error: BaseException) -> int:
+    """The exit code of a run that this error ended."""
+    from dpexp.distributed import Terminated
+
     if isinstance(error, KeyboardInterrupt):
         return cli.Exit.INTERRUPTED
     return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED

@@ -15,6 +15,7 @@ import pytest
 from launching import (
     AGENT,
     ENVIRONMENT,
+    PATIENCE_S,
     SCRIPT,
     free_port,
     record,
@@ -166,6 +167,39 @@ def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: 
     (folder,) = (dpexp_home / "runs").iterdir()
     ended_record = json.loads((folder / "record.json").read_bytes())
     assert (ended_record["status"], ended_record["damage"]) == ("killed", [])
+
+
+STARTING = """
+import os, socket
+from torch import nn
+def make(port):
+    if "RANK" in os.environ:
+        with socket.create_connection(("127.0.0.1", port)) as test:
+            test.recv(1)
+    return nn.Linear(5, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
+)
+def test_a_signal_before_the_ranks_have_a_run_has_its_exit_code(
+    dpexp_home: Path, tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
+    (tmp_path / "starting.py").write_text(STARTING)
+    with socket.create_server(("127.0.0.1", 0)) as test:
+        test.settimeout(PATIENCE_S)
+        model = f"starting.py:make:port={test.getsockname()[1]}"
+        command = (SCRIPT, "ddp", "--devices", "2", "--model", model, "--no-check", "--no-track")
+        process = start_forked(*command, folder=tmp_path)
+        ranks = [test.accept()[0] for _ in range(2)]
+        process.send_signal(number)
+        ended = wait(process)
+        for rank in ranks:
+            rank.close()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {message}\n")
+    assert not list(dpexp_home.iterdir())
 
 
 def test_a_launch_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
