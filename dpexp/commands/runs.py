@@ -29,13 +29,18 @@ def list_(
         int, typer.Option("--limit", "-n", metavar="INTEGER", min=1, help="Number of runs, the newest first.")
     ] = sys.maxsize,
 ) -> None:
-    """List all runs, the newest first."""
+    """List all runs, the newest first.
+
+    In a narrow terminal ids are shortened to prefixes, and the least important columns left out; --json has
+    everything.
+    """
     from dpexp.record import summaries
-    from dpexp.report.render import listing
+    from dpexp.report.render import run_list, terminal
     from dpexp.tracking.ledger import delivered
 
     runs = _runs()
-    known = summaries(runs)[:limit]
+    every = summaries(runs)
+    known = every[:limit]
     delivery = delivered(home(), [summary.run_id for summary in known])
     for summary in known:
         if summary.problem:
@@ -44,7 +49,9 @@ def list_(
         rows = [{**summary.to_dict(), "delivered": delivery[summary.run_id]} for summary in known]
         typer.echo(json.dumps(rows))
     elif known:
-        typer.echo(listing.runs(known, delivery))
+        ids = [summary.run_id for summary in every]
+        listed = run_list.runs(known, delivery, width=terminal.terminal_width(piped=80), ids=ids)
+        typer.echo(terminal.encodable(listed))
     else:
         typer.echo(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 
@@ -189,12 +196,12 @@ def remove(
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
     from dpexp.record.index import delete, read_summary
-    from dpexp.report.render import listing
+    from dpexp.report.render import run_list
     from dpexp.tracking.ledger import delivered
 
     folder = _find(run)
     summary = read_summary(folder)
-    typer.echo(listing.one(summary, delivered(home(), [folder.name])[folder.name]))
+    typer.echo(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
         raise typer.Exit(cli.Exit.FAILED)
     delete(folder)

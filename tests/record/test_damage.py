@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpexp.record import JOURNAL, Journal, JournalReader, Record, RunSummary, finish, fold, load, usual_times
 from dpexp.report import summary
-from dpexp.report.render import listing
+from dpexp.report.render import run_list
 
 Lines = list[bytes]
 
@@ -104,10 +104,10 @@ def test_no_damage_moves_a_sample(runs: Path, tmp_path: Path, data: st.DataObjec
 
 def test_a_damaged_run_is_named_in_lists_and_reports(runs: Path) -> None:
     record = damaged(journals.complete(runs, "holed"), without(3))
-    assert "finished, 25 steps missing" in listing.runs([RunSummary.of(record)], {})
+    assert "finished, 25 steps missing" in run_list.runs([RunSummary.of(record)], {})
     assert "DAMAGED: line 4: 1 lines before it are lost; 25 steps are missing: 25-49" in summary(record)
     record = damaged(journals.complete(runs, "doubled"), lambda lines: lines * 2)
-    assert "finished, damaged" in listing.runs([RunSummary.of(record)], {})
+    assert "finished, damaged" in run_list.runs([RunSummary.of(record)], {})
 
 
 def test_a_reopened_damaged_journal_continues_at_the_right_step(runs: Path) -> None:

@@ -20,7 +20,7 @@ from dpexp.record.schema import wrong_types
 from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
 from dpexp.report.compare.tables import sections
-from dpexp.report.render import listing, terminal
+from dpexp.report.render import run_list, terminal
 from dpexp.tracking import content, sync
 from dpexp.tracking.ledger import delivered
 
@@ -116,7 +116,7 @@ def mutated(original: list[dict[str, Any]], number: int, place: tuple[Any, ...],
 def read_everywhere(home: Path, folder: Path) -> str:
     """What list, show, reap, sync and report do with a run, without a store; returns what is said of it."""
     (listed,) = [found for found in summaries(home / "runs") if found.run_id == folder.name]
-    said = listing.runs([listed], delivered(home, [folder.name])) + listed.problem
+    said = run_list.runs([listed], delivered(home, [folder.name])) + listed.problem
     assert folder in sync.dead(home)
     assert sync.undelivered(home) is not None
     closed = sync.close(folder)

@@ -36,7 +36,7 @@ from dpexp.record import (
     summaries,
 )
 from dpexp.record.seal import checksum, unseal
-from dpexp.report.render import listing
+from dpexp.report.render import run_list
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -406,7 +406,7 @@ def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
 
 def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     finish(journals.complete(runs, "evil", name="\x1b[31mred\x1b]0;title\x07\nnext line"))
-    text = listing.runs(summaries(runs), {"evil": "no"})
+    text = run_list.runs(summaries(runs), {"evil": "no"})
     assert text.count("\n") == 1
     assert not set(text) & {"\x1b", "\x07"}
 
@@ -421,7 +421,7 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     ],
 )
 def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -> None:
-    assert listing.device_ranges(names) == shown
+    assert run_list.device_ranges(names) == shown
 
 
 # --- journals from elsewhere ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, tables
 from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
-from dpexp.report.render import listing, terminal
+from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content import summary_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
     (group,) = compare([save(record, 0)]).groups
     cell = group.cells[0]
     summary = report.summary(record, width=100)
-    listed = listing.runs([RunSummary.of(record)], {})
+    listed = run_list.runs([RunSummary.of(record)], {})
     metrics = summary_metrics(record)
     assert (cell.step_ms["median"], cell.samples_per_s) == (1.25, 24_000)
     assert (metrics["summary/step_ms/median"], metrics["summary/samples_per_s"]) == (1.25, 24_000)

@@ -10,9 +10,11 @@ from pathlib import Path
 import journals
 import pytest
 from command_lines import ROOT, script
+from rich.cells import cell_len
 
 from dpexp.record import JOURNAL, Record, finish, fold
 from dpexp.record.journal import encode_line
+from dpexp.report.render import run_list
 
 
 @pytest.fixture
@@ -24,19 +26,8 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     finish(journals.complete(runs, "older", started="2026-01-01T00:00:00+00:00"))
     finish(journals.complete(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))
     lines = script("runs.py", "list").stdout.splitlines()
-    header = [
-        "run",
-        "name",
-        "strategy",
-        "execution",
-        "devices",
-        "verified",
-        "step",
-        "ms",
-        "status",
-        "delivered",
-    ]
-    assert lines[0].split() == [*header, "started"]
+    header = "run name strategy execution devices verified step status MLflow started"
+    assert lines[0].split() == header.split()
     assert [line.split()[:6] for line in lines[1:]] == [
         ["newer", "mine", "whole", "virtual", "cpu:0-1", "yes"],
         ["older", "whole-linear-cpu:0-1", "whole", "virtual", "cpu:0-1", "yes"],
@@ -44,6 +35,31 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     assert all(line.split()[-4:-2] == ["finished", "no"] for line in lines[1:])
     (newest,) = script("runs.py", "list", "-n", 1).stdout.splitlines()[1:]
     assert newest.split() == lines[1].split()
+
+
+@pytest.mark.parametrize("columns", [40, 66, 80, 100, 160])
+def test_no_line_of_the_list_is_wider_than_the_terminal(runs: Path, columns: int) -> None:
+    names = ["whole-transformer-cuda:0-cuda:1-cuda:2", "見本" * 15, "short"]
+    for number, name in enumerate(names):
+        finish(journals.complete(runs, f"{number}1b2c3d4e5f6", name=name, execution="passthrough"))
+    lines = script("runs.py", "list", COLUMNS=str(columns)).stdout.splitlines()
+    assert len(lines) == 4
+    assert max(map(cell_len, lines)) <= columns
+    ids = [line.split()[0] for line in lines[1:]]
+    assert [script("runs.py", "show", run_id).returncode for run_id in ids] == [0, 0, 0]
+    assert ("±" in lines[1], "started" in lines[0]) == (columns > 100, columns > 80)
+    assert lines[1].index("1.05 ms") == lines[3].index("1.05 ms")
+
+
+def test_an_id_is_shortened_to_what_no_other_run_begins_with() -> None:
+    ids = ["0123456789ab", "0123456789cd", "ffffffffffff"]
+    assert run_list.prefixes(ids) == ["0123456789a", "0123456789c", "ffffffff"]
+    assert run_list.prefixes(ids[2:], ["fffffffff000"]) == ["ffffffffff"]
+
+
+@pytest.mark.parametrize(("text", "width", "shown"), [("abcdefgh", 8, "abcdefgh"), ("abcdefgh", 6, "abc…gh")])
+def test_a_long_name_is_shortened_in_the_middle(text: str, width: int, shown: str) -> None:
+    assert run_list.shortened(text, width) == shown
 
 
 def test_list_and_show_speak_json(runs: Path) -> None:

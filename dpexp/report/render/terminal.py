@@ -22,7 +22,7 @@ from dpexp.report.figures.palette import color as phase_color
 from dpexp.report.sections import Section, Table
 
 MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
-ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
+ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u", "±": "+-"})
 NARROWEST, WIDEST, PIPED, WIDE = 40, 160, 100, 180
 
 
@@ -35,14 +35,14 @@ def text(
     colored = color and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
-        width=max(NARROWEST, width or _width(piped)),
+        width=max(NARROWEST, width or terminal_width(piped)),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
         legacy_windows=False,
     )
     lines = [line for section in sections for line in _lines(section, console)]
-    return _encodable("\n".join(lines).rstrip(), sys.stdout.encoding or "utf-8")
+    return encodable("\n".join(lines).rstrip())
 
 
 def _lines(section: Section, console: Console) -> list[str]:
@@ -56,8 +56,9 @@ def _lines(section: Section, console: Console) -> list[str]:
     return [*lines, ""]
 
 
-def _encodable(text: str, encoding: str) -> str:
-    """The text in characters that the encoding has: a terminal in ASCII gets ``#`` for bars."""
+def encodable(text: str) -> str:
+    """The text in characters that stdout's encoding has: a terminal in ASCII gets ``#`` for bars."""
+    encoding = sys.stdout.encoding or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -65,8 +66,8 @@ def _encodable(text: str, encoding: str) -> str:
     return text
 
 
-def _width(piped: int) -> int:
-    """The terminal's width within limits, COLUMNS if it is set, or ``piped``."""
+def terminal_width(piped: int) -> int:
+    """The terminal's width, 160 at most; COLUMNS if it is set; or ``piped`` without a terminal."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return piped
     return min(WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)

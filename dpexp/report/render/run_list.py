@@ -1,0 +1,160 @@
+"""Runs for the command line: a table that is no wider than the terminal, and a line on one of them.
+
+A narrow terminal gets, one after the other as far as it needs: names shortened in the middle, ids as
+prefixes that every command takes, step times without their spread, and fewer columns.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+
+from rich.cells import cell_len, set_cell_size
+
+from dpexp.record.summary import RunSummary
+from dpexp.report import units
+
+GAP = 2
+MOST_COLUMNS = 40
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+LEAST = {"name": 8, "status": 8}
+"""To how many columns of a terminal a text may be shortened."""
+SHORTEST_ID = 8
+LEFT_OUT = ("devices", "spread", "started", "strategy", "execution", "MLflow", "verified")
+"""What a narrow terminal does without, the least important first."""
+Columns = dict[str, list[str]]
+"""Cells by header, in the order of the table."""
+
+
+def runs(
+    summaries: Sequence[RunSummary],
+    delivered: Mapping[str, str],
+    *,
+    width: int | None = None,
+    ids: Iterable[str] = (),
+) -> str:
+    """One line for each run, at most ``width`` columns long.
+
+    A step's time is its median ± half its interquartile range. ``ids`` are those of all runs, if more exist.
+    """
+    table = _columns(summaries, delivered)
+    if width is not None:
+        table = _fitted(table, width, ids)
+    if "spread" in table:
+        spreads = table.pop("spread")
+        table["step"] = [" ± ".join(filter(None, both)) for both in zip(table["step"], spreads, strict=True)]
+    return "\n".join(_lines(table))
+
+
+def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> Columns:
+    verified = {True: "yes", False: "no", None: "-"}
+    steps = [summary.step_ms for summary in summaries]
+    table = {
+        "run": [summary.run_id for summary in summaries],
+        "name": [summary.name for summary in summaries],
+        "strategy": [summary.strategy for summary in summaries],
+        "execution": [summary.execution for summary in summaries],
+        "devices": [device_ranges(summary.devices) for summary in summaries],
+        "verified": [verified[summary.verified] for summary in summaries],
+        "step": [units.ms(step["median"]) if step else "-" for step in steps],
+        "spread": [units.ms(step["iqr"] / 2) if step else "" for step in steps],
+        "status": [_status(summary) for summary in summaries],
+        "MLflow": [delivered.get(summary.run_id, "") for summary in summaries],
+        "started": [summary.started[:16].replace("T", " ") for summary in summaries],
+    }
+    return {title: list(map(_printable, cells)) for title, cells in table.items()}
+
+
+def _fitted(table: Columns, width: int, ids: Iterable[str]) -> Columns:
+    """The table, at most so wide."""
+    table = dict(table)
+    if _least(table) > width:
+        table["run"] = prefixes(table["run"], ids)
+    for title in LEFT_OUT:
+        if _least(table) > width:
+            del table[title]
+    for title, least in LEAST.items():
+        others = sum(_widths(table).values()) + GAP * (len(table) - 1) - _widths(table)[title]
+        room = max(least, width - others)
+        table[title] = [shortened(cell, room) for cell in table[title]]
+    return table
+
+
+def _widths(table: Columns) -> dict[str, int]:
+    """The columns of the terminal that each column of the table takes; a spread stands behind its `` ± ``."""
+    widths = {title: max(map(cell_len, [title, *cells])) for title, cells in table.items()}
+    if "spread" in table:
+        widths["spread"] = max(map(cell_len, table["spread"]), default=0) + len(" ± ") - GAP
+    return widths
+
+
+def _least(table: Columns) -> int:
+    """How wide the table is with its texts as short as they may be."""
+    widths = _widths(table)
+    shortest = (min(width, LEAST.get(title, width)) for title, width in widths.items())
+    return sum(shortest) + GAP * (len(widths) - 1)
+
+
+def prefixes(ids: Sequence[str], others: Iterable[str] = ()) -> list[str]:
+    """The first letters of each id, as many as tell it from all others, and at least eight."""
+    ordered = sorted({*ids, *others})
+    lengths = dict.fromkeys(ordered, SHORTEST_ID)
+    for one, other in pairwise(ordered):
+        shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+        for run_id in (one, other):
+            lengths[run_id] = max(lengths[run_id], shared + 1)
+    return [run_id[: lengths[run_id]] for run_id in ids]
+
+
+def shortened(text: str, width: int) -> str:
+    """The text with «…» for its middle where it takes more than ``width`` columns of a terminal."""
+    if cell_len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - end)}…{set_cell_size(text[::-1], end)[::-1]}"
+
+
+def _lines(table: Columns) -> list[str]:
+    """The header and a line for each row; times end where their header ends."""
+    widths = _widths(table)
+    lines = []
+    for row in zip(*([title, *cells] for title, cells in table.items()), strict=True):
+        cells = []
+        for title, cell in zip(table, row, strict=True):
+            padding = " " * (widths[title] - cell_len(cell))
+            cells.append(padding + cell if title == "step" else cell + padding)
+        lines.append((" " * GAP).join(cells).rstrip())
+    return lines
+
+
+def one(summary: RunSummary, delivered: str) -> str:
+    """One line on what a run holds, for those who are about to delete it."""
+    name = f" '{_printable(summary.name)}'" if summary.name else ""
+    held = f"{summary.problem}" if summary.problem else f"{summary.steps} steps"
+    return f"run {summary.run_id}{name}: {_status(summary)}, {held}; delivered to MLflow: {delivered}"
+
+
+def _status(summary: RunSummary) -> str:
+    if not summary.damage:
+        return summary.status
+    return summary.status + (
+        f", {summary.missing_steps} steps missing" if summary.missing_steps else ", damaged"
+    )
+
+
+def device_ranges(names: Sequence[str]) -> str:
+    """``cpu, cuda:0-3``: consecutive indices of one kind are joined."""
+
+    def offset(place: tuple[int, str]) -> tuple[str, int]:
+        """Equal for neighbours with consecutive indices."""
+        position, name = place
+        kind, _, index = name.partition(":")
+        return (kind, int(index) - position) if index.isdecimal() else (name, position)
+
+    groups = [[name for _, name in group] for _, group in groupby(enumerate(names), offset)]
+    ends = (f"-{group[-1].partition(':')[2]}" if len(group) > 1 else "" for group in groups)
+    return ", ".join(group[0] + end for group, end in zip(groups, ends, strict=True))
+
+
+def _printable(text: str) -> str:
+    """The text without control characters, which a terminal would obey, and of bounded length."""
+    return shortened(_CONTROL.sub("?", str(text)), MOST_COLUMNS)
