@@ -28,7 +28,8 @@ parallel  models  data  timing   |
 distributed                      |
 devices                          |
 live
-config  record  tensors
+record
+config  tensors
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""
 

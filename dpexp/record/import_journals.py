@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from dpexp.config.process import command
 from dpexp.record.durable import make_folder, private_files, write_atomically
 from dpexp.record.fold import finish, fold
 from dpexp.record.journal import JOURNAL, RECORD, RUN_ID, is_open
@@ -39,7 +40,8 @@ def import_journal(journal: Path, runs: Path) -> Path:
         _copy(journal, folder)
     elif not (folder / JOURNAL).exists():
         raise JournalError(
-            f"{folder} has no {JOURNAL}: `runs remove {run_id}` removes it, then {journal} can be imported"
+            f"{folder} has no {JOURNAL}: {command('runs')} remove {run_id} removes it, "
+            f"then {journal} can be imported"
         )
     elif not journal.samefile(folder / JOURNAL):
         _merge(journal, folder)

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from dpexp.config.process import command
 from dpexp.record.fold import fold
 from dpexp.record.journal import JOURNAL, is_open
 from dpexp.record.record import JournalError, Record
@@ -98,5 +99,5 @@ def find(runs: Path, name: str) -> Path:
     close = difflib.get_close_matches(name, [*by_id, *(run.name for run in known)], n=1)
     suggestion = f": did you mean '{close[0]}'?" if close else ""
     raise UnknownRunError(
-        f"no run '{name}' among the {len(by_id)} in {runs}, which `runs list` shows{suggestion}"
+        f"no run '{name}' among the {len(by_id)} in {runs}, which {command('runs')} list shows{suggestion}"
     )

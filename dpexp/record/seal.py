@@ -17,6 +17,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.process import command
+
 MADE_FROM, CRC = "made_from", "crc"
 _MARK = b',\n "crc": "'
 _SOURCE = b'\n "made_from": '
@@ -95,5 +97,5 @@ def read_derived(path: Path, journal: Path, *, by_length: bool = False) -> dict[
 @functools.cache
 def warn_of(path: Path, error: str) -> None:
     """Say once on stderr that a derived file is not used."""
-    message = "warning: %s: %s; the journal is read instead, `runs check --repair` writes the file again"
-    logging.getLogger(__name__).warning(message, path, error)
+    message = "warning: %s: %s; the journal is read instead, %s check --repair writes the file again"
+    logging.getLogger(__name__).warning(message, path, error, command("runs"))

@@ -12,9 +12,22 @@ import journals
 import pytest
 from command_lines import script
 
-from dpexp.record import JOURNAL, RECORD, Journal, JournalError, finish, fold, load, load_closed
+from dpexp.record import (
+    JOURNAL,
+    RECORD,
+    Journal,
+    JournalError,
+    UnknownRunError,
+    find,
+    finish,
+    fold,
+    import_journal,
+    load,
+    load_closed,
+)
 from dpexp.record.check import problems, repair
 from dpexp.record.index import read_summary
+from dpexp.record.seal import warn_of
 from dpexp.record.summary import SUMMARY, RunSummary
 from dpexp.report.compare.run_records import RunRecords
 
@@ -155,3 +168,26 @@ def test_a_damaged_record_does_not_break_show_which_says_so(folder: Path) -> Non
     assert shown.returncode == 0
     assert shown.stderr.startswith(f"warning: {folder / RECORD}: ")
     assert "the journal is read instead" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_checkout", "runs_command"), [(True, "python scripts/runs.py"), (False, "dpexp runs")]
+)
+def test_messages_name_the_commands_of_this_installation(
+    dpexp_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_checkout: bool,
+    runs_command: str,
+) -> None:
+    monkeypatch.setattr("dpexp.config.process.is_checkout", lambda: is_checkout)
+    runs = dpexp_home / "runs"
+    (runs / "again").mkdir(parents=True)
+    with pytest.raises(UnknownRunError, match=f", which {runs_command} list shows"):
+        find(runs, "nothing")
+    journal = journals.complete(tmp_path / "elsewhere", "again")
+    with pytest.raises(JournalError, match=f": {runs_command} remove again removes it"):
+        import_journal(journal, runs)
+    warn_of(tmp_path / RECORD, "its checksum differs")
+    assert f", {runs_command} check --repair writes the file again" in caplog.text

@@ -252,4 +252,6 @@ def test_an_import_over_a_folder_without_a_journal_says_what_to_do(runs: Path, t
     (runs / "again").mkdir(parents=True)
     refused = script("runs.py", "sync", journal)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: {runs / 'again'} has no {JOURNAL}: `runs remove again`")
+    assert refused.stderr.startswith(
+        f"error: {runs / 'again'} has no {JOURNAL}: python scripts/runs.py remove again "
+    )
