@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,6 +92,16 @@ def command_lines() -> CommandLines:
     from command_lines import shared
 
     return shared()
+
+
+@pytest.fixture
+def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the child runs that this test starts itself, as a sweep does, be forked: a new process costs 3.5 s."""
+    from command_lines import run_forked
+
+    from dpexp.study import child_run
+
+    monkeypatch.setattr(child_run, "subprocess", SimpleNamespace(run=run_forked))
 
 
 def accelerators_needed(item: pytest.Item) -> int:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -184,6 +185,21 @@ def python(*words: object, folder: Path = ROOT, **environment: str) -> subproces
 def script(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``scripts/NAME WORDS`` in a forked process, to its end."""
     return python(ROOT / "scripts" / name, *words, **environment)
+
+
+def run_forked(
+    args: Sequence[str], *, input: str, env: Mapping[str, str], **_: object
+) -> subprocess.CompletedProcess[str]:
+    """What ``subprocess.run`` of ``python WORDS`` does for a text as stdin, in a forked process."""
+    assert args[0] == sys.executable
+    command = shared().start(*args[1:], folder=Path.cwd(), has_stdin=True, **env)
+    assert command.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it reads no stdin
+        command.stdin.write(input)
+        command.stdin.close()
+    out, err = wait(command)
+    assert command.returncode is not None
+    return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 
 @cache

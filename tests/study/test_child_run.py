@@ -40,6 +40,7 @@ def test_a_refused_config_gives_its_reason_whatever_lies_in_the_working_director
     assert "did you mean 'whole'" in child.error
 
 
+@pytest.mark.usefixtures("forked_child_runs")
 def test_a_failed_run_gives_its_record_and_its_message(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(FAILS_LATER)

@@ -23,6 +23,7 @@ from dpexp.record import Record
 from dpexp.study.foreign_records import changed_files, check_trust
 from dpexp.study.reproduce import reproduce
 
+pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
 from pathlib import Path

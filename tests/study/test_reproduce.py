@@ -22,6 +22,7 @@ from dpexp.study.reproduce import config_of, reproduce
 from dpexp.study.reproduction import Reproduction, compare_records, sections
 from dpexp.study.worktree import worktree
 
+pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
 
 

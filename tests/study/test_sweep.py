@@ -19,6 +19,7 @@ from dpexp.study.claims import judge
 from dpexp.study.experiment import Experiment, PlannedRun, load, measured_runs, read_record
 from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
 
+pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
