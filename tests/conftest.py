@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
+MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
+"""Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_checkpoint",
     "test_ddp",
@@ -96,7 +99,7 @@ def command_lines() -> CommandLines:
 
 @pytest.fixture
 def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the child runs that this test starts itself, as a sweep does, be forked: a new process costs 3.5 s."""
+    """Fork the child runs that this test starts itself, as a sweep does: a new process costs 3.5 s."""
     from command_lines import run_forked
 
     from dpexp.study import child_run
@@ -150,10 +153,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In CI, a skipped module is a failed one."""
+    """A module that needs a missing package is skipped. In CI, a skipped module is a failed one."""
     report = yield
+    skip_without_package(report)
     fail_skipped(report)
     return report
+
+
+def skip_without_package(report: pytest.CollectReport) -> None:
+    """Turn the failed import of a package that a machine may lack into a skip that names it."""
+    found = re.search(r"^E +ModuleNotFoundError: No module named '(\w+)", report.longreprtext, re.MULTILINE)
+    if report.failed and found and found[1] in MAY_LACK:
+        report.outcome = "skipped"
+        report.longrepr = (report.nodeid, 0, f"Skipped: {found[1]} is not installed")
 
 
 def fail_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

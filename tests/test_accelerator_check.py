@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,22 @@ def test_without_an_accelerator_it_says_how_to_check_it(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "no CUDA device: --virtual checks the check" in done.stderr
+
+
+MISSING = ("hypothesis", "matplotlib", "mlflow", "psutil", "sqlalchemy", "yaml", "xdist")
+COLLECT = f"""
+import sys
+sys.modules.update(dict.fromkeys({MISSING}))
+import pytest
+sys.exit(pytest.main(["-o", "addopts=", "-q", "--collect-only", "-m", "gpu", *sys.argv[1:]]))
+"""
+
+
+def test_the_tests_of_accelerators_need_only_torch_and_pytest() -> None:
+    files = runpy.run_path(str(ROOT / ".ci" / "accelerator.py"))["TESTS"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", COLLECT, *files]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(files) >= 6
+    assert {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line} == set(files)

@@ -30,7 +30,7 @@ def pytest_on(
     )
     (folder / "test_inner.py").write_text(source)
     return subprocess.run(
-        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "-q"],
+        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "-q", "-ra"],
         cwd=folder,
         env=os.environ | {"CI": ci},
         capture_output=True,
@@ -51,6 +51,18 @@ def test_skip_in_ci_is_a_failure_that_names_its_reason(kind: str, workers: str, 
     assert run.returncode in (1, 2), run.stdout
     assert "skipped in CI" in run.stdout
     assert "no such server" in run.stdout
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "skipped in CI")])
+def test_a_module_that_needs_a_missing_package_is_a_skip(ci: str, outcome: str, tmp_path: Path) -> None:
+    missing = "No module named 'mlflow.entities'"
+    (tmp_path / "mlflow.py").write_text(f'raise ModuleNotFoundError("{missing}")\n')
+    run = pytest_on("import mlflow\n", tmp_path, ci)
+    assert outcome in run.stdout
+    assert "mlflow is not installed" in run.stdout
+    run = pytest_on("import misspelt\n", tmp_path, ci)
+    assert "1 error" in run.stdout
+    assert "No module named 'misspelt'" in run.stdout
 
 
 def test_skip_elsewhere_is_a_skip(tmp_path: Path) -> None:

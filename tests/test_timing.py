@@ -65,7 +65,7 @@ def test_a_step_that_raises_stops_the_recording() -> None:
 
 
 @pytest.mark.gpu
-def test_replicas_on_cuda_are_timed_by_events_on_the_host_clock() -> None:
+def test_replicas_on_an_accelerator_are_timed_by_events_on_the_host_clock() -> None:
     device = devices.accelerators()[0]
     timer = Timer([device])
     matrix = torch.randn(2048, 2048, device=device)

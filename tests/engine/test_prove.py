@@ -14,6 +14,7 @@ from torch import nn
 
 import dpexp
 from dpexp.config import ConfigError
+from dpexp.devices import accelerators
 from dpexp.engine.equivalence import VerificationError
 from dpexp.models.linear import Blocks
 from dpexp.parallel import DataParallel
@@ -78,7 +79,7 @@ def test_a_gradient_that_is_missing_is_never_rounding() -> None:
 
 @pytest.mark.gpu
 def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
-    gpu = torch.device("cuda", 0)
+    gpu = accelerators()[0]
     model = Blocks(10, 20, 20).to(gpu)
     assert dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=[gpu]).passed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import layouts
@@ -19,6 +18,7 @@ from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.by_nature import set_comparable_mode
 from dpexp.engine.compare import difference, relative_error
 from dpexp.engine.model_check import misfit_as_config_error
+from dpexp.engine.observe import observe
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verification import Verification, verify
 from dpexp.strategies import STRATEGIES, Placed, Strategy
@@ -28,21 +28,29 @@ from dpexp.timing import Timer
 
 OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}, "place": {"place": ["block2=cpu"]}}
 """The options that a strategy does not run without."""
+LAYOUTS = [name for name in STRATEGIES if name not in ("single", "ddp", "fsdp")]
+"""The strategies that lay a model out in one process; the others would compare it with itself."""
 
 
 def check(prepared: Prepared, strategy: Strategy | None = None) -> Verification:
     return verify(replace(prepared, strategy=strategy or prepared.strategy))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "count"),
-    [("single", 1), *product((name for name in STRATEGIES if name != "single"), (1, 2, 3, 8))],
-)
+def where_it_computes(prepared: Prepared) -> set[str]:
+    """The devices on which the layout of a run computes."""
+    config = prepared.config
+    made, model = STRATEGIES[config.strategy](config), copy.deepcopy(prepared.model)
+    placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
+    return {str(row["device"]) for row in observe(placed, [next(iter(prepared.batches(0))).inputs])}
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("rows", [30, 10])
 def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
-    result = check(
-        prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
-    )
+    prepared = prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
+    assert len(where_it_computes(prepared)) > 1, "it would be compared with itself"
+    result = check(prepared)
     assert result.passed
     assert result.dtype == "float64"
     assert result.output_error is not None
@@ -75,13 +83,12 @@ def test_eval_compares_only_outputs() -> None:
     assert result.gradient_error is None
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"dtype": "float16"}])
 def test_a_short_type_is_verified_with_the_rounding_of_the_type(
     strategy: str, config: dict[str, Any]
 ) -> None:
-    count = 1 if strategy == "single" else 3
-    result = check(prepare(RunConfig(strategy, virtual=count, options=OPTIONS.get(strategy, {}), **config)))
+    result = check(prepare(RunConfig(strategy, virtual=3, options=OPTIONS.get(strategy, {}), **config)))
     assert result.passed
     assert result.output_error is not None
     assert result.output_error < 1e-15  # in float64
@@ -215,7 +222,6 @@ def normed() -> nn.Module:
 @pytest.mark.parametrize(
     ("strategy", "values", "note"),
     [
-        ("single", {"virtual": 1}, ""),
         ("place", {"virtual": 2, "place": ("2=cpu:1",)}, ""),
         ("block", {"virtual": 2, "block": ("2",)}, "BatchNorm in eval mode (2.0): a shard uses"),
         ("whole", {"virtual": 2}, "BatchNorm in eval mode (1, 2.0): a shard uses"),
@@ -276,7 +282,6 @@ class Noisy(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("strategy", "count"), [("single", 1), ("whole", 2)])
 @pytest.mark.parametrize(
     ("make", "note"),
     [
@@ -288,9 +293,9 @@ class Noisy(nn.Linear):
     ids=["the model", "a module", "by its parent's mode", "in any mode"],
 )
 def test_a_module_that_draws_random_numbers_by_itself_is_named_and_alone_in_eval_mode(
-    strategy: str, count: int, make: Any, note: str
+    make: Any, note: str
 ) -> None:
-    prepared = prepare(RunConfig(strategy, virtual=count))
+    prepared = prepare(RunConfig("whole", virtual=2))
     prepared.model = make()
     state = torch.get_rng_state()
     result = check(prepared)
@@ -310,15 +315,15 @@ def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-@pytest.mark.parametrize("where", ["cuda:0", "cuda:0,cuda:0"])
-def test_every_layout_on_a_gpu_equals_the_host(strategy: str, where: str) -> None:
-    where = "cuda:0" if strategy == "single" else where
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_layout_on_a_gpu_equals_the_host(strategy: str, count: int) -> None:
+    where = ",".join([str(devices.accelerators()[0])] * count)
     assert check(prepare(RunConfig(strategy, devices=where, options=OPTIONS.get(strategy, {})))).passed
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -> None:
     assert len(devices.accelerators()) >= 2

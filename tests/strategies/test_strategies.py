@@ -340,7 +340,8 @@ def test_the_torch_backend_refuses_devices_that_it_does_not_know() -> None:
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
 def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> None:
-    config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend)
+    gpu = str(devices.accelerators()[0])
+    config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend)
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     rows = observe(placed, (batch.inputs for batch in prepared.batches(0)))
@@ -349,7 +350,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
         (row["replica"], row["device"])
         for row in rows
         if row["batch"] == 3 and row["scope"] == "replica" and row["module"] == module
-    ] == [(0, "cuda:0"), (1, "cuda:0")]
+    ] == [(0, gpu), (1, gpu)]
     library = "torch.nn.parallel" if backend == "torch" else "dpexp.parallel"
     wrappers = [part.module for part in parts(placed.module) if isinstance(part.module, Wrapper)]
     used = [getattr(each, "library", None) for each in wrappers] + [
@@ -362,21 +363,23 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
 @pytest.mark.parametrize("strategy", ["whole", "functional"])
 @pytest.mark.parametrize("backend", ["torch", "portable"])
 def test_replicas_on_a_gpu_compute_in_the_dtype_of_autocast(strategy: str, backend: str) -> None:
-    config = RunConfig(strategy, devices="cuda:0,cuda:0", backend=backend, autocast="bfloat16")
+    gpu = str(devices.accelerators()[0])
+    config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend, autocast="bfloat16")
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     with devices.autocast(placed.output_device, "bfloat16"):
-        assert placed.module(torch.randn(30, 5, device="cuda:0")).dtype == torch.bfloat16
+        assert placed.module(torch.randn(30, 5, device=gpu)).dtype == torch.bfloat16
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"sparse": True}, {"pipeline": True}])
 def test_hybrid_puts_the_dense_part_on_the_gpu(options: Any) -> None:
-    prepared = prepare(RunConfig("hybrid", devices="cuda:0", options=options))
+    gpu = devices.accelerators()[0]
+    prepared = prepare(RunConfig("hybrid", devices=str(gpu), options=options))
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
     outputs = placed.module(torch.arange(30))
-    assert outputs.device == torch.device("cuda", 0)
+    assert outputs.device == gpu
     outputs.sum().backward()
     gradients = {name: each.grad for name, each in named_parameters(placed.module).items()}
     assert gradients["embedding.weight"].device == devices.HOST
-    assert gradients["linear.weight"].device == torch.device("cuda", 0)
+    assert gradients["linear.weight"].device == gpu
