@@ -7,6 +7,9 @@ what to do.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +41,39 @@ def _name(option: str, value: Any) -> str:
     """The name of a function, else of the object's class; that of the option for a lambda."""
     name = getattr(value, "__name__", type(value).__name__)
     return name if name.isidentifier() and not name.startswith("_") else option
+
+
+def sha256(name: str) -> str | None:
+    """Of what the object named ``dpexp.live:NAME`` computes; None of one that this process does not have.
+
+    It covers the structure of a module, the shapes of its state and, where it is known, the source of its
+    classes or of a function; not the values of the weights, which repeats may draw anew.
+    """
+    value = _objects.get(name.removeprefix(PREFIX))
+    if value is None:
+        return None
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    lines, sources = [re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))], [value]
+    if isinstance(value, nn.Module):
+        for key, entry in value.state_dict().items():
+            shape = "lazy" if is_lazy(entry) else tuple(getattr(entry, "shape", ()))
+            lines.append(f"{key} {shape} {getattr(entry, 'dtype', '')}")
+        kinds = (kind for module in value.modules() for kind in type(module).__mro__)
+        sources = list(dict.fromkeys(kinds))
+    lines += [_source(each) for each in sources]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _source(value: Any) -> str:
+    """The source of a function or a class of the user; empty where there is none."""
+    if str(getattr(value, "__module__", "")).partition(".")[0] == "torch":
+        return ""
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):  # typed into an interpreter, or an object of another kind
+        return ""
 
 
 def live_options(config: Mapping[str, Any]) -> list[str]:

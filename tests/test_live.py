@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpexp
+from dpexp import live
 from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record import Record
 from dpexp.report import summary
+from dpexp.report.compare.grouping import compare
 from dpexp.study.reproduce import reproduce
 
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "track": False, "quiet": True}
@@ -240,3 +242,32 @@ def test_keys_that_the_forward_does_not_take_are_named(tmp_path: Path) -> None:
         ConfigError, match=r"a sample has 'left', which is no argument .*there are input1, input2"
     ):
         prepared(tmp_path, source, model="mine.py:model", data="mine.py:data")
+
+
+def test_other_objects_of_one_name_are_not_repeats(dpexp_home: Path) -> None:
+    def run(width: int, data: Any) -> Record:
+        net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 2))
+        return dpexp.run("single", model=net, data=data, devices="cpu", **SHORT)
+
+    data = torch.randn(40, 5), torch.randn(40, 2)
+    runs = [run(8, data), run(8, data), run(9, data), run(8, (data[0] + 1, data[1]))]
+    compared = compare([dpexp_home / "runs" / record.run_id for record in runs])
+    assert [[len(cell.runs) for cell in group.cells] for group in compared.groups] == [[2], [1], [1]]
+    assert "contents dpexp.live:" in compared.refusals()[0]
+
+
+def test_another_class_of_one_structure_has_another_digest() -> None:
+    class Same(Net):
+        pass
+
+    class Other(Net):
+        def forward(self, x: torch.Tensor, scale: Any = None, shift: Any = None) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    digests = []
+    for value in (Net(), Net(), Same(), Other(), squared, lambda outputs, _: outputs.sum()):
+        with live.named({"model": value}) as names:
+            digests.append(live.sha256(names["model"]))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 5
+    assert live.sha256(names["model"]) is None

@@ -33,7 +33,7 @@ def run_facts(prepared: Prepared) -> Row:
         "started": now(),
         "config": recorded,
         "config_digest": digest(recorded),
-        "files": file_hashes(config),
+        "files": file_hashes(config, data.digest),
         "environment": environment() | torch_environment(),
         "data": {
             "name": Verbatim(data.name) if data.name in SOURCES else data.name,

@@ -74,10 +74,18 @@ def references(config: RunConfig) -> Iterator[Reference]:
                     yield Reference(flag, text, spec)
 
 
-def file_hashes(config: RunConfig) -> list[Row]:
-    """``{path, sha256}`` of each file and folder that the config names, and that is there."""
+def file_hashes(config: RunConfig, data_sha256: str = "") -> list[Row]:
+    """``{path, sha256}`` of each file, folder and live object that the config names, and that is there.
+
+    ``data_sha256`` is that of the samples, for data that is a live object.
+    """
     paths = sorted({path for reference in references(config) for path in reference.paths})
     found = [{"path": path, "sha256": sha256(path)} for path in paths]
+    for reference in references(config):
+        if reference.text.startswith(live.PREFIX):
+            is_data = reference.flag == flag_name("data") and data_sha256
+            digest = data_sha256 if is_data else live.sha256(reference.text)
+            found.append({"path": reference.text, "sha256": digest})
     return [row for row in found if row["sha256"]]
 
 

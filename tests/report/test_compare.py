@@ -231,6 +231,19 @@ def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) 
     assert "<script" not in (tmp_path / "report.md").read_text()
 
 
+def test_an_edited_file_is_not_a_repeat(save: Save) -> None:
+    def folder(number: int, path: str, sha256: str) -> Path:
+        record = whole(2)
+        record.config |= {"model": "mine.py:Net", "layout": "layout.py:two"}
+        return save(record, number, files=[{"path": path, "sha256": sha256}])
+
+    edited = compare([folder(number, "mine.py", sha256) for number, sha256 in enumerate("aab")])
+    assert [len(group.cells[0].runs) for group in edited.groups] == [2, 1]
+    assert "contents mine.py a / mine.py b" in edited.refusals()[0]
+    layouts = compare([folder(number + 3, "layout.py", sha256) for number, sha256 in enumerate("aab")])
+    assert [len(cell.runs) for cell in layouts.groups[0].cells] == [2, 1]
+
+
 # --- many runs -----------------------------------------------------------------------------------
 
 

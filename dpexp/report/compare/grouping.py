@@ -1,9 +1,9 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
-Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs
-of one config are repeats and form one cell. A speed-up is a ratio of step times with an interval over the
-runs (``analysis/intervals.py``); a difference whose interval contains 1 is within the noise, and cells that
-ran once have no interval.
+Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs of one
+config, with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times
+with an interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within
+the noise, and cells that ran once have no interval.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Comparison:
         works = _distinct(group.work for group in self.groups)
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
-        names = ("model", "data", "batch size", "dtype", "eval")
+        names = ("model", "data", "batch size", "dtype", "eval", "contents")
         columns = zip(names, map(_distinct, zip(*works, strict=True)), strict=False)
         differences = "; ".join(f"{name} {' / '.join(values)}" for name, values in columns if len(values) > 1)
         differing = [

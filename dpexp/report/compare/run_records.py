@@ -15,10 +15,10 @@ from dpexp.record.seal import changed, made_from
 from dpexp.report.analysis.layout import accelerator_names
 
 KEYS = frozenset(
-    b"run_id parent name strategy execution status started error config environment devices steps memory "
-    b"verification summary".split()
+    b"run_id parent name strategy execution status started error config files environment devices steps "
+    b"memory verification summary".split()
 )
-SHARED = frozenset((b"config", b"environment", b"devices"))
+SHARED = frozenset((b"config", b"files", b"environment", b"devices"))
 """Keys whose values many runs share."""
 SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
 """Numbers that JSON lacks: a file that contains one is read completely."""
@@ -33,7 +33,7 @@ class RunRecords:
 
     def __init__(self) -> None:
         self._shared: dict[bytes, Any] = {}
-        self._keys: dict[tuple[int, int, str], tuple[Record, GroupKey, str]] = {}
+        self._keys: dict[tuple[int, int, int, str], tuple[Record, GroupKey, str]] = {}
 
     def read(self, folder: Path) -> Record:
         """The run's Record with ``device_map``, ``shapes``, ``phases`` and ``timeline`` left empty.
@@ -51,15 +51,16 @@ class RunRecords:
         return Record(**found) if len(found) == len(KEYS) else load(folder)
 
     def keys(self, record: Record) -> tuple[GroupKey, str]:
-        """The run's group key, and its config as text without the options that only file it."""
-        shared = (id(record.config), id(record.environment), record.execution)
+        """The run's group key, and its config and files as text, without the options that only file it."""
+        shared = (id(record.config), id(record.files), id(record.environment), record.execution)
         if shared not in self._keys:  # the Record stays referenced, so that no other object gets these ids
             env, config = record.environment, record.config
             machine = (str(env.get("host")), str(env.get("cpu")), *accelerator_names(record))
             work = tuple(str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval"))
+            work += (_contents(record),)
             kept = {key: value for key, value in config.items() if key not in FILING}
             group_key = (record.execution, machine, work)
-            self._keys[shared] = (record, group_key, json.dumps(kept, sort_keys=True))
+            self._keys[shared] = (record, group_key, json.dumps([kept, record.files], sort_keys=True))
         return self._keys[shared][1:]
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
@@ -76,3 +77,16 @@ class RunRecords:
             return {}
         found |= json.loads(b'{"' + b',"'.join(others) + b"}")
         return found
+
+
+def _contents(record: Record) -> str:
+    """The digests of the files and objects that the model and the data come from; empty without any."""
+    texts = [str(record.config.get(key, "")) for key in ("model", "data")]
+    texts += [text.replace(".", "/") for text in texts]  # a module, of which the file is recorded
+    found = []
+    for row in record.files:
+        path = str(row.get("path"))
+        stem = path.removesuffix("/__init__.py").removesuffix(".py")
+        if any(stem in text for text in texts):
+            found.append(f"{path} {str(row.get('sha256'))[:8]}")
+    return ", ".join(found)
