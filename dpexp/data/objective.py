@@ -24,6 +24,7 @@ from torch.nn import functional
 from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.data.loss_tensors import LossTensors
 from dpexp.distributed.process_group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Objective:
         reduction: str = "",
     ) -> None:
         self._loss = loss or getattr(model, "loss", None)
+        self._tensors = LossTensors(self._loss) if callable(self._loss) else None
         self._accuracy = getattr(model, "accuracy", None)
         self._loss_weight = getattr(getattr(loss, "func", loss) or model, "loss_weight", None)
         self.classes = classes
@@ -131,7 +133,9 @@ class Objective:
             return _loss_inside(outputs)
         if targets is None:
             return self._loss_of(outputs)
-        return self._loss(outputs, targets) if callable(self._loss) else self._standard(outputs, targets)
+        if self._tensors is None:
+            return self._standard(outputs, targets)
+        return self._tensors.beside(outputs)(outputs, targets)
 
     def _standard(self, outputs: Any, targets: Any) -> Tensor:
         if not isinstance(targets, Tensor):
@@ -157,10 +161,11 @@ class Objective:
         return f"the data has no targets: {own}"
 
     def _loss_of(self, outputs: Any) -> Any:
-        if not callable(self._loss):
+        if self._tensors is None:
             squares = logits(outputs).square()
             return squares.sum() if self.reduction == "sum" else squares.mean()
-        return self._loss(outputs) if _takes_one(self._loss) else self._loss(outputs, None)
+        loss = self._tensors.beside(outputs)
+        return loss(outputs) if _takes_one(loss) else loss(outputs, None)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
         """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""

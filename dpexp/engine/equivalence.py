@@ -101,10 +101,10 @@ class Equivalence:
         try:
             return self._result_in_this_type()
         except SingleDeviceError as error:
-            narrower, cause = NARROWER.get(self.dtype), error.cause
+            narrower, cause, where = NARROWER.get(self.dtype), error.cause, error.where
         if narrower is None:
             raise cause
-        why = f"compared in {narrower}, since the model does not compute in {self.dtype}: {describe(cause)}"
+        why = f"compared in {narrower}, since the {where} does not compute in {self.dtype}: {describe(cause)}"
         try:
             return replace(self, dtype=narrower, narrowed=why).result()
         except type(cause):

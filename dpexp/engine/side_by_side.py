@@ -34,11 +34,11 @@ class DrawsRandomNumbersError(Exception):
 
 
 class SingleDeviceError(Exception):
-    """The single device cannot compute the step: in this type, say."""
+    """The single device cannot compute the step: in this type, say. ``where``: the model or the loss."""
 
-    def __init__(self, cause: Exception) -> None:
+    def __init__(self, cause: Exception, where: str) -> None:
         super().__init__(str(cause))
-        self.cause = cause
+        self.cause, self.where = cause, where
 
 
 @dataclass
@@ -112,7 +112,9 @@ class SideBySide:
             return self.reference.compute(batch)
         except Exception as error:
             if type(error) in (RuntimeError, NotImplementedError):  # of PyTorch's operators
-                raise SingleDeviceError(error) from error
+                step = self.reference.step
+                where = "loss" if step.outputs and step.loss is None else "model"
+                raise SingleDeviceError(error, where) from error
             raise
 
     def _layout_step(self, batch: Batch, expected: Step) -> Step:
