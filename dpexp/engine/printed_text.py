@@ -11,19 +11,26 @@ import io
 import os
 import sys
 import threading
-from typing import TextIO
+from collections.abc import Iterator
+from typing import TextIO, cast
 
 MOST_LINES = 10_000
 """Lines that are remembered; after that many, lines may appear again."""
 
 
 class PrintedText(io.TextIOBase):
-    """Writes each line once for each source to a stream, the source before it: ``cpu:1 | (15, 5)``."""
+    """Writes each line once for each source to a stream, the source before it: ``cpu:1 | (15, 5)``.
+
+    ``flush`` writes what is no complete line yet, also once for each source. A thread with a debugger gets
+    every line: answers repeat.
+    """
 
     def __init__(self, stream: TextIO, rank: str | None = None) -> None:
         self._stream, self._rank = stream, rank
-        self._lock, self._unfinished = threading.Lock(), threading.local()
+        self._lock = threading.RLock()  # a debugger may step into this file, and prints with it
+        self._unfinished: dict[int, tuple[str, list[str]]] = {}  # by thread: the source and pieces of a line
         self._known: set[tuple[str, str]] = set()
+        self._open: str | None = None  # the source of the stream's last line, if it has no end yet
 
     def writable(self) -> bool:
         return True
@@ -36,13 +43,28 @@ class PrintedText(io.TextIOBase):
         return self._stream.fileno()
 
     def flush(self) -> None:
+        self._write_rest(threading.get_ident(), "")
         self._stream.flush()
 
+    def finish(self) -> None:
+        """Write what every thread left without the end of its line."""
+        for thread in list(self._unfinished):
+            self._write_rest(thread, "\n")
+        with self._lock:
+            if self._open is not None:
+                self._stream.write("\n")
+                self._open = None
+
     def write(self, text: str) -> int:
-        *lines, rest = (getattr(self._unfinished, "text", "") + text).split("\n")
-        self._unfinished.text = rest
-        for line in lines:
-            self._write_line(self._source(), line)
+        *ends, rest = text.split("\n")
+        source, thread = self._source(), threading.get_ident()
+        for line in ends:
+            _, pieces = self._unfinished.pop(thread, (source, []))
+            self._write_once(source, "".join([*pieces, line]), "\n")
+        if rest:
+            _, pieces = self._unfinished.get(thread, (source, []))
+            pieces.append(rest)
+            self._unfinished[thread] = (source, pieces)
         return len(text)
 
     def _source(self) -> str:
@@ -55,17 +77,33 @@ class PrintedText(io.TextIOBase):
             names.append(label(device))
         return ", ".join(names)
 
-    def _write_line(self, source: str, line: str) -> None:
+    def _write_rest(self, thread: int, end: str) -> None:
+        """Write the pieces of a thread's unfinished line, if it has one."""
+        source, pieces = self._unfinished.pop(thread, ("", []))
+        if pieces:
+            self._write_once(source, "".join(pieces), end)
+
+    def _write_once(self, source: str, text: str, end: str) -> None:
+        """Write a line, or its begin or rest, unless this source has written the same before."""
         with self._lock:
-            if (source, line) in self._known:
+            if (source, text) in self._known and sys.gettrace() is None:
                 return
             if len(self._known) == MOST_LINES:
                 self._known.clear()
-            self._known.add((source, line))
-            self._stream.write(f"{source} | {line}\n" if source else f"{line}\n")
+            self._known.add((source, text))
+            label = f"{source} | " if source else ""
+            if self._open is not None:
+                label = "" if self._open == source else f"\n{label}"
+            self._stream.write(f"{label}{text}{end}")
+            self._open = None if end else source
 
 
-def on_stderr(stream: TextIO | None = None) -> contextlib.AbstractContextManager[TextIO]:
+@contextlib.contextmanager
+def on_stderr(stream: TextIO | None = None) -> Iterator[None]:
     """Inside, what code prints goes to stderr, or another stream: stdout is for the summary or for JSON."""
-    text: TextIO = PrintedText(stream or sys.stderr, os.environ.get("RANK"))  # type: ignore[assignment]
-    return contextlib.redirect_stdout(text)
+    text = PrintedText(stream or sys.stderr, os.environ.get("RANK"))
+    try:
+        with contextlib.redirect_stdout(cast("TextIO", text)):
+            yield
+    finally:
+        text.finish()

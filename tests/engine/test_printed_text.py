@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import pdb
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from command_lines import CommandLines
 from launching import run
 
 from dpexp.devices import running_on
-from dpexp.engine.printed_text import PrintedText
+from dpexp.engine.printed_text import PrintedText, on_stderr
 
 PRINTING = """
 import torch
@@ -77,3 +81,34 @@ def test_text_is_written_by_lines_whatever_the_pieces() -> None:
     with running_on(torch.device("cpu", 3), 0):
         text.write("\nab\n")
     assert stream.getvalue() == "ab\nc\ncpu:3 | d\ncpu:3 | ab\n"
+
+
+def test_unfinished_lines_are_written_at_a_flush_and_at_the_end() -> None:
+    stream, text = io.StringIO(), io.StringIO()
+    with on_stderr(stream):
+        for _ in range(2):
+            print("loading", end="", flush=True)
+            assert stream.getvalue().startswith("loading")
+            print(" is done")
+        print("a", end="", flush=True)
+        with running_on(torch.device("cpu", 3), 0):
+            print("b", end="", flush=True)
+        thread = threading.Thread(target=print, args=("of a thread",), kwargs={"end": ""})
+        thread.start()
+        thread.join()
+    assert stream.getvalue() == "loading is done\na\ncpu:3 | b\nof a thread\n"
+    with on_stderr(text):
+        for _ in range(5):
+            print(".", end="")
+    assert text.getvalue() == ".....\n"
+
+
+def test_a_debugger_shows_its_prompt_and_repeated_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p 1 + 1\np 1 + 1\nc\n"))
+    before = sys.gettrace()
+    with on_stderr(stream), running_on(torch.device("cpu", 1), 0):
+        pdb.Pdb(nosigint=True, readrc=False).set_trace()
+        print("continued")
+    sys.settrace(before)
+    assert stream.getvalue().endswith("(Pdb) 2\n(Pdb) 2\n(Pdb) continued\n".replace("(Pdb)", "cpu:1 | (Pdb)"))
