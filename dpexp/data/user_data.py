@@ -19,7 +19,7 @@ from dpexp.config.errors import as_config_error
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
-from dpexp.data.user_samples import forward_signature, map_style, problem, split, train_and_test
+from dpexp.data.user_samples import forward_signature, loader_note, map_style, problem, split, train_and_test
 
 MAX_SAMPLES = 10**12
 """An epoch of more would last for years; an endless data set may return any length up to this."""
@@ -46,6 +46,7 @@ class UserSource(Source):
         what = f"{self.where}: {self.name}"
         train, test = train_and_test(found, what)
         self.train, self.collate = map_style(train, what)
+        self.note = self._loader_note = loader_note(train)
         self.test = map_style(test, what)[0] if test is not None else None
         for dataset in filter(lambda each: each is not None, (self.train, self.test)):
             self._check(dataset)
@@ -58,7 +59,7 @@ class UserSource(Source):
 
         objective, forward = self.objective(model), forward_signature(model)
         if split(self.train[0])[1] is None:
-            self.note = objective.without_targets
+            self.note = "; ".join(filter(None, (self._loader_note, objective.without_targets)))
         held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
         return part(self.name, self.train, held_out)
 

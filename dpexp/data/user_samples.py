@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from dpexp import tensors
 from dpexp.config import ConfigError
-from dpexp.config.errors import available
+from dpexp.config.errors import as_config_error, available
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """Keys of a sample that is a dict under which its target is looked for."""
@@ -117,13 +117,47 @@ def train_and_test(value: Any, what: str) -> tuple[Any, Any | None]:
 def map_style(value: Any, what: str) -> tuple[Any, Callable[[list[Any]], Any]]:
     """A map-style data set, and the function that joins its samples to a batch; other things as they are.
 
-    Raises ConfigError for tensors whose rows differ in number; ``what`` starts the message.
+    Raises ConfigError for tensors whose rows differ in number, and for a loader that chooses its samples;
+    ``what`` starts the message.
     """
     if isinstance(value, DataLoader):
+        _check_loader(value, what)
         return value.dataset, value.collate_fn
     if is_arrays(value):
         return Rows(_columns(value, what)), default_collate
     return value, default_collate
+
+
+def _check_loader(loader: DataLoader[Any], what: str) -> None:
+    """Raises ConfigError for a loader that chooses other samples than each of its data set once an epoch."""
+    if isinstance(loader.dataset, IterableDataset):
+        return  # which is refused as such
+    sampler = loader.sampler
+    is_complete = type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        with as_config_error(f"{what}: len of the data set of its loader"):
+            is_complete = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    chosen = ""
+    if loader.batch_size is None:
+        chosen = (
+            "no batch_size" if loader.batch_sampler is None else f"a {type(loader.batch_sampler).__name__}"
+        )
+    elif not is_complete:
+        chosen = f"a {type(sampler).__name__}"
+    if chosen:
+        raise ConfigError(
+            f"{what} gives a DataLoader with {chosen}, and dpexp batches and shuffles by itself, each sample "
+            "once an epoch: give a loader with batch_size and without sampler and batch_sampler, of the "
+            "samples to train on (torch.utils.data.Subset chooses some)"
+        )
+
+
+def loader_note(value: Any) -> str:
+    """What of a loader is not used, for the run's note."""
+    is_dropped = isinstance(value, DataLoader) and value.drop_last
+    return (
+        "the loader's drop_last is not used: the last batch of an epoch may be smaller" if is_dropped else ""
+    )
 
 
 def _columns(value: Any, what: str) -> Any:

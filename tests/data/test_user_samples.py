@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from dpexp import data, live
 from dpexp.config import ConfigError
@@ -75,3 +84,31 @@ def test_tensors_without_equally_many_rows_are_refused(value: Any) -> None:
         ConfigError, match=r"gives tensors of the shapes .*the samples in dimension 0, equally many"
     ):
         source(value)
+
+
+PAIRS = TensorDataset(A, Y)
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (DataLoader(PAIRS, sampler=WeightedRandomSampler([1.0, 0, 0, 0], 4)), "a WeightedRandomSampler"),
+        (DataLoader(PAIRS, sampler=SubsetRandomSampler([0, 1])), "a SubsetRandomSampler"),
+        (DataLoader(PAIRS, sampler=RandomSampler(PAIRS, replacement=True)), "a RandomSampler"),
+        (DataLoader(PAIRS, sampler=RandomSampler(PAIRS, num_samples=9)), "a RandomSampler"),
+        (DataLoader(PAIRS, batch_sampler=BatchSampler(SequentialSampler(PAIRS), 2, False)), "a BatchSampler"),
+        (DataLoader(PAIRS, batch_size=None), "no batch_size"),
+    ],
+)
+def test_a_loader_that_chooses_its_samples_is_refused(loader: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"gives a DataLoader with {words}, and dpexp batches and shuffles"):
+        source(loader)
+
+
+def test_a_loader_that_drops_its_last_batch_is_noted() -> None:
+    assert source(DataLoader(PAIRS, 3, shuffle=True)).note == ""
+    assert "the loader's drop_last is not used" in source(DataLoader(PAIRS, 3, drop_last=True)).note
+    alone = source(DataLoader(TensorDataset(A), 3, drop_last=True))
+    alone.dataset(nn.Linear(5, 2), 0)
+    assert "the loader's drop_last is not used" in alone.note
+    assert "the data has no targets" in alone.note
