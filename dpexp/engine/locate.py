@@ -41,9 +41,10 @@ class Locator:
         worst, rows = self.failure.worst, self.failure.batch.rows
         (tensor, *_) = self._of_worst_rank(worst.tensor)
         name = {"outputs": f"outputs{tensor}", "loss": "the loss"}.get(worst.kind, f"{worst.kind} ({tensor})")
+        verb = "differs" if worst.kind == "loss" else "differ"
         when = "after " if worst.kind in ("parameters", "optimizer") else ""
         shown = f" ({rows} rows)" if worst.step == self.sides.steps else ""
-        start = f"{when}step {worst.step}{shown}: {name} differ by {worst.error:.1e}"
+        start = f"{when}step {worst.step}{shown}: {name} {verb} by {worst.error:.1e}"
         if worst.kind in ("buffers", "parameters", "optimizer"):
             return start + self._of_tensor(tensor)
         return "; ".join(filter(None, (start, self._of_modules(), self._of_parameters(), self._pattern)))

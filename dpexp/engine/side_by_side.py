@@ -19,6 +19,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.by_nature import WrittenByShards
 from dpexp.engine.compare import Difference, Tensors, difference, magnitude
 from dpexp.engine.gathered_outputs import drop_scalars_apart, gathered_outputs
+from dpexp.engine.nonfinite import check_finite
 from dpexp.engine.random_draws import drawing_modules
 from dpexp.engine.training import Step, Training
 
@@ -89,6 +90,7 @@ class SideBySide:
             expected = self._reference_step(batch)
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
+        check_finite(expected, batch, self.steps)
         found = self._layout_step(batch, expected)
         buffers = self.written.replace_buffers(self.layout, self.reference)
         failed = self._failed(
