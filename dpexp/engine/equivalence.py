@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -96,7 +97,8 @@ class Equivalence:
         """Compare; every rank must call this, and gets the same result.
 
         Modules that draw random numbers outside of known layers are compared in eval mode, and a model that
-        does not compute in a type in the next narrower one. Raises what the model raises in every type.
+        does not compute in a type in the next narrower one. Raises what the model raises in every type, and
+        NonfiniteError where the single device's loss is not finite.
         """
         try:
             return self._result_in_this_type()
@@ -149,7 +151,7 @@ class Equivalence:
         cut = "cut to " if limit < MARGIN * error else ""
         return limit, f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"
 
-    @property
+    @cached_property
     def _objective(self) -> Objective:
         return self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from dpexp.config import ConfigError, RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.equivalence import Equivalence, Result
+from dpexp.engine.gathered_outputs import scalars_of_replicas
 from dpexp.engine.model_copy import copied
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verification import Verification, batches, verify
@@ -62,6 +63,22 @@ def test_a_right_layout_trains_as_a_single_device_with_any_optimizer(optimizer: 
     assert set(result.worst) == {"outputs", "loss", "gradients", "parameters", "optimizer"}
     assert all(each.error < 1e-14 for each in result.worst.values())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class OwnLoss(Net):
+    """Returns its loss, of which replicas make a vector."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_a_function_that_takes_losses_of_replicas_is_one_objective_for_both_sides() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+    equivalence = Equivalence(OwnLoss(), laid_out("whole"), random_batches(10), loss, sgd)
+    with scalars_of_replicas():
+        assert equivalence.result().passed
 
 
 def test_an_optimizer_that_skips_a_parameter_is_found_after_its_first_step() -> None:
