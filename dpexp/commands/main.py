@@ -10,7 +10,7 @@ from dpexp.commands import report, run, runs, sweep, ui
 app = cli.app("How should this model be laid over these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
-app.command()(sweep.sweep)
+app.command(context_settings=sweep.SETTINGS)(sweep.sweep)
 app.command()(report.report)
 app.command()(ui.ui)
 

@@ -1,4 +1,4 @@
-"""Run an experiment, each run in a new process, and report whether its claims hold."""
+"""Run an experiment, or a grid of options, each run in a new process, and report what the runs show."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpexp import cli
-from dpexp.config import ConfigError, home
+from dpexp.config import STRATEGY_OPTIONS, ConfigError, did_you_mean, home
 from dpexp.config.process import command
 
 if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment, PlannedRun
     from dpexp.study.sweep import CompletedRun, Sweep
 
-app = cli.app("Run every config of an experiment, interleaved and repeated, and evaluate its claims.")
+app = cli.app("Run every config of an experiment or of a grid, interleaved and repeated.")
+SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The options of ``run`` are unknown to this command: ``grid`` reads them."""
 
-Folder = Annotated[Path, typer.Argument(metavar="experiments/NAME", help="The experiment's folder.")]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="experiments/NAME | STRATEGY... [--OPTION VALUE,VALUE...]",
+        help="An experiment's folder; or strategies and options of run, each with one or more values: every "
+        "combination is a cell. A value with : or = is not split at commas: repeat the option.",
+        show_default=False,
+    ),
+]
+Repeat = Annotated[
+    int | None,
+    typer.Option("--repeat", help="Runs of each cell of a grid. Default: 5.", metavar="INTEGER", min=1),
+]
 Only = Annotated[
     str, typer.Option("--only", help="Only cells of this name or pattern, and single.", metavar="PATTERN")
 ]
@@ -27,7 +41,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the runs in their 
 Publish = Annotated[
     bool, typer.Option("--publish", help="Replace the committed Records of the experiment by the new ones.")
 ]
-Track = Annotated[bool, typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.")]
+Track = Annotated[
+    bool,
+    typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.", envvar="DPEXP_TRACK"),
+]
 Order = Annotated[
     int, typer.Option("--order-seed", help="Seed of the order of the runs.", metavar="INTEGER", min=0)
 ]
@@ -45,9 +62,11 @@ Limit = Annotated[
 ]
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def sweep(
-    folder: Folder,
+    ctx: typer.Context,
+    words: Words,
+    repeat: Repeat = None,
     only: Only = "",
     resume: Resume = False,
     dry_run: DryRun = False,
@@ -59,13 +78,21 @@ def sweep(
 ) -> None:
     """Run each cell once in each round, in random order, each run in a new process.
 
+    An experiment ends with the verdicts on its claims, a grid with the comparison of its runs.
+
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
-    from dpexp.study import experiment as experiments
     from dpexp.study import sweep as sweeps
+    from dpexp.study.grid import Grid
 
     cli.check_environment()
-    experiment = experiments.load(folder)
+    experiment = _experiment(
+        words, repeat, [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
+    )
+    if isinstance(experiment, Grid) and (publish or until_decided):
+        raise ConfigError(
+            "--publish and --until-decided are for an experiment, which has a folder and claims"
+        )
     current = _sweep(experiment, resume, limit if until_decided else None)
     planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
     missing = current.missing(planned)
@@ -75,18 +102,30 @@ def sweep(
     failed = _run(current, missing)
     if track and missing:
         _deliver(current)
-    typer.echo(_verdicts(experiment, current))
+    is_grid = isinstance(experiment, Grid)
+    typer.echo(_comparison(current) if is_grid else _verdicts(experiment, current))
     if current.limit is not None:
-        open_claims = len(current.undecided())
-        result = (
-            f"{open_claims} claims about time stay undecided"
-            if open_claims
-            else "all claims about time are decided"
-        )
-        typer.echo(f"after {current.rounds} of at most {current.limit} rounds {result}", err=True)
+        typer.echo(_decided(current), err=True)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
+
+
+def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experiment:
+    """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
+    from dpexp.commands import grid
+    from dpexp.study import experiment as experiments
+
+    folder = Path(words[0])
+    if words[0] not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1):
+        if extra := [*words[1:], *(["--repeat"] if repeat else [])]:
+            hint = "the config.py of an experiment has its options and repeats"
+            raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], own)}")
+        return experiments.load(folder)
+    parsed = grid.parse(words, own, repeat or 5)
+    for reason in parsed.left_out:
+        typer.echo(f"left out: {reason}", err=True)
+    return parsed
 
 
 def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
@@ -97,7 +136,7 @@ def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
         return Sweep.new(experiment, limit)
     newest = Sweep.latest(experiment)
     if newest is None:
-        raise ConfigError(f"--resume: there is no sweep of {experiment.name} in {home() / 'runs'} yet")
+        raise ConfigError(f"--resume: there is no sweep of {experiment.title} in {home() / 'runs'} yet")
     if limit is not None and newest.limit is None:
         raise ConfigError(
             "--resume --until-decided: the number of rounds of that sweep was fixed: start a new one"
@@ -160,3 +199,24 @@ def _verdicts(experiment: Experiment, current: Sweep) -> str:
     from dpexp.study import claims
 
     return terminal.text(claims.sections(experiment, current.records))
+
+
+def _decided(current: Sweep) -> str:
+    undecided = len(current.undecided())
+    result = (
+        f"{undecided} claims about time stay undecided" if undecided else "all claims about time are decided"
+    )
+    return f"after {current.rounds} of at most {current.limit} rounds {result}"
+
+
+def _comparison(current: Sweep) -> str:
+    """The comparison of the runs, which is also written beside their Records."""
+    from dpexp.report.compare import files, tables
+    from dpexp.report.compare.grouping import compare
+    from dpexp.report.render import terminal
+
+    _, *runs = current.run_folders()
+    compared = compare(runs)
+    page, *_ = files.write(compared, current.folder / "report")
+    written = f"this comparison, with its figures: {page.parent}"
+    return f"{terminal.text(tables.sections(compared), piped=terminal.WIDE)}\n{written}"

@@ -183,6 +183,11 @@ class Experiment:
         return self.folder.name
 
     @property
+    def title(self) -> str:
+        """What names its sweeps, so that ``--resume`` finds them."""
+        return self.name
+
+    @property
     def records(self) -> Path:
         return self.folder / RECORDS
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config import ConfigError, RunConfig, home, names
 from dpexp.engine.environment import environment
 from dpexp.record import (
     RECORD,
@@ -118,7 +118,8 @@ class Sweep:
     def latest(cls, experiment: Experiment) -> Sweep | None:
         """The newest sweep of this experiment on this disk, finished or not."""
         for summary in summaries(home() / "runs"):
-            if summary.strategy == STRATEGY and summary.experiment == experiment.name:
+            found = (summary.strategy, summary.experiment, summary.name)
+            if found == (STRATEGY, experiment.name, _name(experiment)):
                 folder = home() / "runs" / summary.run_id
                 return cls(experiment, folder, load(folder).config.get("limit"))
         return None
@@ -172,8 +173,8 @@ class Sweep:
     @property
     def rounds(self) -> int:
         """How many rounds have begun."""
-        names = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
-        return max(map(int, names), default=0)
+        numbers = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
+        return max(map(int, numbers), default=0)
 
     @contextmanager
     def _journal(self) -> Iterator[Journal]:
@@ -195,7 +196,7 @@ class Sweep:
         config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
         if self.limit is not None:
             config["limit"] = self.limit
-        journal.set(name=f"sweep of {swept.name}", experiment=swept.name, strategy=STRATEGY)
+        journal.set(name=_name(swept), experiment=swept.name, strategy=STRATEGY)
         journal.set(config=config, environment=environment())
         return journal
 
@@ -245,9 +246,9 @@ class Sweep:
         rounds = max(self.rounds, self.experiment.repeats)
         planned = plan_runs(self.experiment, rounds=rounds)
         if missing := self.missing(planned):
-            names = ", ".join(run.name for run in missing[:5])
+            shown = ", ".join(run.name for run in missing[:5])
             what = f"{len(missing)} runs are missing or did not finish"
-            raise ConfigError(f"{what} ({names} …): --resume runs them")
+            raise ConfigError(f"{what} ({shown} …): --resume runs them")
         target = self.experiment.records / self.machine_kind()
         if target.exists():
             shutil.rmtree(target)
@@ -264,6 +265,11 @@ class Sweep:
             if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
                 return str(chips[0]["name"]).lower().replace(" ", "-")
         return "cpu"
+
+
+def _name(experiment: Experiment) -> str:
+    """The name of the experiment's sweeps."""
+    return names.fitted(f"sweep of {experiment.title}", STRATEGY)
 
 
 def command_line(experiment: Experiment, cell: str) -> str:

@@ -1,0 +1,129 @@
+"""A sweep of options: a cell for each combination that its strategy accepts, and one comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command_lines import script
+
+from dpexp.commands.grid import parse
+from dpexp.config import ConfigError, HybridOptions, RunConfig
+from dpexp.record import load
+from dpexp.study.grid import Grid
+from dpexp.study.sweep import Sweep
+
+SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
+
+
+def grid(*words: str, own: Sequence[str] = ()) -> Grid:
+    return parse(words, own, repeats=3)
+
+
+def configs(*words: str) -> dict[str, RunConfig]:
+    return {cell: run for cell, run in grid(*words).runs.items() if isinstance(run, RunConfig)}
+
+
+def test_each_combination_of_values_is_a_cell() -> None:
+    runs = configs("whole", "functional", "--virtual", "2,4", "--batch-size=30,64", "--steps", "7")
+    assert {(run.strategy, run.virtual, run.batch_size, run.steps) for run in runs.values()} == {
+        (strategy, virtual, rows, 7)
+        for strategy in ("whole", "functional")
+        for virtual in (2, 4)
+        for rows in (30, 64)
+    }
+    assert "whole-virtual_2-batch_size_64" in runs
+
+
+def test_a_strategy_gets_only_the_options_that_it_has() -> None:
+    runs = configs("whole", "hybrid", "--virtual", "1", "--sparse", "--dense")
+    assert [*runs] == ["whole", "hybrid-sparse", "hybrid-dense"]
+    sparse = runs["hybrid-sparse"].options
+    assert isinstance(sparse, HybridOptions)
+    assert sparse.sparse
+
+
+def test_a_value_with_a_colon_or_an_equals_sign_keeps_its_commas() -> None:
+    runs = configs("single", "--devices", "cpu", "--model", "linear:in=5,out=3", "--model", "linear,mlp")
+    assert [run.model for run in runs.values()] == ["linear:in=5,out=3", "linear", "mlp"]
+
+
+def test_names_that_one_run_takes_together_are_joined() -> None:
+    runs = configs("block", "--virtual", "2", "--block", "block1,block2+block3")
+    assert [run.to_dict()["block"] for run in runs.values()] == [["block1"], ["block2", "block3"]]
+
+
+def test_the_environment_sets_options_and_the_runs_are_delivered_by_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DPEXP_STEPS", "9")
+    (run,) = configs("single", "--devices", "cpu").values()
+    assert (run.steps, run.track) == (9, False)
+
+
+def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() -> None:
+    found = grid("single", "whole", "--virtual", "1,2", "--batch-size", "8,16")
+    assert sorted(cell for cell in found.runs if cell.startswith("single")) == [
+        "single-virtual_1-batch_size_16",
+        "single-virtual_1-batch_size_8",
+    ]
+    (left_out,) = found.left_out
+    assert left_out.startswith("single --virtual 2: --virtual gives 2 devices and single uses one")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["whole", "--virtul", "2"], "unknown option '--virtul'.*did you mean '--virtual'"),
+        (["whole", "--sparse"], "whole: unknown option '--sparse'; .*--help"),
+        (["whole", "--run-name", "a"], "unknown option '--run-name'"),
+        (["whoel", "--virtual", "2"], "unknown strategy 'whoel'.*did you mean 'whole'"),
+        (["--virtual", "2"], "name a strategy"),
+        (["whole", "--virtual"], "--virtual needs a value"),
+        (["whole", "--virtual", "2,two"], "'two' is not a whole number"),
+        (["whole", "--virtual", "2", "--batch-size", "30,0"], "--batch-size 0: it must be at least 1"),
+        (["whole", "--virtual", "2", "--model", "linear,liner"], "unknown model 'liner'"),
+        (["single", "--virtual", "2"], "single --virtual 2: .*single uses one"),
+        (["single", "--experiment", "a,b"], "give one name"),
+    ],
+)
+def test_what_no_run_accepts_is_an_error_before_anything_runs(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grid(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["whole", "--virtual", "0"], ["single", "--repeat", "0"], ["experiments/seed_tables", "--dryrun"]],
+)
+def test_bad_input_is_exit_code_2_and_writes_nothing(words: list[str], dpexp_home: Path) -> None:
+    done = script("sweep.py", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not list(dpexp_home.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
+@pytest.mark.usefixtures("temporary_folder")
+def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home: Path) -> None:
+    words = ["single", "whole", "--virtual", "1", "--experiment", "swept", "--repeat", "1", *SHORT]
+    script("sweep.py", *words, "--only", "single", "--no-track")
+    done = script("sweep.py", *words, "--resume")
+    assert done.returncode == 0, done.stderr
+    sweep = Sweep.latest(grid(*words[:6], *SHORT))
+    assert sweep is not None
+    folder, *runs = sweep.run_folders()
+    assert sorted(load(run).name for run in runs) == ["single.r1", "whole.r1"]
+    assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
+    assert done.stdout.count("Comparison 1: 2 configs") == 1
+    assert f"figures: {folder / 'report'}" in done.stdout
+    assert "whole.r1" in (folder / "report" / "report.md").read_text()
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{dpexp_home}/mlflow.db")
+    (stored,) = client.search_experiments(filter_string="name = 'swept'")
+    delivered = client.search_runs([stored.experiment_id])
+    parents = [run.data.tags.get("mlflow.parentRunId") for run in delivered]
+    (parent,) = {run.info.run_id for run in delivered if run.data.tags["dpexp.strategy"] == "sweep"}
+    assert sorted(parents, key=str) == sorted([None, parent, parent], key=str)
