@@ -271,3 +271,28 @@ def test_another_class_of_one_structure_has_another_digest() -> None:
     assert digests[0] == digests[1]
     assert len(set(digests)) == 5
     assert live.sha256(names["model"]) is None
+
+
+class OwnLoss(nn.Module):
+    """A language model as those of Hugging Face: with labels its forward returns a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 7)
+
+    def forward(self, ids: torch.Tensor, mask: Any = None, labels: Any = None) -> dict[str, torch.Tensor]:
+        logits = self.embed(ids)
+        if labels is None:
+            return {"logits": logits}
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits}
+
+
+@pytest.mark.parametrize("name", ["ids", "features"])
+def test_a_model_that_returns_its_loss_gets_its_labels(name: str, dpexp_home: Path) -> None:
+    net, ids = OwnLoss(), torch.arange(24).reshape(4, 6) % 7
+    expected = net(ids, labels=ids)["loss"].item()
+    data = [{name: ids, "labels": ids}]
+    record = dpexp.run("single", model=net, data=data, devices="cpu", **{**SHORT, "warmup": 0, "steps": 1})
+    assert record.steps["loss"][0] == pytest.approx(expected)
+    assert dpexp.run("whole", model=net, data=data, virtual=2, **SHORT).verification["passed"]

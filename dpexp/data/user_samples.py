@@ -1,7 +1,8 @@
 """User samples: the inputs and targets in what a user's data set, loader, batches or tensors hold.
 
 (input, target)         where the input is a tuple, its items are the model's positional arguments
-{"x": ..., "label": ...}  the target, and for each argument of the forward of that name its value
+{"x": ..., "label": ...}  the target, and for each argument of the forward of that name its value, the
+                        target's too
 input                   a tensor without a target
 """
 
@@ -211,12 +212,25 @@ def _split_mapping(
     key = next((name for name in TARGETS if name in sample), None)
     named = {name: value for name, value in sample.items() if name != key}
     target = None if key is None else sample[key]
-    if len(named) == 1 or forward is None:
+    if forward is None:
         return tuple(named.values()), target
     positional = [each for each in forward.parameters.values() if each.kind <= each.POSITIONAL_OR_KEYWORD]
     names = [each.name for each in positional]
+    takes_target = key in names and names[0] != key  # a forward that computes its loss
+    if len(named) == 1 and not takes_target:
+        return tuple(named.values()), target
     if len(names) == 1 and not set(names) & set(named):
         return (named,), target  # the forward takes the dict
+    if len(named) == 1 and not set(names) & set(named):
+        named = dict(zip(names, named.values(), strict=False))
+    if key is not None and takes_target:
+        named[key] = target
+    return _arguments(named, positional), target
+
+
+def _arguments(named: Mapping[str, Any], positional: Sequence[inspect.Parameter]) -> tuple[Any, ...]:
+    """The positional arguments up to the last one that is named, with the defaults of the others."""
+    names = [each.name for each in positional]
     for name in named:
         if name not in names:
             raise ConfigError(
@@ -229,4 +243,4 @@ def _split_mapping(
         raise ConfigError(
             f"the model's forward needs {', '.join(missing)}, and a sample has {', '.join(named)}"
         )
-    return tuple(named.get(each.name, each.default) for each in used), target
+    return tuple(named.get(each.name, each.default) for each in used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -112,3 +113,14 @@ def test_a_loader_that_drops_its_last_batch_is_noted() -> None:
     alone.dataset(nn.Linear(5, 2), 0)
     assert "the loader's drop_last is not used" in alone.note
     assert "the data has no targets" in alone.note
+
+
+def test_a_target_reaches_the_forward_where_it_is_an_argument() -> None:
+    def forward(x: Any, scale: Any = 3, label: Any = None) -> None:
+        """The signature of a model's."""
+
+    signature = inspect.signature(forward)
+    assert user_samples.split({"label": 2, "x": 1}, signature) == ((1, 3, 2), 2)
+    assert user_samples.split({"features": 1, "label": 2}, signature) == ((1, 3, 2), 2)
+    assert user_samples.split({"x": 1, "y": 2}, signature) == ((1,), 2)
+    assert user_samples.split({"x": 1}, signature) == ((1,), None)
