@@ -118,6 +118,7 @@ def prepare(
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
+    _check_accumulation(config, dataset.objective.reduction)
     strategy = STRATEGIES[config.strategy](config, group)
     if config.compile and not strategy.needs.compile:
         able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
@@ -135,6 +136,15 @@ def prepare(
         notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _check_accumulation(config: RunConfig, reduction: str) -> None:
+    if config.accumulate > 1 and reduction == "tokens" and not config.eval:
+        raise ConfigError(
+            f"--accumulate {config.accumulate} counts batches alike, and the loss is a mean over tokens, of "
+            "which each batch has another number: it would not be the mean over all of them; use "
+            f"--batch-size {config.batch_size * config.accumulate} instead"
+        )
 
 
 def _check_snapshots(config: RunConfig) -> None:

@@ -223,6 +223,13 @@ def test_accumulation_is_verified(strategy: str) -> None:
     assert result.optimizer_error is not None
 
 
+def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:
+    values: dict[str, Any] = {"accumulate": 2, "batch_size": 10, "reduction": "tokens"}
+    with pytest.raises(ConfigError, match=r"--accumulate 2 counts batches alike, .* use --batch-size 20"):
+        prepare(hybrid("sgd", **values))
+    prepare(hybrid("sgd", **values | {"reduction": "sum"}))
+
+
 def test_a_snapshot_between_accumulated_batches_is_refused() -> None:
     with pytest.raises(ConfigError, match="--snapshot-every 10 would save between the 4 batches"):
         prepare(hybrid("sgd", accumulate=4, snapshot_every=10))
