@@ -22,13 +22,13 @@ from types import UnionType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
 from dpexp.config.errors import Terminated, describe, shortened, shown, text_of
-from dpexp.config.help_panels import EXAMPLES, OUTPUT, panel_of, panels
+from dpexp.config.help_panels import OUTPUT, panel_of, panels
 from dpexp.config.options import flag_name, option_fields, types_of
-from dpexp.config.process import ROOT, command, is_checkout
+from dpexp.config.process import ROOT, is_checkout
 from dpexp.record import JournalError, redact
 
 PREFIX = "DPEXP_"
@@ -70,7 +70,17 @@ class RichHelp:
 
 
 class Command(RichHelp, TyperCommand):
-    """A command."""
+    """A command, in whose help a value has one name and a flag none: no types as ``<bool>`` beside them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) or getattr(parameter, "is_flag", False):
+                parameter.display_type_rich = _no_type  # type: ignore[attr-defined]
+
+
+def _no_type(ctx: Any) -> None:
+    del ctx
 
 
 class SuggestingGroup(RichHelp, TyperGroup):
@@ -215,12 +225,6 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
-
-
-def examples(strategy: str) -> str:
-    """The examples of a strategy's command, for the end of its help: a paragraph each."""
-    program = command("run")
-    return "\n\n".join(["Examples:", *(f"{program} {strategy} {words}" for words in EXAMPLES[strategy])])
 
 
 _METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}

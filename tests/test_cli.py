@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from command_lines import script, shared
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
+from dpexp.commands import report, run, runs, sweep, ui
 from dpexp.config import STRATEGY_OPTIONS, RunConfig, option_names
-from dpexp.config.help_panels import EXAMPLES, PANELS, RANKS
+from dpexp.config.help_panels import COMMANDS, EXAMPLES, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +68,39 @@ def test_every_example_of_the_help_is_a_valid_command(tmp_path: Path) -> None:
             words = [word for word in shlex.split(line) if word != "--dry-run"]
             done = shared().run([strategy, *words, "--print-config"], tmp_path)
             assert done.code == 0, f"{line}: {done.stderr}"
+
+
+def commands() -> dict[str, TyperCommand]:
+    """Every command but the strategies' by its name, such as ``runs list``."""
+    found = {}
+    for module in (run, runs, sweep, report, ui):
+        name, app = module.__name__.rpartition(".")[2], get_command(module.app)
+        subcommands = app.commands if isinstance(app, TyperGroup) else {"": app}
+        found |= {f"{name} {word}".strip(): sub for word, sub in subcommands.items()}
+    return {name: made for name, made in found.items() if name.removeprefix("run ") not in STRATEGY_OPTIONS}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_help_of_every_other_command_has_examples_and_variables(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made, (app, _, subcommand) = commands()[name], name.partition(" ")
+    made.main(["--help"], prog_name=f"{app}.py {subcommand}", standalone_mode=False)
+    shown = capsys.readouterr().out
+    examples = [line.strip() for line in shown.partition("Examples:")[2].splitlines() if ".py" in line]
+    assert len(set(examples)) == 2
+    for example in examples:
+        words = shlex.split(example.partition(f"{app}.py")[2])[len(subcommand.split()) :]
+        made.make_context(name, words)
+    assert ("DPEXP_HOME" in shown) == (name != "run models")
+    assert not re.search(r"<[\w\[\]]+>|\bTEXT\b|INTEGER RANGE|\]\.\.\.\]|92233", shown), (
+        "one style of metavar"
+    )
+
+
+def test_every_command_has_examples() -> None:
+    assert set(commands()) == set(COMMANDS)
 
 
 def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import typer
 
 from dpexp import __version__, cli
 from dpexp.commands import report, run, runs, sweep, ui
+from dpexp.config.help_panels import epilog
 
 app = cli.app("How should this model be laid over these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
-app.command(context_settings=sweep.SETTINGS)(sweep.sweep)
-app.command()(report.report)
-app.command()(ui.ui)
+app.command(epilog=epilog("sweep"), context_settings=sweep.SETTINGS)(sweep.sweep)
+app.command(epilog=epilog("report"))(report.report)
+app.command(epilog=epilog("ui"))(ui.ui)
 
 
 def _show_version(wanted: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from dpexp import cli
 from dpexp.config import ConfigError, home
+from dpexp.config.help_panels import epilog
 from dpexp.config.process import command, working_root
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ app = cli.app("Compare recorded runs; write or check the READMEs of experiments.
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[experiments/NAME... | RUN...]",
+        metavar="RUN|experiments/NAME",
         help="Run id, unique prefix of one, run name, last, or the folder of a run. Default: all runs. "
         "Or folders of experiments: their READMEs and figures are written again.",
     ),
@@ -43,12 +44,11 @@ Check = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog=epilog("report"))
 def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
-    Runs are ranked only if they have the same execution, machine and work; a difference within the noise is
-    marked as such.
+    Only runs of the same execution, machine and work are ranked; noise is marked.
     """
     names = runs or []
     if check or any((Path(name) / "config.py").is_file() for name in names):

@@ -11,7 +11,7 @@ import typer
 from dpexp import cli
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
 from dpexp.config.errors import startup_errors
-from dpexp.config.help_panels import OUTPUT
+from dpexp.config.help_panels import OUTPUT, epilog, examples
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -65,7 +65,7 @@ def _command(strategy: str) -> None:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
     command.__doc__ = STRATEGY_HELP[strategy]
-    app.command(strategy, epilog=cli.examples(strategy))(cli.with_options(command, strategy))
+    app.command(strategy, epilog=examples(strategy))(cli.with_options(command, strategy))
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
@@ -145,7 +145,7 @@ def _code(error: BaseException) -> int:
     return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED
 
 
-@app.command()
+@app.command(epilog=epilog("run models"))
 def models(
     name: Annotated[str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", show_default=False)] = "",
     data: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from dpexp import cli
 from dpexp.config import ConfigError, home
+from dpexp.config.help_panels import OUTPUT, epilog
 from dpexp.config.process import command
 
 if TYPE_CHECKING:
@@ -19,20 +20,27 @@ if TYPE_CHECKING:
 app = cli.app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)]
 
 
-@app.command("list")
+@app.command("list", epilog=epilog("runs list"))
 def list_(
     as_json: Json = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="INTEGER", min=1, help="Number of runs, the newest first.")
+        int,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="INTEGER",
+            min=1,
+            show_default=False,
+            help="Number of runs, the newest first. Default: all.",
+        ),
     ] = sys.maxsize,
 ) -> None:
     """List all runs, the newest first.
 
-    In a narrow terminal ids are shortened to prefixes, and the least important columns left out; --json has
-    everything.
+    A narrow terminal gets shorter ids and names, and fewer columns; --json has all.
     """
     from dpexp.record import summaries
     from dpexp.report.render import run_list, terminal
@@ -56,11 +64,13 @@ def list_(
         typer.echo(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 
 
-@app.command()
+@app.command(epilog=epilog("runs show"))
 def show(
     run: Run,
     as_json: Json = False,
-    full: Annotated[bool, typer.Option("--full", help="Show the complete summary.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show the complete summary.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
     from dpexp.record import load
@@ -77,11 +87,11 @@ def show(
     typer.echo(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 
-@app.command()
+@app.command(epilog=epilog("runs sync"))
 def sync(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN|PATH]...", help="Runs, or paths of journals from other machines."),
+        typer.Argument(metavar="RUN|PATH", help="Runs, or paths of journals from other machines."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Deliver again what the store already has.")] = False,
 ) -> None:
@@ -97,7 +107,7 @@ def sync(
     _deliver(folders, again, f"everything is delivered{note}", are_named=bool(runs))
 
 
-@app.command()
+@app.command(epilog=epilog("runs reap"))
 def reap() -> None:
     """Close the runs whose process died: write their Record and end their MLflow run."""
     from dpexp.tracking import sync
@@ -112,7 +122,7 @@ def reap() -> None:
     _deliver(readable, False, "no dead run")
 
 
-@app.command()
+@app.command(epilog=epilog("runs reproduce"))
 def reproduce(
     run: Annotated[
         str, typer.Argument(metavar="RUN|record.json", help="A recorded run, or the file of a Record.")
@@ -146,9 +156,9 @@ def reproduce(
     raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
 
 
-@app.command()
+@app.command(epilog=epilog("runs check"))
 def check(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Default: all runs.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Default: all runs.")] = None,
     store: Annotated[
         bool, typer.Option("--store", help="Also compare with what MLflow holds, value by value.")
     ] = False,
@@ -189,7 +199,7 @@ def _problem(row: dict[str, Any]) -> str:
     return f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
 
 
-@app.command()
+@app.command(epilog=epilog("runs remove"))
 def remove(
     run: Run,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

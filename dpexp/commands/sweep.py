@@ -10,6 +10,7 @@ import typer
 
 from dpexp import cli
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, did_you_mean, home
+from dpexp.config.help_panels import epilog
 from dpexp.config.process import command
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ Limit = Annotated[
 ]
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(epilog=epilog("sweep"), context_settings=SETTINGS)
 def sweep(
     ctx: typer.Context,
     words: Words,
