@@ -25,6 +25,7 @@ OPEN_STORE = (
     "try: Store.from_environment(home()).open()\n"
     "except Exception as error: sys.exit(short_message(error))"
 )
+OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 _NEWEST: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
@@ -69,6 +70,9 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
     environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     environment["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = store.artifacts.as_uri()
     environment.pop("MLFLOW_TRACKING_URI", None)
+    if host not in OPEN_BY_DEFAULT:  # MLflow answers other addresses than these and private ones with 403
+        environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", f"{host}:{port}")
+        environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", f"http://{host}:{port}")
     arguments = ["--workers", "1", "--host", host, "--port", str(port)]
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     with tempfile.TemporaryFile() as log:

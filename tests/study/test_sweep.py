@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -185,9 +186,36 @@ def test_a_dry_run_shows_the_order_and_writes_nothing(experiment: Experiment, dp
     done = script("sweep.py", experiment.folder, "--dry-run")
     assert done.returncode == 0
     assert "6 of 6 runs" in done.stdout
+    longer = script("sweep.py", experiment.folder, "--dry-run", "--until-decided", "--limit", "4")
+    assert "12 of 12 runs" in longer.stdout
     assert "python scripts/run.py single --steps 3" in done.stdout
     assert "python program.py quick" in done.stdout
     assert not list(dpexp_home.iterdir())
+
+
+def test_resume_runs_what_failed_and_publish_replaces_the_records(
+    experiment: Experiment, dpexp_home: Path
+) -> None:
+    def order(*words: str) -> list[str]:
+        shown = script("sweep.py", experiment.folder, "--dry-run", *words).stdout
+        return re.findall(r"\b(?:single|quick|fragile)\.r\d", shown)
+
+    assert order("--order-seed", "1") != order() == order("--order-seed", "0")
+    failed = script("sweep.py", experiment.folder, "--no-track", "--only", "fragile")
+    assert failed.returncode == 1
+    (experiment.folder / "mended").touch()
+    done = script("sweep.py", experiment.folder, "--resume", "--publish", "--no-track")
+    assert done.returncode == 0, done.stderr
+    assert "the committed result is now" in done.stderr
+    assert not (dpexp_home / "mlflow.db").exists()
+    children = [load_run(folder) for folder in (dpexp_home / "runs").iterdir()]
+    assert Counter(child.strategy for child in children)["single"] == 2, "those that had ended are kept"
+    (published,) = (experiment.folder / "records").iterdir()
+    assert {cell: len(runs) for cell, runs in measured_runs(published).items()} == {
+        "single": 2,
+        "quick": 2,
+        "fragile": 2,
+    }
 
 
 def test_a_sweeps_record_is_the_file_that_the_run_wrote(experiment: Experiment) -> None:

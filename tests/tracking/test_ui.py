@@ -22,12 +22,15 @@ from dpexp.record import finish
 
 
 @pytest.fixture
-def served(dpexp_home: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
-    """The UI on one delivered run: its process, its port, and its first line."""
+def served(
+    dpexp_home: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """The UI on one delivered run, on loopback or a parameter's host: its process, port, and first line."""
     finish(journals.complete(dpexp_home / "runs", "shown"))
     assert script("runs.py", "sync").returncode == 0
     port = free_port()
     command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(port)]
+    command += ["--host", request.param] if hasattr(request, "param") else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -66,15 +69,21 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
         wait_until_gone(child.pid)
 
 
-def test_a_killed_ui_leaves_no_server(served: tuple[subprocess.Popen[str], int, str]) -> None:
-    process, port, _ = served
+@pytest.mark.parametrize("served", ["127.0.0.2"], indirect=True)
+def test_a_killed_ui_of_another_host_leaves_no_server(
+    served: tuple[subprocess.Popen[str], int, str],
+) -> None:
+    process, port, line = served
+    assert line.startswith(f"dpexp: http://127.0.0.2:{port}/")
+    with urllib.request.urlopen(f"http://127.0.0.2:{port}/", timeout=TIMEOUT_S) as page:
+        assert page.status == 200
     children = descendants(process.pid)
     assert children
     process.kill()
     for child in children:
         wait_until_gone(child.pid)
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0
+        assert probe.connect_ex(("127.0.0.2", port)) != 0
 
 
 def test_a_busy_port_is_reported_before_anything_starts(dpexp_home: Path) -> None:
