@@ -211,13 +211,13 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
     if typing.get_origin(kind) is tuple:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
     choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
-    variable = PREFIX + field.name.upper()
+    variable, flag = PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
     info = typer.Option(
-        meta["flag"] or flag_name(field.name),
+        flag,
         help=meta["help"] + choices,
         metavar=meta["metavar"] or _METAVARS.get(kind),
-        parser=_number_parser(kind, variable) if kind in (int, float) else None,
-        envvar=[variable, *ALIASES.get(field.name, [])],
+        parser=_number_parser(kind, flag, variable) if kind in (int, float) else None,
+        envvar=[variable, *aliases] if (aliases := ALIASES.get(field.name)) else variable,
         show_envvar=True,
         rich_help_panel=panel,
         show_default=default not in ("", None),
@@ -230,7 +230,7 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
 _METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
 
 
-def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[Any], float]:
+def _number_parser(kind: type[int] | type[float], flag: str, variable: str) -> Callable[[Any], float]:
     """A parser whose error names the value, and the environment variable if the value comes from it."""
 
     def parse(value: Any) -> float:
@@ -239,7 +239,8 @@ def _number_parser(kind: type[int] | type[float], variable: str) -> Callable[[An
         except ValueError:
             origin = f" ({variable})" if os.environ.get(variable) == value else ""
             name = "whole number" if kind is int else "number"
-            raise typer.BadParameter(f"{redact(shown(value))} is not a {name}{origin}") from None
+            message = f"{redact(shown(value))} is not a {name}{origin}"
+            raise typer.BadParameter(message, param_hint=f"'{flag}'") from None
 
     return parse
 
