@@ -265,9 +265,11 @@ def test_a_run_id_cannot_leave_the_runs(runs: Path, run_id: str) -> None:
     assert not runs.exists()
 
 
-def test_a_missing_home_is_not_created(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="not a directory: make it, or correct DPEXP_HOME"):
-        Journal(tmp_path / "mistyped" / "runs", "a")
+def test_a_home_is_made_where_its_parent_exists(tmp_path: Path) -> None:
+    with Journal(tmp_path / "home" / "runs", "a"):
+        assert (tmp_path / "home" / "runs" / "a").is_dir()
+    with pytest.raises(JournalError, match="mistyped is not a directory: make it, or correct DPEXP_HOME"):
+        Journal(tmp_path / "mistyped" / "home" / "runs", "a")
     assert not (tmp_path / "mistyped").exists()
 
 

@@ -86,9 +86,10 @@ def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("list",), ("show", "last"), ("sync",), ("reap",)])
 def test_a_mistyped_home_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = script("runs.py", *arguments, DPEXP_HOME=str(tmp_path / "mistyped"))
+    done = script("runs.py", *arguments, DPEXP_HOME=str(tmp_path / "mistyped" / "home"))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: DPEXP_HOME {tmp_path / 'mistyped'} is not a directory")
+    assert f"{tmp_path / 'mistyped'} is not a directory: make it, or correct DPEXP_HOME" in done.stderr
+    assert not (tmp_path / "mistyped").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "sync"])
