@@ -63,6 +63,7 @@ FORMS: dict[str, tuple[Any, int]] = {
     "tensors": ((torch.randn(40, 5), torch.randn(40, 2)), 30),
     "dicts": (Dicts(), 30),
     "loader of dicts": (DataLoader(Dicts(), batch_size=8), 8),
+    "columns": ({"y": torch.randn(40, 2), "x": torch.randn(40, 5)}, 30),
     "inputs alone": (torch.randn(40, 5), 30),
 }
 
@@ -103,7 +104,7 @@ def test_live_objects_do_not_reach_new_processes() -> None:
 
 def test_a_list_of_samples_is_not_a_list_of_batches() -> None:
     samples = [(torch.zeros(5), torch.zeros(2)) for _ in range(3)]
-    with pytest.raises(ConfigError, match=r"batch 0 has tensors of \[2, 5\] rows"):
+    with pytest.raises(ConfigError, match=r"batch 0 has tensors of the shapes \(5,\), \(2,\)\. A list holds"):
         dpexp.run("single", model=Net(), data=samples, **SHORT)
 
 

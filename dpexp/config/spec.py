@@ -197,7 +197,7 @@ def load(spec: Spec, where: str, *, objects: bool = False) -> Any:
             raise ConfigError(f"{where}: {module} has no '{part}'{did_you_mean(part, public)}")
         found = getattr(found, part)
     if not callable(found) and not objects:
-        raise ConfigError(f"{where}: {spec.factory} is a {type(found).__name__}, not a factory to call")
+        raise ConfigError(f"{where}: {spec.factory} is of type {type(found).__name__}, not a factory to call")
     return found
 
 

@@ -64,11 +64,12 @@ def _check_batch(number: int, found: Mapping[str, Any], first: Mapping[str, Any]
         if not isinstance(leaf, Tensor):
             at = f" at {path}" if path else ""
             raise ConfigError(f"data: batch {number} holds a {type(leaf).__name__}{at}, not a tensor")
-    rows = {len(tensor) if tensor.dim() else 0 for tensor in found.values()}
-    if len(rows) != 1:
+    shapes = [tuple(tensor.shape) for tensor in found.values()]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
         raise ConfigError(
-            f"data: batch {number} has tensors of {sorted(rows)} rows. A list holds batches, whose "
-            "tensors have equally many; give single samples as a torch.utils.data.Dataset"
+            f"data: batch {number} has tensors of the shapes {', '.join(map(str, shapes)) or 'none'}. A list "
+            "holds batches, with equally many rows in dimension 0 of each tensor; give single samples as a "
+            "torch.utils.data.Dataset"
         )
     if found.keys() != first.keys():
         here, there = (", ".join(each) or "a tensor" for each in (found, first))
@@ -90,7 +91,12 @@ def _is_array(value: Any) -> bool:
 
 
 def is_arrays(value: Any) -> bool:
-    """Whether it is tensors or arrays with the samples in dimension 0: x, (x, y) or ((x, z), y)."""
+    """Whether it is tensors or arrays with the samples in dimension 0.
+
+    x    (x, y)    ((x, z), y)    {"x": x, "label": y}
+    """
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(key, str) and _is_array(value[key]) for key in value)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and value[0]:
         value = (*value[0], value[1])
     elif isinstance(value, tuple) and len(value) > 2:
@@ -118,14 +124,25 @@ def train_and_test(value: Any, what: str) -> tuple[Any, Any | None]:
 def map_style(value: Any, what: str) -> tuple[Any, Callable[[list[Any]], Any]]:
     """A map-style data set, and the function that joins its samples to a batch; other things as they are.
 
-    Raises ConfigError for tensors whose rows differ in number, and for a loader that chooses its samples;
-    ``what`` starts the message.
+    Raises ConfigError for tensors whose rows differ in number, for a loader that chooses its samples, and
+    for things that only look like a data set; ``what`` starts the message.
     """
     if isinstance(value, DataLoader):
         _check_loader(value, what)
         return value.dataset, value.collate_fn
     if is_arrays(value):
-        return Rows(_columns(value, what)), default_collate
+        with as_config_error(f"{what}: making tensors of its arrays"):
+            return Rows(_columns(value, what)), default_collate
+    if hasattr(value, "to_numpy"):
+        raise ConfigError(
+            f"{what} gives a {type(value).__name__}, which is not a data set of samples: give tensors "
+            "(x, y), such as torch.tensor(frame.to_numpy())"
+        )
+    if isinstance(value, tuple) and len(value) > 2 and all(map(_is_array, value)):
+        raise ConfigError(
+            f"{what} gives a tuple of {len(value)} tensors, and which of them are inputs is not clear: give "
+            "((x, z), y) for two inputs and a target, a dict of tensors, or a list of samples"
+        )
     return value, default_collate
 
 
@@ -165,6 +182,8 @@ def _columns(value: Any, what: str) -> Any:
     """The tensors of a pytree of tensors and arrays, which all have equally many rows."""
     if isinstance(value, tuple):
         columns: Any = tuple(_columns(each, what) for each in value)
+    elif isinstance(value, Mapping):
+        columns = {key: torch.as_tensor(each) for key, each in value.items()}
     else:
         columns = torch.as_tensor(value)
     shapes = [tuple(tensor.shape) for tensor in tensors.walk(columns)]
@@ -216,6 +235,8 @@ def _split_mapping(
         return tuple(named.values()), target
     positional = [each for each in forward.parameters.values() if each.kind <= each.POSITIONAL_OR_KEYWORD]
     names = [each.name for each in positional]
+    if not named and key not in names:
+        raise ConfigError(f"a sample has {key or 'nothing'} alone, the target, and no input")
     takes_target = key in names and names[0] != key  # a forward that computes its loss
     if len(named) == 1 and not takes_target:
         return tuple(named.values()), target

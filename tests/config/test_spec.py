@@ -134,7 +134,7 @@ def test_a_factory_gets_the_context_that_it_has_a_parameter_for(user_file: Path)
         ("failing", "raised KeyError: 'deep inside' ("),
         ("failing", "user.py, line 15)"),
         ("maek", "has no 'maek': did you mean 'make'?"),
-        ("table", "is a dict, not a factory to call"),
+        ("table", "is of type dict, not a factory to call"),
     ],
 )
 def test_an_error_in_a_factory_is_named(user_file: Path, rest: str, words: str) -> None:

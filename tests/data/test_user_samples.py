@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -124,3 +125,37 @@ def test_a_target_reaches_the_forward_where_it_is_an_argument() -> None:
     assert user_samples.split({"features": 1, "label": 2}, signature) == ((1, 3, 2), 2)
     assert user_samples.split({"x": 1, "y": 2}, signature) == ((1,), 2)
     assert user_samples.split({"x": 1}, signature) == ((1,), None)
+
+
+class Frame:
+    """What a DataFrame looks like from outside."""
+
+    def to_numpy(self) -> Any:
+        return A.numpy()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ((A, B, Y), "gives a tuple of 3 tensors, and which of them are inputs is not clear"),
+        (Frame(), "gives a Frame, which is not a data set of samples: give tensors"),
+        ((Frame(), Frame()), "gives a Frame, which is not a data set of samples"),
+        (np.array(["a", 3], dtype=object), "making tensors of its arrays raised TypeError"),
+        ({"x": A, "y": Y[:3]}, r"gives tensors of the shapes \(4, 5\), \(3, 2\)"),
+    ],
+)
+def test_what_only_looks_like_a_data_set_is_refused_with_advice(value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        source(value)
+
+
+def test_single_samples_in_a_list_are_shown_with_their_shapes() -> None:
+    with pytest.raises(ConfigError, match=r"batch 0 has tensors of the shapes \(5,\), \(\)\. A list holds"):
+        user_samples.of_batches([(torch.zeros(5), torch.tensor(1))])
+
+
+def test_a_dict_of_tensors_is_columns() -> None:
+    found = source({"x": A, "label": Y.numpy()})
+    inputs, target = user_samples.split(found.train[3])
+    assert len(found.train) == 4
+    assert (inputs[0].shape, target.tolist()) == ((5,), [2, 2])
