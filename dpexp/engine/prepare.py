@@ -12,6 +12,7 @@ from torch import nn
 
 from dpexp import data, devices, models, tensors
 from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
+from dpexp.config.options import option_fields, to_json
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.rng import seed_globals
 from dpexp.distributed import Terminated, World
@@ -199,7 +200,7 @@ def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
         state = checkpoints.newest()
         if state is None:
             raise ConfigError(f"--resume {run_id}: {checkpoints.folder} has no checkpoint that can be read")
-        check_same_computation(state["config"], prepared.config.to_dict(), run_id)
+        check_same_computation(state["config"], prepared.config, run_id)
     return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=checkpoints)
 
 
@@ -222,9 +223,14 @@ def _proposed_run_id() -> str:
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
 
 
-def check_same_computation(before: dict[str, Any], now: dict[str, Any], run_id: str) -> None:
-    """Raises ConfigError where the options of a resumed run compute something else than before."""
-    may_differ = options_with_role("control", "delivery", "label")
+def check_same_computation(saved: dict[str, Any], config: RunConfig, run_id: str) -> None:
+    """Raises ConfigError where the options of a resumed run compute something else than before.
+
+    A run that is older than an option computed as the option's default does.
+    """
+    fields = [field for part in (config, config.options) for field in option_fields(type(part))]
+    before = {field.name: to_json(field.default) for field in fields} | saved
+    may_differ, now = options_with_role("control", "delivery", "label"), config.to_dict()
     for name in sorted(set(before) | set(now)):
         if name not in may_differ and before.get(name) != now.get(name):
             raise ConfigError(

@@ -136,14 +136,17 @@ class Trainer:
         return {"optimizer": self.prepared.group.complete(state), "groups": groups(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states."""
+        """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states.
+
+        Older checkpoints have no optimizer: it was SGD, which keeps nothing.
+        """
         if self.optimizers is not None:
             self.optimizers.make_state()
         for name, parameter in named_parameters(self.placed.module).items():
             self.placed.gradient_sync.load_full_tensor(name, parameter, state["parameters"][name])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])
-        if self.optimizers is not None:
+        if self.optimizers is not None and "optimizer" in state:
             load_full_state(self.optimizers, self.placed.gradient_sync, state["optimizer"])
             load_groups(self.optimizers, state["groups"])
         random = state["random"]

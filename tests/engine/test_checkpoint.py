@@ -16,7 +16,7 @@ from command_lines import PATIENCE_S
 from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_step, wait, words
 from tracking_processes import wait_until_gone
 
-from dpexp.config import ConfigError
+from dpexp.config import ConfigError, RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.checkpoint import Checkpoints, DamagedError, read, undamaged, write
 from dpexp.engine.prepare import check_same_computation
@@ -151,7 +151,16 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_only_with_options_that_compute_the_same() -> None:
-    before = {"lr": 0.01, "devices": "2", "seed": 0}
-    check_same_computation(before, before | {"devices": "3"}, "abc")
+    before = RunConfig("ddp", lr=0.01, devices="2").to_dict()
+    check_same_computation(before, RunConfig("ddp", lr=0.01, devices="3"), "abc")
     with pytest.raises(ConfigError, match=r"started with lr 0\.01, found 0\.1"):
-        check_same_computation(before, before | {"lr": 0.1}, "abc")
+        check_same_computation(before, RunConfig("ddp", lr=0.1), "abc")
+
+
+def test_a_run_that_is_older_than_an_option_resumes_with_its_default() -> None:
+    before = RunConfig("ddp").to_dict()
+    for option in ("optimizer", "clip_norm", "accumulate"):
+        del before[option]
+    check_same_computation(before, RunConfig("ddp"), "abc")
+    with pytest.raises(ConfigError, match="started with optimizer 'sgd', found 'adam'"):
+        check_same_computation(before, RunConfig("ddp", optimizer="adam"), "abc")

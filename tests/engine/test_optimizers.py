@@ -223,6 +223,16 @@ def test_accumulation_is_verified(strategy: str) -> None:
     assert result.optimizer_error is not None
 
 
+def test_a_checkpoint_from_before_there_were_other_optimizers_is_loaded() -> None:
+    trained, resumed = trainer(hybrid("sgd")), trainer(hybrid("sgd"))
+    trained.take_steps(2)
+    state = trained.state_dict()
+    del state["optimizer"], state["groups"]
+    resumed.load_state_dict(state)
+    for name, tensor in trained.full_parameters().items():
+        assert torch.equal(resumed.full_parameters()[name], tensor)
+
+
 def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:
     values: dict[str, Any] = {"accumulate": 2, "batch_size": 10, "reduction": "tokens"}
     with pytest.raises(ConfigError, match=r"--accumulate 2 counts batches alike, .* use --batch-size 20"):
