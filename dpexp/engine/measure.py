@@ -175,7 +175,7 @@ class Measurement:
         times, pending_losses, weights, _ = zip(*self._pending, strict=True)
         times_ms, losses = list(times), list(pending_losses)
         if not self.trainer.outputs_on_host:
-            losses = torch.stack(losses).double().tolist()
+            losses = torch.stack(losses).cpu().double().tolist()  # MPS has no float64
         if self._group.size == 1:
             return times_ms, losses, self.signals.requested
         terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
