@@ -121,7 +121,14 @@ def select(config: RunConfig, *, planned: bool = False) -> Selection:
             raise _not_present(requested, present, requested)
         return Selection((requested,), tuple(present[:count]))
     names = tuple(name.strip() for name in requested.split(","))
-    return Selection(names, tuple(_named(name, present, planned) for name in names))
+    named = tuple(_named(name, present, planned) for name in names)
+    kinds = dict.fromkeys(device.type for device in named)
+    if len(kinds) > 1 and not config.options.mixes_kinds:
+        raise ConfigError(
+            f"--devices {requested}: {config.strategy} needs devices of one kind, these are "
+            f"{' and '.join(kinds)}; place takes several"
+        )
+    return Selection(names, named)
 
 
 def _named(name: str, present: Sequence[torch.device], planned: bool) -> torch.device:
@@ -135,7 +142,10 @@ def _named(name: str, present: Sequence[torch.device], planned: bool) -> torch.d
         raise ConfigError(f"--devices '{name}': use --virtual N for emulated devices, cpu for only the host")
     if device.index is None:
         device = torch.device(device.type, 0)
-    if device not in present and not (planned and device.type in PLANNED_KINDS):
+    is_wrapped = label(device) not in (name, f"{name}:0")  # by PyTorch, which makes cuda:999 cuda:-25
+    if planned and (is_wrapped or device.index >= MAX_PLANNED):
+        raise ConfigError(f"--devices '{name}': the number of a device is at most {MAX_PLANNED - 1}")
+    if is_wrapped or (device not in present and not (planned and device.type in PLANNED_KINDS)):
         raise _not_present(f"'{name}'", present)
     return device
 

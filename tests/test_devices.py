@@ -67,7 +67,8 @@ def test_auto_without_an_accelerator_emulates_some(
     [
         ("99", ["--devices 99", "--virtual 99"]),
         ("0", ["--devices 0", "at least 1"]),
-        ("cuda:77", ["--devices 'cuda:77'", "this machine has", "--virtual"]),
+        ("cuda:47", ["--devices 'cuda:47'", "this machine has", "--virtual"]),
+        ("cuda:256", ["--devices 'cuda:256'", "this machine has"]),
         ("cpu:1", ["--devices 'cpu:1'", "--virtual"]),
         ("gpu", ["--devices 'gpu'", "cuda:0,cuda:1"]),
     ],
@@ -77,6 +78,24 @@ def test_missing_devices_are_refused_and_present_ones_listed(requested: str, wor
         devices.select(RunConfig("whole", devices=requested))
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [64, 128, 256, 999])
+def test_a_number_that_pytorch_would_wrap_is_no_plan(index: int) -> None:
+    with pytest.raises(ConfigError, match=f"'cuda:{index}': the number of a device is at most 63"):
+        devices.select(RunConfig("whole", devices=f"cuda:0,cuda:{index}"), planned=True)
+    planned = devices.select(RunConfig("whole", devices="cuda:0,cuda:63"), planned=True)
+    assert planned.used == (torch.device("cuda", 0), torch.device("cuda", 63))
+
+
+def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
+    for strategy in ("whole", "hybrid", "ddp"):
+        with pytest.raises(
+            ConfigError, match=f"{strategy} needs devices of one kind, these are cuda and mps"
+        ):
+            devices.select(RunConfig(strategy, devices="cuda:0,mps"), planned=True)
+    planned = devices.select(RunConfig("place", devices="cuda:0,mps"), planned=True)
+    assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
 
 
 @pytest.mark.gpu

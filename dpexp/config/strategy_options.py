@@ -17,9 +17,11 @@ class StrategyOptions:
     """The base class, and the class of strategies without options.
 
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
+    ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     """
 
     emulated: ClassVar[int] = 0
+    mixes_kinds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate(self)
@@ -163,6 +165,7 @@ class PlaceOptions(StrategyOptions):
     """Options of ``place``."""
 
     emulated = 2
+    mixes_kinds = True
 
     place: tuple[str, ...] = option(
         (),
@@ -184,6 +187,8 @@ class CustomOptions(LaunchOptions):
 
     Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
     """
+
+    mixes_kinds = True
 
     layout: Annotated[str, SPEC] = option(
         "",
