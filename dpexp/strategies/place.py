@@ -37,7 +37,7 @@ class Place(Strategy):
     def device_map(self, model: nn.Module, devices: Devices) -> dict[str, torch.device]:
         """The device of each named submodule. Raises ConfigError for unknown names or devices, or none."""
         if not self.options.place:
-            raise ConfigError(f"place needs --place NAME=DEVICE; for this model {proposal(model, devices)}")
+            raise ConfigError(f"place needs --place NAME=DEVICE{proposal(model, devices)}")
         known = {label(device): device for device in (HOST, *devices)}
         found: dict[str, torch.device] = {}
         for entry in self.options.place:
@@ -68,14 +68,14 @@ class Place(Strategy):
 
 
 def proposal(model: nn.Module, devices: Devices) -> str:
-    """``--place`` for each child of the model, in the order of their definition, over host and devices."""
+    """The end of the message: ``--place`` for each child of the model, in order, over host and devices."""
     names = [name for name, _ in model.named_children()]
     if not names:
-        return "there is nothing to place: it has no submodules"
+        return ", but this model has no submodules to place"
     spread = [HOST, *devices]
     entries = ((name, label(spread[i * len(spread) // len(names)])) for i, name in enumerate(names))
     words = " ".join(f"--place {name}={device}" for name, device in entries)
-    return f"for example: {words}" + ("" if devices else "; --virtual N emulates cpu:0 to cpu:N-1")
+    return f", for example: {words}" + ("" if devices else "; --virtual N emulates cpu:0 to cpu:N-1")
 
 
 class OnDevice(Wrapper):
