@@ -37,6 +37,12 @@ LONG = (
     "test_store_check",
     "test_fsdp",
     "test_browser",
+    "test_launch",
+    "test_user_errors",
+    "test_models",
+    "test_properties",
+    "test_installed",
+    "test_custom",
 )
 """The test files that take longest: they run first, so that no worker has one left at the end."""
 
