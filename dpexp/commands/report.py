@@ -42,25 +42,40 @@ Check = Annotated[
         "or a config differs from what the committed Records give.",
     ),
 ]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the comparison as one JSON document, and nothing else.")
+]
+Csv = Annotated[
+    bool, typer.Option("--csv", help="Print the comparison as CSV, a line for each config, and nothing else.")
+]
 
 
 @app.command(epilog=epilog("report"))
-def report(runs: Runs = None, out: Out = None, check: Check = False) -> None:
+def report(
+    runs: Runs = None, out: Out = None, check: Check = False, as_json: Json = False, as_csv: Csv = False
+) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
     Only runs of the same execution, machine and work are ranked; noise is marked.
     """
     names = runs or []
+    if as_json and as_csv:
+        raise ConfigError("--json --csv: give one of the two")
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report.compare import tables
+    from dpexp.report.compare import rows, tables
     from dpexp.report.compare.grouping import compare
     from dpexp.report.render import terminal
 
     compared = compare(folders(names))
     for run, problem in compared.unreadable:
         typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
-    typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
+    if as_json:
+        typer.echo(rows.to_json(compared))
+    elif as_csv:
+        typer.echo(rows.to_csv(compared), nl=False)
+    else:
+        typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.compare.files import write
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -18,7 +20,7 @@ from record_factory import hybrid, whole
 from dpexp import report
 from dpexp.record import Journal, Record, RunSummary, finish, load
 from dpexp.report.analysis.intervals import Interval
-from dpexp.report.compare import files, tables
+from dpexp.report.compare import files, rows, tables
 from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
@@ -102,6 +104,29 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
     assert "1.25 ms" in summary
     assert "24,000 samples/s" in summary
     assert " 1.25 " in listed
+
+
+def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
+    repeats = [save(single(ms), number) for number, ms in enumerate((2.0, 2.02))]
+    repeats += [save(whole(2, step_ms=ms), 10 + number) for number, ms in enumerate((1.0, 1.01))]
+    compared = compare([*repeats, save(whole(4), 20, status="failed")])
+    found = json.loads(rows.to_json(compared))
+    fastest, baseline = found["configs"]
+    assert (fastest["name"], fastest["runs"]) == ("whole-2", ["00000000000a", "00000000000b"])
+    assert fastest["speed_up_low"] < fastest["speed_up"] < fastest["speed_up_high"]
+    assert f"{fastest['speed_up']:.2f}x" in text(compared)
+    assert (baseline["is_baseline"], baseline["speed_up"], baseline["speed_up_low"]) == (True, 1.0, None)
+    assert [row["run"] for row in found["left_out"]] == ["whole-4"]
+    lines = [*csv.DictReader(io.StringIO(rows.to_csv(compared)))]
+    assert [(line["name"], float(line["step_ms"])) for line in lines] == [
+        (row["name"], row["step_ms"]) for row in found["configs"]
+    ]
+    assert (lines[0]["runs"], lines[1]["verdict"]) == ("00000000000a 00000000000b", "")
+    diverged = whole(4)
+    diverged.verification |= {"gradient_error": float("nan")}
+    (row,) = json.loads(rows.to_json(compare([save(diverged, 30)])))["configs"]
+    assert row["gradient_error"] == "nan"
+    assert (rows.to_csv(compare([])), rows.rows(compare([]))) == ("", [])
 
 
 def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:
@@ -312,3 +337,11 @@ def test_no_run_at_all_exits_with_2_and_names_the_script_to_run(dpexp_home: Path
     done = script(dpexp_home)
     assert done.returncode == 2
     assert "scripts/run.py" in done.stderr
+
+
+def test_report_prints_data_and_nothing_else(save: Save) -> None:
+    save(whole(2), 1)
+    printed = python("scripts/report.py", "--csv")
+    assert [line["name"] for line in csv.DictReader(io.StringIO(printed.stdout))] == ["whole-2"]
+    assert len(json.loads(python("scripts/report.py", "--json").stdout)["configs"]) == 1
+    assert python("scripts/report.py", "--csv", "--json").returncode == 2

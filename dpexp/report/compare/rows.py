@@ -1,0 +1,71 @@
+"""A comparison as data: a row for each config, with raw numbers, for CSV and JSON."""
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+from dpexp.report.compare import tables
+from dpexp.report.compare.grouping import Cell, Comparison, Group
+
+
+def to_json(comparison: Comparison) -> str:
+    """One JSON document: ``configs``, and the runs ``left_out`` with the reasons."""
+    left_out = [{"run": run, "reason": reason} for run, reason in comparison.left_out]
+    configs = [{key: _spelled(value) for key, value in row.items()} for row in rows(comparison)]
+    return json.dumps({"configs": configs, "left_out": left_out}, indent=1, allow_nan=False)
+
+
+def _spelled(value: Any) -> Any:
+    """Numbers that JSON lacks as a Record spells them: ``"nan"``, ``"inf"``."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_csv(comparison: Comparison) -> str:
+    """A header and a line for each config; the ids of its runs are separated by spaces."""
+    text = io.StringIO()
+    found = [{**row, "runs": " ".join(row["runs"])} for row in rows(comparison)]
+    if found:
+        writer = csv.DictWriter(text, found[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    return text.getvalue()
+
+
+def rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """The configs of all groups, fastest first in each; the same keys in every row, None where unknown."""
+    return [
+        _row(group, cell, number)
+        for number, group in enumerate(comparison.groups, start=1)
+        for cell in group.ranked
+    ]
+
+
+def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
+    speed_up, config = cell.speed_up(group.baseline), cell.first.config
+    is_known = cell is not group.baseline and speed_up.is_known
+    return {
+        "comparison": number,
+        "name": cell.first.name,
+        "runs": [run.run_id for run in cell.runs],
+        "started": cell.first.started,
+        "strategy": cell.first.strategy,
+        "model": config.get("model"),
+        "data": config.get("data"),
+        "rows": cell.rows,
+        "devices": cell.devices,
+        "execution": group.execution,
+        "host": group.machine[0],
+        "is_baseline": cell is group.baseline,
+        "step_ms": cell.typical_ms,
+        "step_ms_iqr": cell.step_ms["iqr"],
+        "steps": cell.step_ms["n"],
+        "samples_per_s": cell.samples_per_s,
+        "speed_up": speed_up.value,
+        "speed_up_low": speed_up.low if is_known else None,
+        "speed_up_high": speed_up.high if is_known else None,
+        "verdict": tables.verdict(speed_up) if is_known else "",
+        "peak_bytes": max(cell.memory().values(), default=None),
+        "gradient_error": cell.gradient_error(),
+    }
