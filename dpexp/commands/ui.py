@@ -11,13 +11,16 @@ import typer
 from dpexp import cli
 from dpexp.config import home
 from dpexp.config.help_panels import epilog
+from dpexp.config.process import UI_PORT
 
 app = cli.app("Show the recorded runs in the MLflow UI.")
 
 
 @app.command(epilog=epilog("ui"))
 def ui(
-    port: Annotated[int, typer.Option(metavar="INTEGER", min=1, max=65535, help="Port to listen on.")] = 5000,
+    port: Annotated[
+        int, typer.Option(metavar="INTEGER", min=1, max=65535, help="Port to listen on.")
+    ] = UI_PORT,
     host: Annotated[
         str,
         typer.Option(

@@ -32,6 +32,10 @@ def home() -> Path:
     return Path(path).expanduser().resolve() if path else working_root()
 
 
+UI_PORT = 5000
+"""The port of ``ui`` unless ``--port`` names another."""
+
+
 def command(app: str) -> str:
     """How a user starts an app here: ``python scripts/run.py``, or ``dpexp run`` where dpexp is installed."""
     return f"python scripts/{app}.py" if is_checkout() else f"dpexp {app}"

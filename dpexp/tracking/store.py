@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dpexp.config.names import folder_name
-from dpexp.config.process import command
+from dpexp.config.process import UI_PORT, command
 from dpexp.record import redact
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
@@ -140,11 +140,11 @@ class Store:
         return str(experiment.experiment_id)
 
     def where(self, experiment_id: str, mlflow_run_id: str) -> str:
-        """Where the user finds a run: a link, or the command that shows it."""
+        """Where the user finds a run: a link, after the command that serves it where there is no server."""
         page = f"#/experiments/{experiment_id}/runs/{mlflow_run_id}"
         if self.is_http:
             return f"{without_login(self.uri)}/{page}"
-        return f"{command('ui')} shows it at {page}"
+        return f"{command('ui')} shows it at http://127.0.0.1:{UI_PORT}/{page}"
 
 
 def import_mlflow() -> None:

@@ -97,6 +97,15 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert figures | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
 
 
+def test_a_run_is_found_at_a_whole_address_with_and_without_a_server(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, _, page = Store.from_environment(home).where("1", "ab").partition(" shows it at ")
+    assert (command, page) == ("python scripts/ui.py", "http://127.0.0.1:5000/#/experiments/1/runs/ab")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:8080/")
+    assert Store.from_environment(home).where("1", "ab") == "https://host:8080/#/experiments/1/runs/ab"
+
+
 def test_what_mlflow_has_is_what_is_expected_of_the_record(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "expected")
     journals.step(journal, 0, 30)
