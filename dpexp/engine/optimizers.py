@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dpexp.config import ConfigError, RunConfig, spec
 from dpexp.config.errors import describe
@@ -120,7 +121,8 @@ def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimize
 def check_optimizer(config: RunConfig, model: nn.Module) -> None:
     """Raises ConfigError for an optimizer or option that does not exist, or that cannot train the model.
 
-    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables.
+    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables,
+    and one of the user's is made for the model's shapes.
     """
     parsed = _parsed(config)
     names = [
@@ -132,6 +134,8 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
         return
     where = f"--optimizer {parsed.text}"
     _try(parsed, config, torch.zeros(2, 2), where)
+    if not parsed.name:
+        _check_shapes(parsed, config, model)
     if parsed.name in FOR_EVERY_TABLE:
         _try(_variant(parsed), config, torch.zeros(2, 2), where)
     if names:
@@ -153,6 +157,17 @@ def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) ->
         optimizer.step()
     except Exception as error:
         raise ConfigError(f"{where}: {describe(error)}") from error
+
+
+def _check_shapes(parsed: Spec, config: RunConfig, model: nn.Module) -> None:
+    """Make the optimizer of parameters without memory, in the shapes of those that are trained."""
+    trained = [each for each in model.parameters() if each.requires_grad and not is_lazy(each)]
+    shapes = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="meta")) for each in trained]
+    try:
+        _made(parsed, shapes, config.lr)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, NotImplementedError):  # else it reads numbers, which are not there
+            raise
 
 
 def _parsed(config: RunConfig) -> Spec:

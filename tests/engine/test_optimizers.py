@@ -121,6 +121,11 @@ def test_an_optimizer_that_cannot_train_the_model_is_refused_by_name(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_an_optimizer_that_cannot_take_the_shapes_of_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--optimizer torch\.optim:Muon.* only supports 2D parameters"):
+        prepare(config("torch.optim:Muon"))
+
+
 def test_an_optimizer_of_the_users_is_code_that_needs_trust() -> None:
     (named,) = references(config("pkg.mod:make:factor=0.9"))
     assert str(named) == "--optimizer pkg.mod:make:factor=0.9 imports pkg.mod and calls make(factor=0.9)"
