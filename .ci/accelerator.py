@@ -46,6 +46,10 @@ class Check:
         """Seconds until the last step must have begun."""
         return self.seconds - (time.monotonic() - self.started)
 
+    def limit(self, seconds: float) -> float:
+        """Seconds that a step may take, which began in time: at most half a minute after the end."""
+        return max(1.0, min(seconds, self.left + 30))
+
     def where(self, count: int) -> dict[str, Any]:
         """Options for so many devices: the first accelerator several times, or emulated ones."""
         return {"virtual": count} if self.virtual else {"devices": ",".join(["cuda:0"] * count)}
@@ -65,6 +69,8 @@ class Check:
             return
         try:
             self.note("ok", name, run())
+        except KeyboardInterrupt:
+            self.note("FAILED", name, "cut: the time was over")
         except Exception as error:
             self.note("FAILED", name, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
@@ -96,7 +102,9 @@ class Check:
 
     def _command(self, words: list[str]) -> str:
         command = [sys.executable, "scripts/run.py", *words, "--no-track", "--json"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=self.limit(120), check=False
+        )
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
         return described(Record.from_dict(json.loads(done.stdout)))
@@ -121,7 +129,7 @@ class Check:
         ]
         with open(self.out / "tests.txt", "w") as log:
             done = subprocess.run(
-                [*command, *TESTS], cwd=ROOT, stdout=log, stderr=log, timeout=200, check=False
+                [*command, *TESTS], cwd=ROOT, stdout=log, stderr=log, timeout=self.limit(200), check=False
             )
         last = (self.out / "tests.txt").read_text().strip().rpartition("\n")[2]
         if done.returncode:
