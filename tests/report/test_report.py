@@ -74,7 +74,7 @@ def test_the_verdict_says_how_far_a_run_is_verified_where_the_limit_is_wide() ->
 def test_the_verdict_names_the_finding_that_matters_most() -> None:
     assert set(HEADLINES) == {rule.__name__ for rule in RULES}
     record = whole(2, phases=PHASES | {"replicate": 5.0})
-    assert headlines(record)[0] in report.summary(record).splitlines()[1]
+    assert headlines(record)[0] in report.summary(record, width=120).splitlines()[1]
 
 
 @pytest.mark.parametrize("width", [80, 100])
