@@ -94,9 +94,10 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended, even if its exit code was not read yet."""
+    """Whether all threads of the process have ended, and its locks are free; its exit code may wait."""
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        process = psutil.Process(pid)
+        return bool(process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True
 
