@@ -65,7 +65,7 @@ def test_its_commands_run_in_any_folder_and_keep_their_runs_there(installed: Pat
         assert command in done.stdout
     assert "scripts/" not in done.stdout
     assert (folder / "mlflow.db").is_file()
-    assert run_id in run(dpexp, "runs", "list", folder=folder).stdout
+    assert run_id[:8] in run(dpexp, "runs", "list", folder=folder).stdout
     assert "hybrid" in run(dpexp, "report", folder=folder).stdout
     sites = installed.parent.glob("lib/python*/site-packages")
     assert not [path for site in sites for path in site.iterdir() if path.name in ("runs", "mlflow.db")]

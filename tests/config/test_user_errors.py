@@ -171,7 +171,7 @@ MODELS = [
     bad("whole --model no_such_package:make", "cannot import no_such_package: ModuleNotFoundError"),
     bad("whole --model broken.py:make", "cannot import broken.py: SyntaxError", "line 1",
         files={"broken.py": "def make(:\n"}),
-    bad("whole --model $user:NUMBER", "is a int, not a factory"),
+    bad("whole --model $user:NUMBER", "is of type int, not a factory"),
     bad("whole --model $user:right:depth=3", "takes no option 'depth'; there is width"),
     bad("whole --model $user:needs", "needs width: write", "width="),
     bad("whole --model $user:raising", "raised KeyError: 'no such layer' (", "user_error_cases.py, line"),
