@@ -45,7 +45,7 @@ sys.exit(pytest.main(["-o", "addopts=", "-q", "--collect-only", "-m", "gpu", *sy
 
 def test_the_tests_of_accelerators_need_only_torch_and_pytest() -> None:
     files = runpy.run_path(str(ROOT / ".ci" / "accelerator.py"))["TESTS"]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-c", COLLECT, *files]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -130,26 +130,29 @@ class Faults:
         return None
 
     def peer_error_or(self, error: BaseException) -> BaseException:
-        """What a peer reported or lost, where that explains the signal that is ``error``; else ``error``.
+        """A peer's error or end, where that explains the signal that is ``error``; else ``error``.
 
-        torchrun terminates the ranks of a host to start them again without the ranks that are lost.
+        torchrun terminates the other ranks when one has ended, and to start them again without a lost host.
         """
         try:
-            return self.reported() or self._lost_by_a_peer(error) or error
+            return self.reported() or self._lost(error) or error
         except (RuntimeError, OSError):
             return error
 
-    def _lost_by_a_peer(self, error: BaseException) -> LostContact | None:
-        """If a peer called the roll: the ranks that do not answer."""
-        if not self.store.check([f"call/{self.rank}"]):
-            return None
-        self.store.set(f"present/{self.rank}", "")
+    def _lost(self, error: BaseException) -> LostContact | None:
+        """The ranks that do not answer a roll call; None, within milliseconds, if all are alive."""
+        self._call_the_roll()
         patience = Patience(TERMINATED_S, lambda: False)
         while gone := self._gone():
             if patience.is_over():
                 return self._lost_contact(error, gone)
             time.sleep(0.05)
         return None
+
+    def _call_the_roll(self) -> None:
+        self.store.set(f"present/{self.rank}", "")
+        for member in self.members:
+            self.store.set(f"call/{member.rank}", "")
 
     def root_cause(
         self, error: BaseException, is_terminated: Callable[[], bool] = lambda: False
@@ -187,9 +190,7 @@ class Faults:
 
     def _roll_call(self, error: BaseException, patience: Patience) -> PeerError:
         """The error that a peer reported; without one, what the answers of the ranks say."""
-        self.store.set(f"present/{self.rank}", "")
-        for member in self.members:
-            self.store.set(f"call/{member.rank}", "")
+        self._call_the_roll()
         while True:
             peer_error = self.reported()
             if peer_error is not None:
