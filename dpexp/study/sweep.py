@@ -56,6 +56,7 @@ from dpexp.study.experiment import (
     measured_runs,
     read_record,
 )
+from dpexp.study.foreign_records import changed_files
 
 STRATEGY = "sweep"
 
@@ -125,7 +126,10 @@ class Sweep:
         return None
 
     def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
-        """The runs without a finished Record. Raises ConfigError if RUNS has changed since the sweep."""
+        """The runs without a finished Record.
+
+        Raises ConfigError if RUNS, or a file that it names, has changed since the sweep.
+        """
         return [run for run in planned if not self._has_finished(run)]
 
     def _has_finished(self, planned: PlannedRun) -> bool:
@@ -136,6 +140,8 @@ class Sweep:
         if changed := self.experiment.changed_fields(planned.cell, record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
             raise ConfigError(f"{since}: sweep without --resume")
+        if files := changed_files(record, record.config):
+            raise ConfigError(f"cell '{planned.cell}': {files[0]}; or sweep without --resume")
         return record.status == "finished"
 
     def run(self, planned: list[PlannedRun], report: Callable[[CompletedRun], None]) -> list[CompletedRun]:

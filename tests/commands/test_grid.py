@@ -103,6 +103,22 @@ def test_bad_input_is_exit_code_2_and_writes_nothing(words: list[str], dpexp_hom
     assert not list(dpexp_home.iterdir())
 
 
+@pytest.mark.usefixtures("dpexp_home")
+def test_a_sweep_is_not_resumed_with_another_file_of_the_same_name(tmp_path: Path) -> None:
+    """Words that name a file mean another one in another folder."""
+    words = ["single", "--devices", "cpu", "--model", "mine.py:make", "--no-track", "--repeat", "1", *SHORT]
+    folders = [tmp_path / name for name in ("first", "second")]
+    for width, folder in enumerate(folders, start=2):
+        folder.mkdir()
+        text = f"from torch import nn\n\n\ndef make():\n    return nn.Linear(5, {width})\n"
+        (folder / "mine.py").write_text(text)
+    assert script("sweep.py", *words, folder=folders[0]).returncode == 0
+    other = script("sweep.py", *words, "--resume", folder=folders[1])
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "cell 'single': mine.py has changed since the run" in other.stderr
+    assert script("sweep.py", *words, "--resume", folder=folders[0]).returncode == 0
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 @pytest.mark.usefixtures("temporary_folder")
 def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home: Path) -> None:
