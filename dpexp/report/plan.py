@@ -15,7 +15,7 @@ def sections(planned: Row, *, full: bool = False) -> list[Section]:
     for name in ("execution", "config", "devices", "device_map", "shapes"):
         setattr(record, name, planned[name])
     parts = [
-        _head(record),
+        _layout(record),
         Section("Batch split", tuple(map(_split, planned["splits"])) or ("none: no batch is split",)),
         shapes(list(_numbered(batches(record), planned["splits"])), planned["note"]),
         device_map(record),
@@ -25,7 +25,7 @@ def sections(planned: Row, *, full: bool = False) -> list[Section]:
     return found if full else list(map(shortest, found))
 
 
-def _head(record: Record) -> Section:
+def _layout(record: Record) -> Section:
     used, output = record.devices["used"], record.devices["output"]
     line = f"{layout.stage(record)}: {units.span(used)}; results on {output}"
     explained = layout.emulation(record.strategy, record.execution, record.devices)

@@ -20,7 +20,7 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
-from dpexp.report.findings import apply_rules, headlines
+from dpexp.report.findings import Finding, apply_rules, headlines
 
 ROWS = 14
 """The most rows of a table in a short report."""
@@ -62,13 +62,14 @@ def sections(record: Record, *, full: bool = False) -> list[Section]:
 
     A short report has the first finding, and shapes, device map and phases of at most ``LINES`` lines.
     """
+    findings = apply_rules(record)
     parts = [
-        _run(record),
+        _run(record, findings),
         _verification(record) if full else _warning(record),
         shapes(batches(record)),
         device_map(record),
         _phases(record),
-        _findings(record, full),
+        _findings(record, findings, full),
         _next_commands(record),
     ]
     found = [part for part in parts if part is not None]
@@ -85,12 +86,12 @@ def shortest(section: Section) -> Section:
     return replace(section, table=table, most=LINES)
 
 
-def _run(record: Record) -> Section:
+def _run(record: Record, findings: Mapping[str, Finding]) -> Section:
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
     if record.damage or record.execution == "passthrough":
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    lines = (verdict.verdict(record), *verdict.figures(record), *verdict.remarks(record))
+    lines = (verdict.verdict(record, findings), *verdict.figures(record), *verdict.remarks(record))
     return Section(title, lines, mood)
 
 
@@ -194,12 +195,12 @@ def _phases(record: Record) -> Section | None:
     return Section("Where a step goes", (line,), bars=bars)
 
 
-def _findings(record: Record, full: bool) -> Section | None:
-    found = [f"{finding.text} {finding.advice}" for finding in apply_rules(record).values()]
+def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:
+    found = [f"{finding.text} {finding.advice}" for finding in findings.values()]
     if not found:
         return Section("Findings", ("none",)) if record.status == "finished" else None
     if not full and len(found) > 1:
-        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(record)[1:])}; --full has them"]
+        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(findings)[1:])}; --full has them"]
     return Section("Findings", tuple(found), "warn")
 
 

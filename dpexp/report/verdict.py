@@ -1,5 +1,7 @@
 """The head of a run's report: a verdict in one line, then five lines of figures."""
 
+from collections.abc import Iterable
+
 from dpexp.config.errors import shortened
 from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
@@ -17,8 +19,8 @@ EXECUTIONS = {
 }
 
 
-def verdict(record: Record) -> str:
-    """How the run was executed, whether it is verified, its step time, and the most important finding."""
+def verdict(record: Record, findings: Iterable[str]) -> str:
+    """How the run was executed, whether it is verified, its step time, and the first of its findings."""
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
         return f"{record.status.upper()}: {shortened(error)}"
@@ -29,7 +31,7 @@ def verdict(record: Record) -> str:
     parts = [f"{execution}, {_verified(record.verification)}"]
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} a step, IQR {units.ms(usual.iqr)}, n {usual.n}")
-    return "; ".join([*parts, *headlines(record)[:1]])
+    return "; ".join([*parts, *headlines(findings)[:1]])
 
 
 def _verified(facts: Row) -> str:

@@ -1,13 +1,13 @@
 """Findings: short, true sentences computed from a Record, each with its figures and what to try.
 
-``overheads`` (where the time of a step goes), ``imbalance`` (what is spread unevenly over devices and ranks)
- ``steadiness`` (steps that differ from the others) and ``reliability`` (how far the
-figures can be trusted) hold the rules; ``evidence`` holds what rules read.
+``overheads`` (where the time of a step goes), ``imbalance`` (what is spread unevenly over devices and ranks),
+``steadiness`` (steps that differ from the others) and ``reliability`` (how far the figures can be trusted)
+hold the rules; ``evidence`` holds what rules read.
 A new rule is a function of the Evidence, named in RULES, that returns None where the Record lacks the data.
 ``sections`` and ``tracking`` may import this package; it imports ``record``, ``analysis`` and ``units``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dpexp.record import Record
 from dpexp.report.findings import imbalance, overheads, reliability, steadiness
@@ -63,6 +63,6 @@ HEADLINES = {
 """What a rule has found, in a few words, for a verdict in one line."""
 
 
-def headlines(record: Record) -> list[str]:
-    """The findings of a Record in a few words each, in the order of RULES."""
-    return [HEADLINES.get(name, name.replace("_", " ")) for name in apply_rules(record)]
+def headlines(findings: Iterable[str]) -> list[str]:
+    """What ``apply_rules`` has found in a few words each, by the names of the rules."""
+    return [HEADLINES.get(name, name.replace("_", " ")) for name in findings]

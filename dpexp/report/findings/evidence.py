@@ -1,7 +1,7 @@
 """A finding, and the facts of a Record that the rules read."""
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpexp.record import Record, steps_by_rows, usual_steps
@@ -10,10 +10,14 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.intervals import Interval, mean_interval
 from dpexp.report.analysis.shapes import batches
-from dpexp.report.analysis.trends import blocks
+from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
 
 ENOUGH = 8
 """Fewer samples do not support a statement about their spread or growth."""
+MANY = 6 * ENOUGH
+"""Fewer steps do not show a trend."""
+SLOWER = 1.2
+"""Steps are slower than others from this ratio on."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,27 @@ class Evidence:
                 of_rank, ms = times[row["replica"]], (row["end_us"] - row["start_us"]) / 1e3
                 of_rank[row["step"]] = of_rank.get(row["step"], 0.0) + ms
         return times
+
+    @cached_property
+    def slow_start(self) -> int:
+        """How many steps before the first usual one are slow; 0 if too few steps follow."""
+        times = self.usual.times if self.usual is not None else ()
+        if len(times) < 4 * ENOUGH:
+            return 0
+        later = times[len(times) // 4 :]
+        limit = max(far_out(later), SLOWER * statistics.median(later))
+        return next((number for number, time in enumerate(times) if time <= limit), 0)
+
+    @cached_property
+    def trend(self) -> Trend | None:
+        """The trend of the steps after a slow start, if it is large enough to matter."""
+        if self.usual is None:
+            return None
+        times = self.usual.times[self.slow_start :]
+        found = trend(times) if len(times) >= MANY else None
+        if found is None or 1 / SLOWER < found.ratio < SLOWER:
+            return None
+        return replace(found, at=found.at and found.at + self.slow_start)
 
     @cached_property
     def growth(self) -> Growth | None:

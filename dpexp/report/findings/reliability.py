@@ -5,8 +5,7 @@ import statistics
 from dpexp.report import units
 from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.trends import ratio_within_run
-from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
-from dpexp.report.findings.steadiness import SLOWER
+from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence, Finding
 
 NOISY = 0.2
 """Step times whose IQR is a larger share of their median are noisy."""

@@ -4,13 +4,9 @@ import statistics
 from collections.abc import Iterable
 
 from dpexp.report import units
-from dpexp.report.analysis.trends import Trend, far_out, trend
+from dpexp.report.analysis.trends import far_out
 from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
 
-SLOWER = 1.2
-"""Steps are slower than others from this ratio on."""
-MANY = 6 * ENOUGH
-"""Fewer steps do not show a trend."""
 OUTLIER, LOST = 2.0, 0.05
 """An outlier takes so many times the median, and is reported if outliers take this share of the time."""
 
@@ -18,7 +14,7 @@ OUTLIER, LOST = 2.0, 0.05
 def unsteady_start(evidence: Evidence) -> Finding | None:
     """The first measured steps still belong to the warm-up: each of them is an outlier among the others."""
     usual = evidence.usual
-    count = _slow_start(usual.times) if usual is not None else 0
+    count = evidence.slow_start
     if usual is None or count < 2:
         return None
     first, rest = statistics.median(usual.times[:count]), statistics.median(usual.times[count:])
@@ -31,18 +27,9 @@ def unsteady_start(evidence: Evidence) -> Finding | None:
     )
 
 
-def _slow_start(times: tuple[float, ...]) -> int:
-    """How many steps before the first usual one are slow; 0 if too few steps follow."""
-    later = times[len(times) // 4 :]
-    if len(times) < 4 * ENOUGH:
-        return 0
-    limit = max(far_out(later), SLOWER * statistics.median(later))
-    return next((number for number, time in enumerate(times) if time <= limit), 0)
-
-
 def change_point(evidence: Evidence) -> Finding | None:
     """From some step on, all steps take longer, or shorter (Pettitt's test)."""
-    found, usual = _steady_trend(evidence), evidence.usual
+    found, usual = evidence.trend, evidence.usual
     if found is None or usual is None or found.at is None:
         return None
     slower = found.ratio > 1
@@ -58,7 +45,7 @@ def change_point(evidence: Evidence) -> Finding | None:
 
 def drift(evidence: Evidence) -> Finding | None:
     """The steps get slower, or faster, all the time (Mann and Kendall's test)."""
-    found, usual = _steady_trend(evidence), evidence.usual
+    found, usual = evidence.trend, evidence.usual
     if found is None or usual is None or found.at is not None:
         return None
     return Finding(
@@ -70,24 +57,12 @@ def drift(evidence: Evidence) -> Finding | None:
     )
 
 
-def _steady_trend(evidence: Evidence) -> Trend | None:
-    """The trend of the steps after a slow start, if it is large enough to matter."""
-    if evidence.usual is None:
-        return None
-    times = evidence.usual.times
-    skipped = _slow_start(times)
-    found = trend(times[skipped:]) if len(times) - skipped >= MANY else None
-    if found is None or 1 / SLOWER < found.ratio < SLOWER:
-        return None
-    return Trend(found.before, found.after, found.at and found.at + skipped, found.chance)
-
-
 def outliers(evidence: Evidence) -> Finding | None:
     """A few single steps take a large part of the time."""
     usual = evidence.usual
-    if usual is None or usual.n < 4 * ENOUGH or _steady_trend(evidence) is not None:
+    if usual is None or usual.n < 4 * ENOUGH or evidence.trend is not None:
         return None
-    skipped, limit = _slow_start(usual.times), _limit(usual.times)
+    skipped, limit = evidence.slow_start, _limit(usual.times)
     slow = [number for number, time in enumerate(usual.times) if time > limit and number >= skipped]
     lost = sum(usual.times[number] - usual.median for number in slow) / sum(usual.times)
     if not slow or lost < LOST:
