@@ -90,7 +90,8 @@ def sweep(
     experiment = _experiment(
         words, repeat, [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
     )
-    if isinstance(experiment, Grid) and (publish or until_decided):
+    is_grid = isinstance(experiment, Grid)
+    if is_grid and (publish or until_decided):
         raise ConfigError(
             "--publish and --until-decided are for an experiment, which has a folder and claims"
         )
@@ -103,7 +104,6 @@ def sweep(
     failed = _run(current, missing)
     if track and missing:
         _deliver(current)
-    is_grid = isinstance(experiment, Grid)
     typer.echo(_comparison(current) if is_grid else _verdicts(experiment, current))
     if current.limit is not None:
         typer.echo(_decided(current), err=True)

@@ -26,8 +26,10 @@ class LossTensors:
 
     def beside(self, outputs: Any) -> Loss:
         """The loss to call with these outputs; a copy is made once."""
+        if not isinstance(self._loss, nn.Module | partial):
+            return self._loss
         like = next((each for each in tensors.walk(outputs) if each.is_floating_point()), None)
-        if like is None or not isinstance(self._loss, nn.Module | partial):
+        if like is None:
             return self._loss
         dtype = None if _is_autocast(like.device.type) else like.dtype
         key = type(like), like.device, dtype  # of type FakeTensor in a dry run

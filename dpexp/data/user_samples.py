@@ -9,7 +9,7 @@ input                   a tensor without a target
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,9 @@ def _check_batch(number: int, found: Mapping[str, Any], first: Mapping[str, Any]
         if not isinstance(leaf, Tensor):
             at = f" at {path}" if path else ""
             raise ConfigError(f"data: batch {number} holds a {type(leaf).__name__}{at}, not a tensor")
-    shapes = [tuple(tensor.shape) for tensor in found.values()]
-    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+    if shapes := _unequal_rows(found.values()):
         raise ConfigError(
-            f"data: batch {number} has tensors of the shapes {', '.join(map(str, shapes)) or 'none'}. A list "
+            f"data: batch {number} has tensors of the shapes {shapes}. A list "
             "holds batches, with equally many rows in dimension 0 of each tensor; give single samples as a "
             "torch.utils.data.Dataset"
         )
@@ -76,6 +75,13 @@ def _check_batch(number: int, found: Mapping[str, Any], first: Mapping[str, Any]
         raise ConfigError(
             f"data: batch {number} has {here}, and batch 0 has {there}: every batch needs the same entries"
         )
+
+
+def _unequal_rows(found: Iterable[Tensor]) -> str:
+    """The shapes of the tensors, unless all have equally many rows in dimension 0."""
+    shapes = [tuple(tensor.shape) for tensor in found]
+    is_equal = len({shape[:1] for shape in shapes}) == 1 and () not in shapes
+    return "" if is_equal else ", ".join(map(str, shapes)) or "none"
 
 
 def rows_of_batch(data: Any) -> int | None:
@@ -186,10 +192,9 @@ def _columns(value: Any, what: str) -> Any:
         columns = {key: torch.as_tensor(each) for key, each in value.items()}
     else:
         columns = torch.as_tensor(value)
-    shapes = [tuple(tensor.shape) for tensor in tensors.walk(columns)]
-    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+    if shapes := _unequal_rows(tensors.walk(columns)):
         raise ConfigError(
-            f"{what} gives tensors of the shapes {', '.join(map(str, shapes))}: "
+            f"{what} gives tensors of the shapes {shapes}: "
             "each must have the samples in dimension 0, equally many"
         )
     return columns

@@ -125,13 +125,13 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
     and one of the user's is made for the model's shapes.
     """
     parsed = _parsed(config)
+    if config.eval or parsed.text == "sgd":
+        return
     names = [
         name or "the model"
         for name, part in model.named_modules()
         if isinstance(part, TABLES) and part.sparse and part.weight.requires_grad
     ]
-    if config.eval or parsed.text == "sgd":
-        return
     where = f"--optimizer {parsed.text}"
     _try(parsed, config, torch.zeros(2, 2), where)
     if not parsed.name:

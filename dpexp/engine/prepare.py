@@ -121,12 +121,7 @@ def prepare(
     dataset = source.dataset(model, config.seed).to(dtype)
     _check_accumulation(config, dataset.objective.reduction)
     strategy = STRATEGIES[config.strategy](config, group)
-    if config.compile and not strategy.needs.compile:
-        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
-        raise ConfigError(
-            f"--compile: {config.strategy} makes new replicas in every step, and each would be compiled; "
-            f"{able} compile once"
-        )
+    _check_compile(config, strategy)
     strategy.prepare(model, selection.used)
     check_model(model, config)
     check_sync_batch_norm(model, config, dataset.samples, group.chunks)
@@ -137,6 +132,15 @@ def prepare(
         notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _check_compile(config: RunConfig, strategy: Strategy) -> None:
+    if config.compile and not strategy.needs.compile:
+        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
+        raise ConfigError(
+            f"--compile: {config.strategy} makes new replicas in every step, and each would be compiled; "
+            f"{able} compile once"
+        )
 
 
 def _check_accumulation(config: RunConfig, reduction: str) -> None:

@@ -49,9 +49,8 @@ class Record:
     config: Row = field(default_factory=dict)
     config_digest: str = ""
     origin: str = ""  # the signature of the home and user that made the run
-    files: list[Row] = field(
-        default_factory=list
-    )  # {path, sha256} of those, and of live objects, that the config names
+    # {path, sha256} of each file and live object that the config names
+    files: list[Row] = field(default_factory=list)
     environment: Row = field(default_factory=dict)
     data: Row = field(default_factory=dict)
     devices: Row = field(default_factory=lambda: {"requested": [], "used": [], "output": ""})
