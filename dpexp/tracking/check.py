@@ -2,6 +2,7 @@
 
 A server may have answered that it stored what it lost, a database may be deleted, a value changed by hand.
 What ``expected_metrics`` and its kind say a delivery writes must be there; what users add in MLflow may be.
+What the dpexp that delivered it may not have known (``content.may_lack``) may be absent, but not differ.
 
 ::
 
@@ -127,6 +128,8 @@ def is_stored(store: Store, folder: Path) -> bool:
         return True
     latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
     for key, points in expected.items():
+        if key not in latest and content.may_lack(key):
+            continue
         last = max(points)
         step, value = latest.get(key, (-1, 0.0))
         if step < last or (step == last and not content.is_same_value(value, points[last])):
@@ -169,6 +172,7 @@ def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     expected = content.expected_metrics(record)
     lost = {key: _holes(values) for key, values in content.series(record).items()}
     own = {key for key in found.data.metrics if content.is_own_metric(record, key)}
+    expected = {key: points for key, points in expected.items() if key in own or not content.may_lack(key)}
     for key in sorted(key for key in expected.keys() | own if not is_system(key)):
         history = run.store.client.get_metric_history(run.run_id, key)
         points = [point for point in history if point.step not in lost.get(key, ())]

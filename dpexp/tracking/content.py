@@ -33,7 +33,8 @@ LONG_VALUES = "long_values.json"
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
 _SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
-"""The keys of a summary that an earlier end of the run may have had, and the last has not."""
+"""The keys of a summary that every delivery wrote from the first version on. An earlier end of the run may
+have had them, and the last has not."""
 _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
 _METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
@@ -134,6 +135,12 @@ def is_own_metric(record: Record, key: str) -> bool:
         own = map(valid_key, (*_SUMMARY, *record.summary))
         return name.partition("/")[0] in set(own)
     return kind in ("system", "time_ms") or key in series(record)
+
+
+def may_lack(key: str) -> bool:
+    """Whether a complete MLflow run may lack this metric: what delivered it may not have known it."""
+    kind, _, name = key.partition("/")
+    return kind == "summary" and name.partition("/")[0] not in _SUMMARY
 
 
 def is_own_tag(key: str) -> bool:

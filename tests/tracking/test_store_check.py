@@ -16,7 +16,7 @@ from mlflow_reader import everything, only_run
 
 from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
-from dpexp.tracking import ledger, sync
+from dpexp.tracking import content, ledger, sync
 from dpexp.tracking.check import AGAIN, NEW_RUN
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -241,6 +241,27 @@ def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
         assert ledger.read(folder) == {}
     sync.repair(home, folder, found)
     assert checked(home, folder) == []
+
+
+def test_a_run_delivered_before_a_summary_had_a_figure_is_stored(
+    home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = delivered(home, "before")
+    write, new = content.summary_metrics, {"summary/figure/of_later": 3.0}
+    monkeypatch.setattr(content, "summary_metrics", lambda record: write(record) | new)
+    assert folder not in sync.lost(home)
+    assert checked(home, folder) == []
+    list(sync.deliver(home, [folder], again=True))
+    assert only_run(uri, "before").data.metrics["summary/figure/of_later"] == 3
+    changed(
+        home, "before", "UPDATE metrics SET value = 9 WHERE key = 'summary/figure/of_later' AND run_uuid = ?"
+    )
+    changed(
+        home,
+        "before",
+        "UPDATE latest_metrics SET value = 9 WHERE key = 'summary/figure/of_later' AND run_uuid = ?",
+    )
+    assert folder in sync.lost(home)
 
 
 def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
