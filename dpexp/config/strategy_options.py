@@ -155,8 +155,13 @@ class HybridOptions(RankOptions):
     )
     shard_embedding: bool = option(
         False,
-        "Under torchrun: each rank holds some rows of the embeddings, instead of all.",
+        "Under torchrun: each rank holds a part of the embeddings, instead of all.",
         flag="--shard-embedding/--whole-embedding",
+    )
+    shard_by: str = option(
+        "auto",
+        "What each rank holds of sharded embeddings: some rows, tables or columns; auto chooses by size.",
+        choices=("auto", "row", "table", "column"),
     )
 
 

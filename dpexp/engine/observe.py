@@ -156,6 +156,8 @@ def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row
         placement = ", ".join(map(str, tensor.placements))
     elif hasattr(module, "placement"):  # an embedding table
         shape = [module.full_shape[0], *tensor.shape[1:]]
+        if tensor.shape[1:] == module.weight.shape[1:]:
+            shape = list(module.full_shape)
         local, placement = tensor, module.placement
     elif full_shape is not None and tuple(full_shape) != tuple(tensor.shape):
         local, shape, placement = tensor, list(full_shape), "by hand"

@@ -21,7 +21,7 @@ from dpexp.config.errors import describe
 from dpexp.config.spec import Spec
 from dpexp.engine.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
 from dpexp.strategies.base import GradientSync, Placed
-from dpexp.strategies.embedding_tables import ShardedEmbedding
+from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.wrappers import named_parameters
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -24,8 +24,8 @@ from dpexp import tensors
 from dpexp.data.dataset import Batch
 from dpexp.engine.observe import preserved
 from dpexp.strategies.base import Placed
-from dpexp.strategies.embedding_tables import ShardedEmbedding
 from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.wrappers import parts
 
 LARGE = 1 << 20
@@ -189,7 +189,7 @@ def _can_look_up(module: nn.Module) -> bool:
 def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     vectors: torch.Tensor
     if isinstance(module, ShardedEmbedding):
-        vectors = module.forward(ids)
+        vectors = module.vectors(ids)
     else:
         vectors = module.weight[ids.to(module.weight.device)]
     return vectors

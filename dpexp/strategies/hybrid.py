@@ -11,10 +11,11 @@ half while the device computes the first:
     device           |dense 0|dense 1|
 
 Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
-the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has some of the rows.
+the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has a shard of each.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,11 @@ from dpexp.devices import HOST, move, place, running_on
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import ddp_module
-from dpexp.strategies.embedding_tables import TableSync, check_shardable, shard
+from dpexp.strategies.embedding_tables import TableSync, replaced, shards_of
 from dpexp.strategies.hooks import check_no_hooks
+from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
+from dpexp.strategies.table_shards import Table, check_shardable, plan_shards
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
@@ -51,12 +54,7 @@ class Hybrid(Replicating):
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
-        if options.shard_embedding and not self.group.members:
-            raise ConfigError("--shard-embedding splits the rows over ranks: start them with torchrun")
-        if options.shard_embedding and options.pipeline:
-            raise ConfigError(
-                "--shard-embedding excludes --pipeline: every rank must look up in the same order"
-            )
+        self._check_sharding()
         if devices:
             check_not_tied(model, hosts, "--host")
         for name in hosts:
@@ -71,15 +69,46 @@ class Hybrid(Replicating):
             for table in tables:
                 table.sparse = options.sparse
 
+    @property
+    def _is_rowwise(self) -> bool:
+        """Whether the optimizer keeps one number for each row of a table, which needs the whole row."""
+        return self.config.optimizer.partition(":")[0] == "rowwise_adagrad"
+
+    def _shards(self, model: nn.Module, hosts: Sequence[str], timer: Timer) -> dict[int, ShardedEmbedding]:
+        """What this rank has of the tables of the host modules, by the id of the table."""
+        prefixes = tuple(f"{host}." for host in hosts)
+        named = {name: part for name, part in model.named_modules() if f"{name}.".startswith(prefixes)}
+        tables = {name: part for name, part in named.items() if isinstance(part, Table)}
+        by = self.options.shard_by
+        return shards_of(
+            tables, plan_shards(tables, self.group.size, by, columns=not self._is_rowwise), timer
+        )
+
+    def _check_sharding(self) -> None:
+        options = self.options
+        if options.shard_by != "auto" and not options.shard_embedding:
+            raise ConfigError(f"--shard-by {options.shard_by} needs --shard-embedding")
+        if options.shard_embedding and not self.group.members:
+            raise ConfigError("--shard-embedding splits the tables over ranks: start them with torchrun")
+        if options.shard_embedding and options.pipeline:
+            raise ConfigError(
+                "--shard-embedding excludes --pipeline: every rank must look up in the same order"
+            )
+        if options.shard_by == "column" and self._is_rowwise:
+            raise ConfigError(
+                f"--shard-by column: --optimizer {self.config.optimizer} takes the mean of a row's gradient, "
+                "of which each rank would have some columns; use --shard-by row"
+            )
+
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         hosts = matching(model, self.options.host, "--host")
         device = devices[0] if devices else HOST
         host_lock, device_lock = threading.RLock(), threading.RLock()
+        shards = self._shards(model, hosts, timer) if self.options.shard_embedding else {}
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                tables = shard(child, self.group) if self.options.shard_embedding else child
-                return HostStage(place(tables, HOST), device, host_lock, timer)
+                return HostStage(place(replaced(child, shards), HOST), device, host_lock, timer)
             place(child, device)
             if len(devices) < 2 or not list(child.parameters()):
                 return Stage(self.compiled(child), "dense", device, device_lock, timer)

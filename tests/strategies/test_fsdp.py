@@ -69,7 +69,16 @@ def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str,
 
 
 def test_tables_are_sharded_by_rows() -> None:
-    words = ("--shard-embedding", "--sparse", "--model", "dlrm:tables=2,rows=70001", "--host", "embedding")
+    words = (
+        "--shard-embedding",
+        "--shard-by",
+        "row",
+        "--sparse",
+        "--model",
+        "dlrm:tables=2,rows=70001",
+        "--host",
+        "embedding",
+    )
     optimizer = ("--optimizer", "rowwise_adagrad", *ACCUMULATED)
     found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12

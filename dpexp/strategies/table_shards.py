@@ -1,0 +1,108 @@
+"""Which rank has which part of an embedding table: some rows, the whole table, or some columns.
+
+::
+
+    by row                  by table               by column
+    table 0  rank 0         table 0  rank 0        table 0  rank 0 | rank 1
+             ------         -------                table 1  rank 0 | rank 1
+             rank 1         table 1  rank 1
+    a table that is         as many tables as      a table that is
+    large                   balance the ranks      wider than long
+
+The terms are those of TorchRec (Ivchenko et al., "TorchRec: a PyTorch domain library for recommendation
+systems", 2022): row-wise, table-wise and column-wise sharding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from dpexp.config import ConfigError
+
+Table = nn.Embedding | nn.EmbeddingBag
+
+UNEVEN = 1.1
+"""The most bytes that whole tables may give to a rank, as a multiple of an even share of all tables."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank has of a table: these columns of these rows."""
+
+    rows: range
+    columns: range
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    def of(self, shape: Sequence[int]) -> str:
+        """The shard of a table of this shape in words, as the device map has them."""
+        if self.shape == tuple(shape):
+            return "the whole table"
+        if not self.rows or not self.columns:
+            return "no rows" if not self.rows else "no columns"
+        if len(self.rows) < shape[0]:
+            return f"rows {self.rows[0]} to {self.rows[-1]}"
+        return f"columns {self.columns[0]} to {self.columns[-1]}"
+
+
+Shards = tuple[Shard, ...]
+"""The shard of each rank."""
+
+
+def plan_shards(
+    tables: Mapping[str, Table], ranks: int, by: str, *, columns: bool = True
+) -> dict[str, Shards]:
+    """The shards of each table, by its name.
+
+    ``by`` is ``row``, ``table``, ``column`` or ``auto``: the largest tables first, a table goes as a whole to
+    the rank with the fewest bytes, if that rank then has at most ``UNEVEN`` times an even share of all bytes.
+    Others are split, by column if they have more columns than rows and ``columns`` allows it, else by row.
+    """
+    size = {name: table.weight.numel() * table.weight.element_size() for name, table in tables.items()}
+    share, load = sum(size.values()) / ranks, [0.0] * ranks
+    found = {}
+    for name in sorted(tables, key=lambda name: -size[name]):
+        shape = tables[name].num_embeddings, tables[name].embedding_dim
+        owner = load.index(min(load))
+        if by == "table" or (by == "auto" and load[owner] + size[name] <= UNEVEN * share):
+            load[owner] += size[name]
+            found[name] = _whole(shape, ranks, owner)
+            continue
+        load = [bytes + size[name] / ranks for bytes in load]
+        wide = by == "column" or (by == "auto" and columns and shape[1] > shape[0])
+        found[name] = _by_column(shape, ranks) if wide else _by_row(shape, ranks)
+    return {name: found[name] for name in tables}
+
+
+def _whole(shape: tuple[int, int], ranks: int, owner: int) -> Shards:
+    return tuple(Shard(range(shape[0] if rank == owner else 0), range(shape[1])) for rank in range(ranks))
+
+
+def _by_row(shape: tuple[int, int], ranks: int) -> Shards:
+    return tuple(Shard(rows, range(shape[1])) for rows in _split(shape[0], ranks))
+
+
+def _by_column(shape: tuple[int, int], ranks: int) -> Shards:
+    return tuple(Shard(range(shape[0]), columns) for columns in _split(shape[1], ranks))
+
+
+def _split(count: int, ranks: int) -> list[range]:
+    """``range(count)`` in one piece for each rank, as ``Tensor.chunk`` splits; the last may be empty."""
+    size = -(-count // ranks)
+    return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
+
+
+def check_shardable(module: nn.Module, where: str) -> None:
+    """Raises ConfigError for a module without an embedding, or with one whose forward needs all of it."""
+    tables = [part for part in module.modules() if isinstance(part, Table)]
+    if not tables:
+        raise ConfigError(f"--shard-embedding: {where} has no embedding; name with --host a module that has")
+    for part in tables:
+        if part.max_norm or part.scale_grad_by_freq:
+            raise ConfigError(
+                f"--shard-embedding: {part} in {where} cannot be split over ranks: max_norm and "
+                "scale_grad_by_freq need the ids of all ranks"
+            )
