@@ -5,6 +5,7 @@ Needs neither torch nor MLflow, except for ``--check``, which builds the models 
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from dpexp.config.help_panels import epilog
 from dpexp.config.process import command, working_root
 
 if TYPE_CHECKING:
+    from dpexp.report.compare.history import Related
     from dpexp.study.experiment import Experiment, RunsByCell
 
 app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
@@ -24,7 +26,8 @@ Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN|experiments/NAME",
-        help="Run id, unique prefix of one, run name, last, or the folder of a run. Default: all runs. "
+        help="Run id, unique prefix of one, run name, last, or the folder of a run; of one alone, or of a "
+        "sweep, all runs that belong together. Default: the newest comparison, and a line for each other. "
         "Or folders of experiments: their READMEs and figures are written again.",
     ),
 ]
@@ -65,22 +68,39 @@ def report(
         raise typer.Exit(_check(names) if check else _write(names))
     from dpexp.report.compare import rows, tables
     from dpexp.report.compare.grouping import compare
+    from dpexp.report.compare.history import others
     from dpexp.report.render import terminal
 
-    compared = compare(folders(names))
-    for run, problem in compared.unreadable:
+    chosen, remaining, unreadable = _chosen(names)
+    compared = compare(chosen)
+    for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
         typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
         typer.echo(rows.to_json(compared))
     elif as_csv:
         typer.echo(rows.to_csv(compared), nl=False)
     else:
-        typer.echo(terminal.text(tables.sections(compared), piped=terminal.WIDE))
+        listed = [others(remaining, command("report"))] if remaining else []
+        typer.echo(terminal.text([*tables.sections(compared), *listed], piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.compare.files import write
 
         for path in write(compared, out):
             typer.echo(f"wrote {path}", err=True)
+
+
+def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
+    """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
+    from dpexp.record import folders as all_folders
+    from dpexp.report.compare.history import history
+
+    named = folders(names)
+    found = history(all_folders(home() / "runs"))
+    if not names:
+        newest = found.newest
+        return newest.folders, [one for one in found.comparisons if one is not newest], found.unreadable
+    chosen = itertools.chain.from_iterable(found.expanded(folder, len(named) == 1) for folder in named)
+    return list(dict.fromkeys(chosen)), [], []
 
 
 def _write(names: list[str]) -> int:

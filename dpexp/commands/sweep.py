@@ -102,9 +102,10 @@ def sweep(
         _show(experiment, missing, len(planned))
         return
     failed = _run(current, missing)
+    comparison = _comparison(current)
     if track and missing:
         _deliver(current)
-    typer.echo(_comparison(current) if is_grid else _verdicts(experiment, current))
+    typer.echo(comparison if is_grid else _verdicts(experiment, current))
     if current.limit is not None:
         typer.echo(_decided(current), err=True)
     if publish:
@@ -212,12 +213,13 @@ def _decided(current: Sweep) -> str:
 
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs, which is also written beside their Records."""
+    from dpexp.record import COMPARISON
     from dpexp.report.compare import files, tables
     from dpexp.report.compare.grouping import compare
     from dpexp.report.render import terminal
 
     _, *runs = current.run_folders()
     compared = compare(runs)
-    page, *_ = files.write(compared, current.folder / "report")
+    page, *_ = files.write(compared, current.folder / COMPARISON)
     written = f"this comparison, with its figures: {page.parent}"
     return f"{terminal.text(tables.sections(compared), piped=terminal.WIDE)}\n{written}"

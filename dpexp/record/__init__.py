@@ -21,7 +21,7 @@ from dpexp.record.durable import (
 from dpexp.record.fold import finish, fold, load, load_closed
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
-from dpexp.record.journal import JOURNAL, RECORD, Journal, NullJournal, is_open
+from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, Journal, NullJournal, is_open
 from dpexp.record.origin import is_ours, sign
 from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
@@ -40,6 +40,7 @@ from dpexp.record.step_times import (
 from dpexp.record.summary import RunSummary
 
 __all__ = [
+    "COMPARISON",
     "JOURNAL",
     "RECORD",
     "SCHEMA",

@@ -37,6 +37,8 @@ from dpexp.record.summary import SUMMARY
 
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
+COMPARISON = "report"
+"""The folder in a sweep's folder with the comparison of its runs."""
 RESERVE = ".reserve"
 RESERVED_BYTES = 65536
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

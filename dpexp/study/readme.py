@@ -228,6 +228,7 @@ def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = Non
     differs = _distinct(name for lock in locks for name in lock.get("differs") or ())
     until = f", in {looks[0]} to {looks[1]} rounds, until all claims about time were decided" if looks else ""
     dirty = " with uncommitted changes" if any(git.get("dirty") for git in code) else ""
+    sweeps = _distinct(record.parent for record in records)
     threads, torch = (
         _distinct(str(record.environment.get(key)) for record in records) for key in ("threads", "torch")
     )
@@ -238,7 +239,7 @@ def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = Non
         + _distinct(f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks)
         + (f", but for {differs}" if differs else ", nothing differs from it"),
         "- code: commit " + _distinct(f"`{str(git.get('commit'))[:12]}`" for git in code) + dirty,
-        f"- date: {_date(records)}; {len(records)} runs{until}",
+        f"- date: {_date(records)}; {len(records)} runs of sweep {sweeps}{until}",
     ]
 
 

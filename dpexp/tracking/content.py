@@ -7,7 +7,7 @@ metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
 single metrics        ``summary/…``
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``
-artifacts             ``record.json``, ``long_values.json``, the figures
+artifacts             ``record.json``, ``long_values.json``, the figures; a sweep's comparison in ``report/``
 ====================  =====================================================================
 
 A point's timestamp is that of its journal line, not that of its delivery. A point that is delivered twice is

@@ -84,8 +84,10 @@ class MlflowRun:
         """Write note and dataset. Returns what could not be written."""
         return _attempt(record, {"note": self._note, "dataset": self._dataset})
 
-    def write_figures(self, record: Record) -> list[str]:
-        """Write what is drawn from the Record. Returns what could not be drawn."""
+    def write_figures(self, record: Record, comparison: Path) -> list[str]:
+        """Write what is drawn from the Record, and a sweep's comparison. Returns what could not be drawn."""
+        if comparison.is_dir():
+            self.store.client.log_artifacts(self.run_id, str(comparison), comparison.name)
         return _attempt(record, {"trace": self._traces, "figures": self._figures})
 
     def _note(self, record: Record) -> None:

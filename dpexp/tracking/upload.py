@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from dpexp.config import names
-from dpexp.record import JOURNAL, RECORD, Record, is_open, load, load_closed
+from dpexp.record import COMPARISON, JOURNAL, RECORD, Record, is_open, load, load_closed
 from dpexp.record.seal import checksum
 from dpexp.tracking import additions, content, ledger
 from dpexp.tracking.content import Point
@@ -174,7 +174,7 @@ class Upload:
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
         run = self.attach()
-        problems = run.write_figures(load(self.folder))
+        problems = run.write_figures(load(self.folder), self.folder / COMPARISON)
         now = checksum(self.journal)
         entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
         ledger.write(self.folder, self.store.name, entry)

@@ -143,3 +143,5 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     parents = [run.data.tags.get("mlflow.parentRunId") for run in delivered]
     (parent,) = {run.info.run_id for run in delivered if run.data.tags["dpexp.strategy"] == "sweep"}
     assert sorted(parents, key=str) == sorted([None, parent, parent], key=str)
+    names = {file.path for file in client.list_artifacts(parent, "report")}
+    assert names == {"report/report.md", "report/report.html"}, "runs without timed phases have no figure"

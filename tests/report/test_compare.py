@@ -240,13 +240,95 @@ def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpe
 def test_out_writes_markdown_html_and_figures(save: Save, tmp_path: Path) -> None:
     folders = [save(single(), 0), *(save(whole(count, step_ms=2.0 / count), count) for count in (2, 4))]
     written = files.write(compare(folders), tmp_path / "out")
-    assert {path.name for path in written} == {"report.md", "report.html", "phases-1.png", "scaling.png"}
+    assert {path.name for path in written} == {"report.md", "report.html", "phases-1.png", "scaling-1.png"}
     markdown = (tmp_path / "out" / "report.md").read_text()
-    assert "![scaling](scaling.png)" in markdown
-    assert "| whole-4 | whole | 4 | virtual |" in markdown
+    assert "![scaling-1](scaling-1.png)" in markdown
+    assert "| whole-4 | 000000000004 | whole | 4 | virtual |" in markdown
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page
+
+
+def test_the_figures_of_each_comparison_stand_beside_its_table(save: Save, tmp_path: Path) -> None:
+    folders = [save(make(), number) for number, make in enumerate((single, partial(whole, 2)))]
+    for number, make in enumerate((single, partial(whole, 2)), start=10):
+        record = make()
+        record.config["batch_size"] = 60
+        folders.append(save(record, number))
+    files.write(compare(folders), tmp_path)
+    page, markdown = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "md"))
+    found = re.findall(r"Comparison \d|phases-\d|scaling-\d|Not ranked", page)
+    assert found[:3] == ["Comparison 1", "phases-1", "scaling-1"]
+    assert found[3:] == ["Comparison 2", "phases-2", "scaling-2", "Not ranked"]
+    assert re.findall(r"### Comparison \d|\((\w+-\d).png", markdown)[:3] == ["", "phases-1", "scaling-1"]
+
+
+def test_a_comparison_has_run_ids_and_dates(save: Save) -> None:
+    folders = [save(single(ms), 16**11 * number) for number, ms in enumerate((2.0, 2.1, 2.2), start=1)]
+    folders.append(save(whole(2), 16**11 * 9, started="2026-01-03T09:00:00.000+00:00"))
+    found = text(compare(folders))
+    assert "30 rows; 2026-01-02 03:04 to 2026-01-03 09:00" in found
+    assert re.search(r"single x 3 +10000000 \+2 ", found)
+    assert re.search(r"whole-2 +90000000 +whole ", found)
+
+
+# --- the newest ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def swept(save: Save) -> Save:
+    """Saves a sweep of two configs and two rounds that began at an hour of a day; returns its folder."""
+
+    def write(number: int, hour: int, question: str) -> Path:
+        sweep = Record(name=f"sweep of {question}", strategy="sweep", status="finished")
+        sweep.config, sweep.started = {"question": question}, f"2026-01-02T{hour:02}:00:00.000+00:00"
+        folder = save(sweep, number)
+        for child in range(4):
+            record = (single if child % 2 else partial(whole, 2))()
+            name = f"{record.strategy}.r{child // 2 + 1}"
+            started = f"2026-01-02T{hour:02}:0{child}:00.000+00:00"
+            save(record, number + 1 + child, parent=folder.name, name=name, started=started)
+        return folder
+
+    return write
+
+
+def test_without_a_name_the_newest_comparison_is_shown_and_a_line_for_each_other(
+    save: Save, swept: Save, dpexp_home: Path
+) -> None:
+    old, new = swept(0x100, 7, "whole single --virtual 1,2 " + "--model mlp " * 9), swept(0x200, 8, "whole")
+    save(hybrid(), 0x300, started="2026-01-05T00:00:00.000+00:00")
+    save(whole(2), 0x400, started="2026-01-01T00:00:00.000+00:00")
+    save(whole(4), 0x401, status="failed", started="2026-01-01T00:00:01.000+00:00")
+    done = script(dpexp_home)
+    assert done.returncode == 0, done.stderr
+    shown, _, others = done.stdout.partition("Other comparisons\n")
+    assert "Comparison 1: 2 configs" in shown
+    assert "2026-01-02 08:00 to 08:03" in shown, "a run of one config alone is no comparison"
+    assert new.name not in others
+    lines = others.splitlines()
+    assert [re.sub(" +", " ", line).strip()[:60] for line in lines[:3]] == [
+        "2026-01-05 00:00 0000000003 1 run, 1 config hybrid-1, embedding, rando"[:60],
+        f"2026-01-02 07:03 {old.name} 4 runs, 2 configs whole single --virtual 1"[:60],
+        "2026-01-01 00:00 000000000401 2 runs, 2 configs linear, random"[:60],
+    ]
+    assert max(map(len, lines)) <= 80
+    assert "to show one: python scripts/report.py RUN" in lines[3]
+
+
+def test_a_sweep_is_named_by_its_id_and_one_run_stands_for_those_that_belong_with_it(
+    save: Save, swept: Save, dpexp_home: Path
+) -> None:
+    old, _, alone = swept(0x100, 7, "whole"), swept(0x200, 8, "whole"), save(whole(4), 0x300)
+
+    def runs(*names: str) -> list[str]:
+        configs = json.loads(script(dpexp_home, "--json", *names).stdout)["configs"]
+        return sorted(run for config in configs for run in config["runs"])
+
+    assert runs(old.name) == runs("000000000103") == [f"{number:012x}" for number in range(0x101, 0x105)]
+    assert runs(old.name, alone.name) == [*runs(old.name), alone.name]
+    assert runs("000000000103", alone.name) == ["000000000103", alone.name]
+    assert runs() == [f"{number:012x}" for number in range(0x201, 0x205)]
 
 
 def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) -> None:

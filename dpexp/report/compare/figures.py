@@ -7,11 +7,11 @@ from dpexp.record import load
 from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.phases import Phase, phases
-from dpexp.report.compare.grouping import Cell, Comparison, Group
-from dpexp.report.compare.tables import labels, shown
+from dpexp.report.compare.grouping import Cell, Group
+from dpexp.report.compare.tables import dates, labels, run_ids, shown
 from dpexp.report.figures import palette, style
 
-MOST_BARS, MOST_AXES = 24, 4
+MOST_BARS = 24
 
 
 def stacked_phases_figure(group: Group) -> Figure | None:
@@ -31,25 +31,23 @@ def stacked_phases_figure(group: Group) -> Figure | None:
             axes.barh(row, phase.median, left=left, height=0.66, color=color, **style.EDGE)
             left += phase.median
         axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
-    style.rows(axes, labels([cell for cell, _ in stacks]))
+    drawn = [cell for cell, _ in stacks]
+    style.rows(axes, [f"{label}\n{ids}" for label, ids in zip(labels(drawn), run_ids(drawn), strict=True)])
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
     axes.xaxis.tick_top()
     where = f"{group.execution} on {group.machine[0]}"
-    style.title(axes, f"Step time by phase, {where} (medians, timed phase by phase)")
+    style.title(axes, f"Step time by phase, {where}, {dates(drawn)} (medians)")
     style.legend(axes, list(dict.fromkeys(phase.name for _, stack in stacks for phase in stack)))
     return figure
 
 
-def scaling_figure(comparison: Comparison) -> Figure | None:
-    """Speed-up over devices, with axes for each group that varies them; None where none does."""
-    varied = [group for group in comparison.groups if len({cell.devices for cell in group.cells}) > 1]
-    groups = varied[:MOST_AXES]
-    if not groups:
+def scaling_figure(group: Group) -> Figure | None:
+    """Speed-up over devices; None for a group whose cells all have the same number."""
+    if len({cell.devices for cell in group.cells}) == 1:
         return None
-    figure = style.figure(5.2 * len(groups), 4.4)
-    for number, group in enumerate(groups, start=1):
-        _scaling(figure.add_subplot(1, len(groups), number), group)
+    figure = style.figure(7.0, 4.4)
+    _scaling(figure.add_subplot(), group)
     return figure
 
 
@@ -92,4 +90,5 @@ def _scaling(axes: Axes, group: Group) -> None:
     where = f"{group.execution}, {group.machine[0]}"
     if group.execution == "virtual":
         where = "emulated devices share one CPU: overhead, not speed"
-    style.title(axes, f"Speed-up over {labels([baseline])[0]}", where)
+    over = f"Speed-up over {labels([baseline])[0]} ({run_ids([baseline])[0]})"
+    style.title(axes, over, f"{where}; {dates(cells)}")

@@ -1,6 +1,7 @@
 """A comparison as files: Markdown with its figures beside it, and one self-contained HTML page."""
 
 import base64
+import itertools
 from html import escape
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dpexp.report.figures import style
 from dpexp.report.render import markdown, page
 
 MOST_FIGURES = 4
-"""At most this many groups have a figure of their phases."""
+"""At most this many groups have figures."""
 TITLE = "Comparison of runs"
 
 
@@ -19,25 +20,31 @@ def write(compared: Comparison, folder: Path) -> list[Path]:
     """Write ``report.md``, ``report.html`` and their PNGs into the folder, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = _write_figures(compared, folder)
-    sections = tables.sections(compared)
-    links = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures)
-    text = f"# {TITLE}\n\n{markdown.text(sections)}{links}"
-    html = page.document(TITLE, "".join([*map(page.section, sections), *map(_inline, figures)]))
-    written = {folder / "report.md": text, folder / "report.html": html}
+    text, html = f"# {TITLE}\n", ""
+    for number, section in enumerate(tables.sections(compared)):
+        beside = figures.get(number, [])
+        text += f"\n{markdown.text([section])}"
+        text += "".join(f"\n![{path.stem}]({path.name})\n" for path in beside)
+        html += page.section(section) + "".join(map(_inline, beside))
+    written = {folder / "report.md": text, folder / "report.html": page.document(TITLE, html)}
     for path, content in written.items():
         path.write_text(content, encoding="utf-8", errors="backslashreplace")
-    return [*written, *figures]
+    return [*written, *itertools.chain.from_iterable(figures.values())]
 
 
-def _write_figures(compared: Comparison, folder: Path) -> list[Path]:
+def _write_figures(compared: Comparison, folder: Path) -> dict[int, list[Path]]:
+    """The files of each group's figures, by its place: those of the first groups with several cells."""
     several = [group for group in compared.groups if len(group.cells) > 1] or compared.groups
-    numbered = enumerate(several[:MOST_FIGURES], start=1)
-    figures = {f"phases-{number}": stacked_phases_figure(group) for number, group in numbered}
-    figures["scaling"] = scaling_figure(compared)
-    drawn = {folder / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
-    for path, figure in drawn.items():
-        figure.savefig(path, dpi=style.DPI)
-    return list(drawn)
+    written = {}
+    for group in several[:MOST_FIGURES]:
+        place = compared.groups.index(group)
+        drawn = {"phases": stacked_phases_figure(group), "scaling": scaling_figure(group)}
+        figures = {folder / f"{name}-{place + 1}.png": figure for name, figure in drawn.items()}
+        for path, figure in figures.items():
+            if figure is not None:
+                figure.savefig(path, dpi=style.DPI)
+        written[place] = [path for path, figure in figures.items() if figure is not None]
+    return written
 
 
 def _inline(path: Path) -> str:

@@ -7,6 +7,7 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.findings.reliability import NOISY
+from dpexp.report.render.run_list import prefixes
 from dpexp.report.sections import Section, Table
 
 SHOWN = 40
@@ -42,6 +43,22 @@ def labels(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
+def run_ids(cells: Sequence[Cell]) -> list[str]:
+    """The id of each cell's first run, shortened, and how many more runs it has: ``8f3a12bc +2``."""
+    ids = prefixes([cell.first.run_id for cell in cells])
+    more = (len(cell.runs) - 1 for cell in cells)
+    return [f"{run_id} +{count}" if count else run_id for run_id, count in zip(ids, more, strict=True)]
+
+
+def dates(cells: Sequence[Cell]) -> str:
+    """When the runs of these cells started: ``2026-11-22 14:03 to 14:10``."""
+    started = sorted(run.started[:16].replace("T", " ") for cell in cells for run in cell.runs)
+    first, last = started[0], started[-1]
+    if first == last:
+        return first
+    return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
+
+
 def verdict(speed_up: Interval) -> str:
     """``faster``, ``slower``, ``within the noise`` where the interval contains 1, nothing of one run each."""
     if not speed_up.is_known:
@@ -56,7 +73,7 @@ def _group(group: Group, number: int) -> Section:
     labeled = list(zip(labels(cells), cells, strict=True))
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
-        f"{group.cells[0].rows} rows",
+        f"{group.cells[0].rows} rows; {dates(cells)}",
         _fastest(labeled),
         *_noisy(labeled),
     ]
@@ -65,7 +82,11 @@ def _group(group: Group, number: int) -> Section:
             "a config that ran once has no interval: its steps do not show how far the next run will lie; "
             "repeat it to compare it"
         )
-    rows = [{"run": label, **_row(cell, baseline, group.scales)} for label, cell in labeled]
+    ids = run_ids(cells)
+    rows = [
+        {"run": label, "id": run_id, **_row(cell, baseline, group.scales)}
+        for (label, cell), run_id in zip(labeled, ids, strict=True)
+    ]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
     table = Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {count}", tuple(lines), table=table)

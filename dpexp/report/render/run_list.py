@@ -61,7 +61,7 @@ def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> C
         "MLflow": [delivered.get(summary.run_id, "") for summary in summaries],
         "started": [summary.started[:16].replace("T", " ") for summary in summaries],
     }
-    return {title: list(map(_printable, cells)) for title, cells in table.items()}
+    return {title: list(map(printable, cells)) for title, cells in table.items()}
 
 
 def _fitted(table: Columns, width: int, ids: Iterable[str]) -> Columns:
@@ -128,7 +128,7 @@ def _lines(table: Columns) -> list[str]:
 
 def one(summary: RunSummary, delivered: str) -> str:
     """One line on what a run holds, for those who are about to delete it."""
-    name = f" '{_printable(summary.name)}'" if summary.name else ""
+    name = f" '{printable(summary.name)}'" if summary.name else ""
     held = f"{summary.problem}" if summary.problem else f"{summary.steps} steps"
     return f"run {summary.run_id}{name}: {_status(summary)}, {held}; delivered to MLflow: {delivered}"
 
@@ -155,6 +155,6 @@ def device_ranges(names: Sequence[str]) -> str:
     return ", ".join(group[0] + end for group, end in zip(groups, ends, strict=True))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters, which a terminal would obey, and of bounded length."""
     return shortened(_CONTROL.sub("?", str(text)), MOST_COLUMNS)
