@@ -48,7 +48,8 @@ class RunConfig:
     )
     data: Annotated[str, SPEC] = option(
         "random",
-        "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, pkg.mod:factory.",
+        "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, criteo:FILE, "
+        "pkg.mod:factory.",
         metavar="SOURCE",
     )
     loss: Annotated[str, SPEC] = option(

@@ -1,4 +1,4 @@
-"""Data: seeded batches of random numbers, images, text, arrays, synthetic samples or the user's dataset.
+"""Data: seeded batches of random numbers, images, text, arrays, clicks, synthetic or user samples.
 
 ``source(text)`` finds and checks what ``--data`` names; its ``features`` describe the samples, so that a
 model can be built for them. ``Source.dataset(model, seed)`` gives the samples as that model takes them.
@@ -60,6 +60,12 @@ SOURCES: dict[str, Entry] = {
             Option("rows", int, 1000, "Rows of a table: ids are below it."),
             Option("skew", float, 1.1, "Exponent of the power law; 0 draws all ids alike.", min=0),
         ),
+    ),
+    "criteo": Entry(
+        "A log of clicks in Criteo's format, also .gz: 13 integers and 26 categories, streamed in its order.",
+        "dpexp.data.criteo:CriteoSource",
+        (Option("rows", int, 100_000, "Rows of a table, to which categories are hashed."),),
+        argument="FILE",
     ),
 }
 

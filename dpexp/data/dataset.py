@@ -44,12 +44,12 @@ class Batch:
 
     def part(self, rank_rows: RankRows) -> Batch:
         """The part of this global batch that a rank computes."""
-        rows, fetched = _local_rows(rank_rows, self.rows)
+        rows, fetched = local_rows(rank_rows, self.rows)
         inputs, targets = tensors.map_tensors(lambda tensor: tensor[fetched], (self.inputs, self.targets))
         return Batch(inputs, targets, rows, self.rows)
 
 
-def _local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
+def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
     """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""
     local = rank_rows(global_rows)
     rows = local.stop - local.start
@@ -99,7 +99,7 @@ class Dataset:
         order = EpochOrder(self.samples, seed, epoch) if shuffle else None
         for start in range(first * batch_size, self.samples, batch_size):
             global_rows = min(batch_size, self.samples - start)
-            rows, fetched = _local_rows(rank_rows, global_rows)
+            rows, fetched = local_rows(rank_rows, global_rows)
             positions = slice(start + fetched.start, start + fetched.stop)
             inputs, targets = self.fetch(positions if order is None else order[positions])
             yield Batch(inputs, targets, rows, global_rows)
