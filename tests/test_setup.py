@@ -32,13 +32,13 @@ INSTALLERS = {"pip", "wheel"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def lock() -> dict[str, str]:
-    """{name: version} of requirements.lock; every line except comments must be ``name==version``."""
+def lock(name: str = "requirements.lock") -> dict[str, str]:
+    """{name: version} of a lock; every line except comments must be ``name==version``."""
     pins = {}
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
+    for line in (ROOT / name).read_text().splitlines():
         if not line.startswith("#"):
             match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line)
-            assert match, f"requirements.lock: '{line}' is not a plain pin"
+            assert match, f"{name}: '{line}' is not a plain pin"
             pins[canonicalize_name(match[1])] = match[2]
     return pins
 
@@ -108,6 +108,22 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     assert config["ruff"]["target-version"] == "py" + SUPPORTED[0].replace(".", "")
 
 
+def test_ci_tests_the_lowest_and_the_newest_versions_that_the_page_promises() -> None:
+    script = (ROOT / ".ci" / "versions").read_text()
+    pythons = dict(re.findall(r"\[(lowest|newest)\]=(3\.\d+)", script))
+    assert pythons == {"lowest": SUPPORTED[0], "newest": SUPPORTED[-1]}
+    lowest, newest = (lock(f".ci/{name}.lock") for name in pythons)
+    for requirement in direct_requirements():
+        for pins in (lowest, newest):
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
+    (torch,) = [requirement for requirement in direct_requirements() if requirement.name == "torch"]
+    assert torch.specifier == SpecifierSet(f">={lowest['torch'].removesuffix('.0')}")
+    range_of_torch = " to ".join(pins["torch"].removesuffix(".0") for pins in (lowest, newest))
+    for page in ("README.md", "docs/installing.md"):
+        assert f"torch {range_of_torch}" in (ROOT / page).read_text(), page
+    assert "transformers" in newest, "without it, no test of its models runs"
+
+
 def test_readme_prints_two_commands_that_differ_in_their_last_part_only() -> None:
     install = shlex.join(pip_section())
     environment = f"python3 -m venv .venv && .venv/bin/pip install {install} && .venv/bin/python "
@@ -118,6 +134,10 @@ def test_ci_runs_the_commands_of_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"readme_command '(.*)'\)", script) == [r"scripts/run\.py hybrid", "-m pytest"]
     assert "pip install" not in script
+    assert script.endswith("\nbash .ci/versions\n")
+    named = re.search(r"^quick=\((.*?)\)", (ROOT / ".ci" / "versions").read_text(), re.MULTILINE | re.DOTALL)
+    assert named
+    assert [path for path in named[1].split() if not (ROOT / path).exists()] == []
 
 
 # --- what is imported is declared ----------------------------------------------------------------
@@ -265,14 +285,29 @@ def test_hygiene_check_catches(text: str) -> None:
     assert ELSEWHERE.search(f'"{text}"')
 
 
-def test_changelog_has_an_entry_for_this_version() -> None:
-    assert dpexp.__version__ == PROJECT["version"]
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == PROJECT["version"]
+def test_changelog_has_a_dated_entry_for_this_version_which_stands_in_one_place() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == dpexp.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert "version" not in citation
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_the_workflow_of_a_forge_runs_the_complete_check() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": "bash .ci/run"}
+    assert job["container"]["image"].startswith(f"python:{SUPPORTED[0]}-")
+    (checkout,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkout["with"]["fetch-depth"] == 0, "experiments name earlier commits"
 
 
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     *sorted(
         str(path.relative_to(ROOT))
         for glob in ("docs/*.md", "experiments/**/README.md")

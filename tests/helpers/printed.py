@@ -1,4 +1,4 @@
-"""What README and the pages in docs/ print: their commands, and the files that their examples show."""
+"""What README, CONTRIBUTING and docs/ print: their commands, and the files that their examples show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 PROGRAMS = ("python", "torchrun", "srun", "conda", "python3", "bash")
 
 

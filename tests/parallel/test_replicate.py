@@ -288,7 +288,7 @@ def test_a_lazy_module_is_refused_until_a_batch_initializes_it() -> None:
     assert [replica.weight.shape for replica in replicate(lazy, virtual(2))] == [(2, 3)] * 2
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 def test_scripted_modules_are_replicated() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
     x = torch.randn(7, 4, dtype=torch.double)
