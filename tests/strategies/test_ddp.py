@@ -84,7 +84,7 @@ def test_only_recorded_steps_run_a_python_hook(monkeypatch: pytest.MonkeyPatch) 
         assert len(module._comm_hooks) == 1
         assert len(timer.phases["allreduce"]) == 2
     finally:
-        torch.distributed.barrier()  # gloo's threads have dropped the hook, for which they need the interpreter
+        torch.distributed.barrier()  # gloo's threads have then dropped the hook, which takes the GIL
         torch.distributed.destroy_process_group()
 
 
