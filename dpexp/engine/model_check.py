@@ -179,8 +179,9 @@ def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], er
     definition = "" if list(module.children()) else f" ({module})"
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
     cause = describe(error)
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and inputs and inputs[0].numel():
-        low, high, rows = int(inputs[0].min()), int(inputs[0].max()), module.num_embeddings
+    ids = inputs[0] if inputs and error.__cause__ is None else torch.empty(0)  # else the model describes it
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and ids.numel():
+        low, high, rows = int(ids.min()), int(ids.max()), module.num_embeddings
         if low < 0 or high >= rows:
             wrong_id = low if low < 0 else high
             cause = f"id {wrong_id} is beyond the table of {rows} rows (ids 0 to {rows - 1})"

@@ -113,6 +113,7 @@ MODELS: dict[str, Entry] = {
         Option("rows", int, 1000, "Rows of each table: ids are below it.", feature="vocabulary"),
         Option("dim", int, 16, "Width of a row."),
         Option("hidden", int, 64, "Width of the hidden layers."),
+        Option("fused", bool, True, "All tables in one parameter, or each in its own.", min=None),
     ),
 }
 

@@ -41,6 +41,7 @@ class DLRM(nn.Module):
         ids   -> embedding -+
 
     ``embedding`` holds all tables, which are nearly all bytes: it stays on the host in a hybrid layout.
+    ``fused`` tables are one parameter; the others can be laid out table by table.
 
     Source: Naumov et al., "Deep learning recommendation model for personalization and
     recommendation systems", 2019.
@@ -48,10 +49,10 @@ class DLRM(nn.Module):
 
     input_kind = "clicks"
 
-    def __init__(self, dense: int, tables: int, rows: int, dim: int, hidden: int) -> None:
+    def __init__(self, dense: int, tables: int, rows: int, dim: int, hidden: int, fused: bool) -> None:
         super().__init__()
-        self.dense = dense
-        self.embedding = Tables(tables, rows, dim)
+        self.dense, self.tables, self.rows = dense, tables, rows
+        self.embedding = FusedTables(tables, rows, dim) if fused else Tables(tables, rows, dim)
         self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.ReLU())
         pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(nn.Linear(dim + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -76,8 +77,7 @@ class DLRM(nn.Module):
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Standard normal features, uniform ids, clicks with probability 0.5."""
         dense = torch.randn(samples, self.dense, generator=generator)
-        tables = self.embedding.tables
-        ids = torch.randint(self.embedding.rows, (samples, len(tables)), generator=generator)
+        ids = torch.randint(self.rows, (samples, self.tables), generator=generator)
         return (dense, ids), torch.randint(2, (samples,), generator=generator).float()
 
 
@@ -86,7 +86,6 @@ class Tables(nn.Module):
 
     def __init__(self, tables: int, rows: int, dim: int) -> None:
         super().__init__()
-        self.rows = rows
         self.tables = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
         for table in self.tables:
             nn.init.normal_(table.weight, std=dim**-0.5)  # type: ignore[arg-type]
@@ -95,3 +94,32 @@ class Tables(nn.Module):
         return torch.stack(
             [table(column) for table, column in zip(self.tables, ids.unbind(1), strict=True)], 1
         )
+
+
+class FusedTables(nn.Module):
+    """The same with all tables in one, of which table i begins at row ``i * rows``.
+
+    One lookup, one gradient and one update take the place of one for each table, whose overhead is more than
+    the rows of a small batch cost.
+
+    Source: the table-batched embeddings of FBGEMM (Khudia et al., "FBGEMM: enabling high-performance
+    low-precision deep learning inference", 2021), as TorchRec uses them for training.
+    """
+
+    def __init__(self, tables: int, rows: int, dim: int) -> None:
+        super().__init__()
+        self.tables, self.rows = tables, rows
+        self.table = nn.Embedding(tables * rows, dim)
+        nn.init.normal_(self.table.weight, std=dim**-0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first_rows = torch.arange(0, self.tables * self.rows, self.rows, device=ids.device)
+        is_known = (ids >= 0) & (ids < self.rows)  # else it would be a row of another table
+        try:
+            vectors: Tensor = self.table(torch.where(is_known, ids + first_rows, -1))
+        except IndexError as error:
+            wrong = ids[~is_known][0].item()
+            raise IndexError(
+                f"id {wrong} is beyond tables of {self.rows} rows (ids 0 to {self.rows - 1})"
+            ) from error
+        return vectors

@@ -207,13 +207,44 @@ def test_image_models_take_images_of_any_size(name: str, size: int) -> None:
     assert model(torch.randn(2, 3, size, size)).shape == (2, 4)
 
 
-def test_dlrm_looks_each_column_up_in_its_own_table() -> None:
-    model = built("dlrm:tables=2,rows=10,dim=4")
-    ids = torch.tensor([[3, 5]])
-    vectors = model.embedding(ids)  # type: ignore[operator]
-    assert torch.equal(vectors[0, 0], model.embedding.tables[0].weight[3])  # type: ignore[union-attr, index]
-    assert torch.equal(vectors[0, 1], model.embedding.tables[1].weight[5])  # type: ignore[union-attr, index]
-    assert model(torch.zeros(1, 13), ids).shape == (1,)
+@pytest.mark.parametrize("tables", [1, 2, 26])
+def test_dlrm_looks_each_column_up_in_its_own_table(tables: int) -> None:
+    options = f"tables={tables},rows=16,dim=4"
+    fused, apart = (built(f"dlrm:{options},fused={value}") for value in ("true", "false"))
+    weights = [table.weight for table in apart.embedding.tables]  # type: ignore[union-attr]
+    assert torch.equal(fused.embedding.table.weight, torch.cat(weights))  # type: ignore[union-attr, arg-type]
+    ids = torch.randint(16, (5, tables))
+    expected = torch.stack([weight[column] for weight, column in zip(weights, ids.T, strict=True)], 1)
+    assert torch.equal(apart.embedding(ids), expected)  # type: ignore[operator]
+    assert torch.equal(fused.embedding(ids), expected)  # type: ignore[operator]
+    dense = torch.zeros(5, 13)
+    rest = {key: value for key, value in fused.state_dict().items() if not key.startswith("embedding")}
+    apart.load_state_dict(rest, strict=False)
+    assert torch.equal(fused(dense, ids), apart(dense, ids))
+
+
+def test_fused_tables_have_one_gradient_and_are_looked_up_once() -> None:
+    """The time of a small batch is that of the operations, whose number must not grow with the tables."""
+    model = built("dlrm:tables=26,rows=16,dim=4")
+    assert len(list(model.embedding.parameters())) == 1  # type: ignore[union-attr]
+    assert operations(built("dlrm:tables=26,rows=16,dim=4")) == operations(
+        built("dlrm:tables=2,rows=16,dim=4")
+    )
+
+
+def operations(model: nn.Module) -> int:
+    """How many kernels the lookup of a batch and its gradient need."""
+    ids = torch.randint(16, (5, model.tables))  # type: ignore[call-overload]
+    with torch.profiler.profile() as profile:
+        model.embedding(ids).sum().backward()  # type: ignore[operator]
+    return len(profile.events())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 16, 31, 10**6])
+def test_id_beyond_a_fused_table_is_not_a_row_of_the_next(wrong: int) -> None:
+    model = built("dlrm:tables=2,rows=16,dim=4")
+    with pytest.raises(IndexError, match=rf"id {wrong} is beyond tables of 16 rows \(ids 0 to 15\)"):
+        model.embedding(torch.tensor([[3, 5], [wrong, 0]]))  # type: ignore[operator]
 
 
 # --- sequences -----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_tables_are_sharded_by_rows() -> None:
         "row",
         "--sparse",
         "--model",
-        "dlrm:tables=2,rows=70001",
+        "dlrm:tables=2,rows=70001,fused=false",
         "--host",
         "embedding",
     )
