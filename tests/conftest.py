@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from command_lines import CommandLines
+    from playwright.sync_api import Browser
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
@@ -101,6 +102,14 @@ def command_lines() -> CommandLines:
     from command_lines import shared
 
     return shared()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, one for all tests of a file: while it runs, no other event loop can in this process."""
+    from browsers import chromium
+
+    yield from chromium()
 
 
 @pytest.fixture

@@ -5,12 +5,16 @@ from itertools import groupby
 
 
 def ms(value: float) -> str:
-    """A time in ms with three significant digits, in a readable unit: ``42 µs``, ``1.3 ms``, ``2.5 s``."""
-    if value >= 1000:
-        return f"{value / 1000:.3g} s"
-    if value >= 0.1 or value == 0:
-        return f"{value:.3g} ms"
-    return f"{value * 1000:.3g} µs"
+    """A time in ms with three significant digits, in a readable unit: ``42 µs``, ``1.3 ms``, ``1,250 s``."""
+    factor, unit = time_unit(value)
+    return f"{number(value * factor)} {unit}"
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """The unit in which a time in ms reads well, and the factor that converts to it."""
+    if longest >= 999.5:  # which would be rounded to 1,000 ms
+        return 0.001, "s"
+    return (1.0, "ms") if longest >= 0.09995 or longest == 0 else (1000.0, "µs")
 
 
 def size(count: float) -> str:
@@ -28,8 +32,8 @@ def percent(share: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count with a thousands separator; three significant digits below 100."""
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    """A number with a thousands separator; three significant digits below 100."""
+    return f"{value:.3g}" if abs(value) < 99.95 else f"{value:,.0f}"
 
 
 def ratio(value: float) -> str:
@@ -64,3 +68,30 @@ def counted(words: Iterable[str], joint: str = " + ") -> str:
 def span(names: Sequence[str]) -> str:
     """Device names; of more than three, the first and the last: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
+
+
+def short_names(names: Sequence[str], most: int) -> list[str]:
+    """Names of modules or devices in ``most`` letters, or in as many more as keep different ones apart."""
+    longest = max(map(len, names), default=0)
+    for length in range(most, longest):
+        short = [short_name(name, length) for name in names]
+        if len(set(short)) == len(set(names)):
+            return short
+    return list(names)
+
+
+def short_name(name: str, most: int) -> str:
+    """``encoder.layers.11.attention.linear`` as ``….layers.11.attention.linear`` or ``….11…linear``.
+
+    Its end stays, and before it the index of its last layer.
+    """
+    if len(name) <= most:
+        return name
+    parts = name.split(".")
+    layer = next((place for place in range(len(parts) - 2, -1, -1) if parts[place].isdecimal()), None)
+    if layer is None:
+        return f"…{name[1 - most :]}"
+    mark = f"….{parts[layer]}…" if layer else f"{parts[0]}…"
+    found = [".".join(["…", *parts[start:]]) for start in range(1, layer + 1)]
+    found += [mark + ".".join(parts[start:]) for start in range(layer + 2, len(parts))]
+    return next((short for short in found if len(short) <= most), mark + name[-max(1, most - len(mark)) :])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KEY = "dpexp"
 """The key of the digest in the PNG's text."""
 FIGURE_DPI = 130
-SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#332288", "#E69F00", "#56B4E9", "#5F6B7A")
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#C2689B", "#332288", "#BC8100", "#3596D6", "#5F6B7A")
 BASELINE, LIMIT = SERIES[7], palette.PHASES["replicate"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -19,12 +22,14 @@ from record_factory import hybrid, whole
 
 from dpexp import report
 from dpexp.record import Record
-from dpexp.report import units
+from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
-from dpexp.report.figures import palette
+from dpexp.report.figures import palette, style
 from dpexp.report.figures.layout import layout_figure
 from dpexp.report.figures.phases import phases_figure
 from dpexp.report.figures.timeline import timeline_figure
+from dpexp.report.render import terminal
+from dpexp.study.figure import SERIES
 
 NAMES = ["layout.png", "phases.png", "timeline.html", "timeline.png", "trace.json"]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -166,10 +171,78 @@ def test_phases_of_a_strategy_are_distinct_with_every_kind_of_colour_blindness(
         assert np.linalg.norm(colors[0] - colors[1]) > 15, (first, second)
 
 
+COLORS = [*palette.PHASES.values(), palette.STEP, palette.OTHER]
+PAPERS = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
+"""White and black, the card of figures, and the rows of tables in Jupyter's light and dark theme."""
+
+
 def test_texts_on_a_bar_have_contrast() -> None:
-    for color in [*palette.PHASES.values(), palette.STEP, palette.OTHER]:
-        light, dark = sorted((palette.luminance(color), palette.luminance(palette.ink(color))), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, color
+    for color in COLORS:
+        assert palette.contrast(color, palette.ink(color)) >= 4.5, color
+
+
+def test_every_colour_is_legible_on_light_and_dark_paper() -> None:
+    for color, paper in itertools.product(COLORS, PAPERS):
+        assert palette.contrast(color, paper) >= 3, (color, paper)
+    for color, paper in itertools.product(SERIES, ("#FFFFFF", style.PAPER)):
+        assert palette.contrast(color, paper) >= 3, color
+
+
+def test_titles_in_a_terminal_are_legible_on_white_and_black() -> None:
+    for mood, paper in itertools.product(terminal.MOODS.values(), ("#FFFFFF", "#000000")):
+        assert palette.contrast(mood.split()[1], paper) >= 4.5, mood
+
+
+# --- ticks and names -----------------------------------------------------------------------------
+
+
+@given(st.floats(-9, 9), st.floats(1e-6, 1), st.integers(3, 12))
+def test_an_axis_has_round_ticks_enough(power: float, share: float, least: int) -> None:
+    high = 10**power
+    low = high * (1 - share)
+    found = ticks.ticks(low, high, least)
+    assert len(found) >= least
+    slack = 1e-6 * (high - low)
+    assert low - slack <= found[0] < found[-1] <= high + slack
+    step = min(b - a for a, b in itertools.pairwise(found))
+    assert any(
+        math.isclose(step, digits * 10 ** round(math.log10(step / digits)), rel_tol=1e-3)
+        for digits in ticks.ROUND
+    )
+
+
+@given(st.floats(-12, 9), st.floats(0.001, 20))
+def test_a_logarithmic_axis_has_three_to_ten_ticks(power: float, decades: float) -> None:
+    low, high = 10**power, 10 ** (power + decades)
+    found = ticks.log_ticks(low, high)
+    assert 3 <= len(found) <= 10
+    assert low * (1 - 1e-6) <= found[0] < found[-1] <= high * (1 + 1e-6)
+
+
+def test_a_short_name_keeps_its_end_and_its_layer() -> None:
+    name = "encoder.layers.11.self_attention.linear_projection"
+    assert units.short_name(name, 40) == "….11.self_attention.linear_projection"
+    assert units.short_name(name, 24) == "….11…linear_projection"
+    assert units.short_name("a_long_name_without_parts", 12) == "…thout_parts"
+    assert units.short_name(name, 50) == name
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(["encoder", "11", "2", "self_attention", "cross_attention", "x"]), min_size=1
+        ),
+        max_size=6,
+    )
+)
+def test_short_names_differ_where_names_do(several: list[list[str]]) -> None:
+    names = [".".join(parts) for parts in several]
+    short = units.short_names(names, 12)
+    assert len(set(short)) == len(set(names))
+    for name, found in zip(names, short, strict=True):
+        assert found[-1] == name[-1]
+        index = next((part for part in reversed(name.split(".")[:-1]) if part.isdecimal()), "")
+        assert index in found
 
 
 # --- timeline.html -------------------------------------------------------------------------------
@@ -262,7 +335,9 @@ def test_the_chrome_trace_has_complete_events_named_processes_and_lanes(
         assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
         assert event["dur"] >= 0
         assert isinstance(event["pid"], int)
-    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    threads = [event for event in events if event["name"] == "thread_name"]
+    assert len({event["args"]["name"] for event in threads}) == len(threads)
+    named = {(event["pid"], event["tid"]) for event in threads}
     assert named == {(event["pid"], event["tid"]) for event in bars if event["cat"] != "step"}
     assert sum(event["dur"] for event in bars if event["cat"] == "backward") == pytest.approx(3 * 500)
 

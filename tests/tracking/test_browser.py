@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,22 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_lines import ROOT
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until
 
 from dpexp.tracking.ledger import delivered
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-BROWSER_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 TIMEOUT_MS = 300_000
 RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
 CONFIG = """
@@ -121,16 +110,6 @@ def links(home: Path) -> Iterator[dict[str, str]]:
         finally:
             server.terminate()
             assert server.wait(timeout=TIMEOUT_S) is not None
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not Path(CHROMIUM).exists():
-        pytest.skip("no chromium here: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=BROWSER_ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

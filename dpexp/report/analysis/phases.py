@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from dpexp.record import Record, Row, present, spread
 
+SMALLEST_SHARE = 0.0005
+"""Smaller shares read 0.0%."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -22,6 +25,11 @@ class Phase:
     iqr: float
     n: int
     share: float
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether a chart draws it: a share that reads 0.0% is no bar."""
+        return self.share >= SMALLEST_SHARE
 
 
 def phases(record: Record) -> list[Phase]:
@@ -89,11 +97,19 @@ def parents(timeline: list[Row]) -> dict[str, str]:
         around = {
             outer: last - first
             for outer, first, last in spans
-            if outer != phase and first <= start and end <= last and last - first > end - start
+            if outer != phase and _contains((first, last), (start, end))
         }
         if around:
             inside[phase] = min(around, key=lambda outer: around[outer])
     return inside
+
+
+def _contains(outer: tuple[float, float], inner: tuple[float, float]) -> bool:
+    """Whether a span lies inside a longer one; what took no time lies between two spans, not in either."""
+    (first, last), (start, end) = outer, inner
+    if start == end:
+        return first < start < last
+    return first <= start and end <= last and last - first > end - start
 
 
 def _tree(record: Record) -> Iterator[tuple[str, int]]:

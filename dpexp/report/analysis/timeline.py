@@ -45,17 +45,24 @@ class Bar:
 
 @dataclass
 class Lane:
-    """Bars on one device that do not overlap; ``replica`` is None for a lane of phases."""
+    """Bars on one device that do not overlap; ``replica`` is None for a lane of phases.
+
+    ``number`` counts the lanes of one device and replica: bars that overlap need several.
+    """
 
     device: str
     replica: int | None
     bars: list[Bar] = field(default_factory=list)
+    number: int = 1
 
     @property
     def name(self) -> str:
+        words = [self.device]
         if not self.bars:
-            return f"{self.device} idle"
-        return self.device if self.replica is None else f"{self.device} replica {self.replica}"
+            words.append("idle")
+        elif self.replica is not None:
+            words.append(f"replica {self.replica}")
+        return " ".join(words) + (f" ({self.number})" if self.number > 1 else "")
 
 
 @dataclass
@@ -110,7 +117,8 @@ def _bar(record: Record, row: Row, step_start: float, group: Batches | None) -> 
 
 
 def _by_start(bars: list[Bar]) -> list[Bar]:
-    return sorted(bars, key=lambda bar: (bar.start, -bar.ms))
+    """By start; of those that start together first what took no time, then the longest, which is outside."""
+    return sorted(bars, key=lambda bar: (bar.start, bar.ms > 0, -bar.ms))
 
 
 def _lanes(bars: list[Bar]) -> list[Lane]:
@@ -123,7 +131,8 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
                 lane.bars.append(bar)
                 break
         else:
-            lanes.append(Lane(bar.device, bar.replica, [bar]))
+            number = 1 + sum((lane.device, lane.replica) == (bar.device, bar.replica) for lane in lanes)
+            lanes.append(Lane(bar.device, bar.replica, [bar], number))
     return sorted(
         lanes,
         key=lambda lane: (lane.replica is not None, lane.replica or 0, layout.device_order(lane.device)),

@@ -4,7 +4,6 @@
 is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
-from collections import Counter
 from typing import Any
 
 from dpexp.record import Record, Row
@@ -18,20 +17,18 @@ STEPS = 0
 def events(record: Record, steps: list[Step]) -> dict[str, Any]:
     """The trace as one JSON object: the steps first, then the devices with their lanes."""
     processes: dict[str, int] = {}
-    threads: set[tuple[int, int]] = set()
+    threads: dict[str, int] = {}
     found: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
     for step in steps:
         name = f"step {step.number}"
         found.append(_complete(name, "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows}))
-        lanes = Counter[str]()
         for lane in (lane for lane in step.lanes if lane.bars):
             if lane.device not in processes:
                 processes[lane.device] = len(processes) + 1
                 found.append(_name("process_name", processes[lane.device], 0, lane.device))
-            place = (processes[lane.device], lanes[lane.device])
-            lanes[lane.device] += 1
-            if place not in threads:
-                threads.add(place)
+            is_new = lane.name not in threads
+            place = (processes[lane.device], threads.setdefault(lane.name, len(threads)))
+            if is_new:
                 found.append(_name("thread_name", *place, lane.name))
             found += [
                 _complete(bar.name, bar.phase, place, step.start + bar.start, bar.ms, _details(bar))

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from dpexp.record import Record
 from dpexp.report import sections as report_sections
-from dpexp.report import units
+from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
 from dpexp.report.analysis.phases import Phase
 from dpexp.report.analysis.timeline import Bar, Lane, Step
@@ -20,6 +20,8 @@ from dpexp.report.sections import Section, Table
 
 MOST_STEPS = 20
 """Further steps are left out of the page; trace.json has them all."""
+LANE_LETTERS = 26
+"""Longer names of lanes are shortened."""
 
 
 def timeline_page(record: Record, steps: list[Step]) -> str:
@@ -29,7 +31,7 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
     shown = steps[:MOST_STEPS]
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
-    phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars)
+    phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars if bar.ms)
     options = "".join(_option(step, step is chosen) for step in shown)
     body = "".join(_step(step, hidden=step is not chosen) for step in shown)
     content = (
@@ -83,27 +85,35 @@ def _legend_entry(phase: str) -> str:
 
 
 def _step(step: Step, hidden: bool = False) -> str:
-    ticks = "".join(
-        f'<span style="left:{25 * quarter}%">{units.ms(step.ms * quarter / 4)}</span>' for quarter in range(5)
-    )
-    lanes = "".join(_lane(lane, step.ms) for lane in step.lanes)
+    """The lanes of a step under their axis; the axis is in the unit that its first cell names."""
+    factor, unit = units.time_unit(step.ms)
+    end = step.ms * factor
+    marks = "".join(_tick(tick, 100 * tick / end if end else 0.0) for tick in ticks.ticks(0.0, end))
+    names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
+    lanes = "".join(_lane(name, lane, step.ms) for name, lane in zip(names, step.lanes, strict=True))
     return (
-        f'<section data-step="{step.number}"{" hidden" if hidden else ""}><div class="lanes">'
-        f'<div class="lane axis"><b></b><div class="track">{ticks}</div></div>{lanes}</div></section>'
+        f'<section data-step="{step.number}" data-end="{end:.12g}"{" hidden" if hidden else ""}>'
+        f'<div class="lanes"><div class="lane axis"><b>{unit}</b><div class="track">{marks}</div></div>'
+        f"{lanes}</div></section>"
     )
 
 
-def _lane(lane: Lane, step_ms: float) -> str:
-    bars = "".join(_bar(bar, step_ms) for bar in lane.bars)
-    return f'<div class="lane"><b>{escape(lane.name)}</b><div class="track">{bars}</div></div>'
+def _tick(value: float, left: float) -> str:
+    place = "start" if left < 3 else "end" if left > 97 else "middle"
+    return f'<span style="left:{left:.9g}%"><i class="{place}">{value:.10g}</i></span>'
+
+
+def _lane(name: str, lane: Lane, step_ms: float) -> str:
+    bars = "".join(_bar(bar, step_ms) for bar in lane.bars if bar.ms)
+    return f'<div class="lane"><b>{escape(name)}</b><div class="track">{bars}</div></div>'
 
 
 def _bar(bar: Bar, step_ms: float) -> str:
     left, width = (100 * bar.start / step_ms, 100 * bar.ms / step_ms) if step_ms else (0.0, 100.0)
     color = palette.color(bar.phase)
-    look = f"left:{left:.3f}%;width:{width:.3f}%;background:{color};color:{palette.ink(color)}"
+    look = f"left:{left:.9g}%;width:{width:.9g}%;background:{color};color:{palette.ink(color)}"
     details = escape(_details(bar, step_ms))
-    return f'<span class="bar" tabindex="0" style="{look}" title="{details}">{escape(bar.name)}</span>'
+    return f'<span class="bar" tabindex="0" style="{look}" title="{details}"><i>{escape(bar.name)}</i></span>'
 
 
 def _details(bar: Bar, step_ms: float) -> str:
@@ -150,8 +160,10 @@ def _row(cells: Iterable[str]) -> str:
 
 def _phase(bar: Phase) -> str:
     width = min(100.0, 100 * bar.share)
+    color = palette.color(bar.name)
+    drawn = f'<i style="width:{width:.1f}%;background:{color}"></i>' if bar.is_visible else ""
     return (
-        f'<tr><td style="padding-left:{1 + bar.depth}em">{escape(bar.name)}</td><td class="share">'
-        f'<i style="width:{width:.1f}%;background:{palette.color(bar.name)}"></i></td>'
-        f"<td>{units.percent(bar.share)}</td><td>{units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]</td></tr>"
+        f'<tr><td style="padding-left:{1 + bar.depth}em">{escape(bar.name)}</td>'
+        f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td>'
+        f"<td>{units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]</td></tr>"
     )

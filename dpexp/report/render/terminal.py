@@ -21,7 +21,8 @@ from dpexp.report.analysis.phases import Phase
 from dpexp.report.figures.palette import color as phase_color
 from dpexp.report.sections import Section, Table
 
-MOODS = {"good": "bold green", "bad": "bold red", "warn": "bold yellow"}
+MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
+"""Styles of titles: green, red and amber, each legible on white and on black."""
 ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u", "±": "+-"})
 NARROWEST, WIDEST, PIPED, WIDE = 40, 160, 100, 180
 
@@ -124,7 +125,7 @@ def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
     longest = max(6, min(40, width - 52))
     grid = Grid.grid(padding=(0, 2, 0, 0))
     for bar in bars:
-        length = min(longest, max(1, round(bar.share * longest)))
+        length = min(longest, max(1, round(bar.share * longest))) if bar.is_visible else 0
         grid.add_row(
             Text("  " * bar.depth + bar.name),
             Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
