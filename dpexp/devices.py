@@ -289,7 +289,16 @@ def reset_peak_memory(devices: Iterable[torch.device]) -> None:
     """Restart the peak of ``peak_memory`` on CUDA devices; a process's peak cannot be reset."""
     for device in set(devices):
         if device.type == "cuda":
+            torch.cuda.empty_cache()  # what verification reserved
             torch.cuda.reset_peak_memory_stats(device)
+
+
+def allocator_peaks(device: torch.device) -> dict[str, int] | None:
+    """Bytes that PyTorch's allocator had handed out and reserved at most, on CUDA; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {"peak": allocated, "reserved": reserved}
 
 
 def peak_memory(devices: Iterable[torch.device]) -> dict[str, int]:

@@ -58,6 +58,7 @@ def _execute(
     measurement.time_steps()
     measurement.record_digests()
     measurement.time_phases()
+    measurement.profile()
 
 
 def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:

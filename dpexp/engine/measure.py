@@ -1,6 +1,6 @@
 """Measurement: the passes over a placed model, and their flush to the journal.
 
-    warm_up -> resume -> time_steps -> record_digests -> time_phases
+    warm_up -> resume -> time_steps -> record_digests -> time_phases -> profile
 
 A measured step contains ``Trainer.step`` and nothing else. Its time, loss and rows stay in memory (a loss on
 its accelerator) until the next flush, which happens between two steps.
@@ -23,6 +23,7 @@ from dpexp.distributed import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.step_profile import StepProfile
 from dpexp.engine.trainer import Trainer
 from dpexp.record import Journal, pack
 
@@ -241,4 +242,14 @@ class Measurement:
             if any(self._group.all_gather(is_late)):
                 break
         self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
+        self.journal.flush()
+
+    def profile(self) -> None:
+        """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
+        if not self._config.phase_steps:
+            return
+        profile = StepProfile(self.trainer)
+        profile.take(next(self._prepared.local_batches(0)))
+        work = self.observations.work(profile.work())
+        self.journal.set(memory_use=self.observations.memory_use(profile.memory()), work=work)
         self.journal.flush()

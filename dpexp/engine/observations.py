@@ -106,6 +106,14 @@ class Observations:
         """``memory`` of a Record: peak bytes by device."""
         return self._merged(_merged_memory, devices.peak_memory(self._placed.devices))
 
+    def memory_use(self, rows: list[Row]) -> list[Row]:
+        """``memory_use`` of a Record from the rows of this process: those of every rank, with its number."""
+        return self._merged(_merged_memory_use, rows)
+
+    def work(self, row: Row) -> Row:
+        """``work`` of a Record from that of this process: the FLOPs of all ranks."""
+        return self._merged(_merged_work, row)
+
 
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---
 
@@ -167,6 +175,24 @@ def _merged_memory(by_rank: Sequence[dict[str, int]], names: Sequence[str]) -> d
         of_device = [value for device, value in peaks.items() if device != "cpu"]
         merged[name] = of_device[0] if of_device else peaks["cpu"]
     return merged
+
+
+def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+    return [
+        {**_renamed(row, name), "rank": rank}
+        for rank, (rows, name) in enumerate(zip(by_rank, names, strict=True))
+        for row in rows
+    ]
+
+
+def _merged_work(by_rank: Sequence[Row], names: Sequence[str]) -> Row:
+    """The sum over ranks, or the first note of a rank whose step was not observed."""
+    notes = [row for row in by_rank if "note" in row]
+    if notes:
+        return notes[0]
+    flops = {name: sum(row["flops"][name] for row in by_rank) for name in by_rank[0]["flops"]}
+    not_counted = sorted({name for row in by_rank for name in row["not_counted"]})
+    return {"rows": by_rank[0]["rows"], "flops": flops, "not_counted": not_counted}
 
 
 def _renamed(row: Row, name: str) -> Row:

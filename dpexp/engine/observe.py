@@ -87,8 +87,12 @@ def observe(
 
 def _eager(module: nn.Module) -> AbstractContextManager[Any]:
     """Compiled modules run as they are written: the compiler would trace the hooks."""
-    is_compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
-    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, or one in it, is compiled."""
+    return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
 
 
 @contextmanager
@@ -135,8 +139,12 @@ def optimizer_map(placed: Placed, states: Iterable[tuple[str, nn.Parameter, Mapp
     return rows
 
 
+def device_of(part: Part, tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor that a module has: on the CPU the module's, which may be virtual."""
+    return tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
+
+
 def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
-    device = tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
     return {
         "module": part.name,
         "parameter": name,
@@ -144,7 +152,7 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "bytes": tensor.numel() * tensor.element_size(),
-        "device": devices.label(device),
+        "device": devices.label(device_of(part, tensor)),
         "replicas": [devices.label(device) for device in part.replica_devices[1:]],
     }
 

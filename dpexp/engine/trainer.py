@@ -3,6 +3,8 @@
 step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -17,6 +19,8 @@ from dpexp.engine.prepare import Prepared
 from dpexp.strategies import Placed
 from dpexp.strategies.wrappers import Forward, named_buffers, named_parameters
 from dpexp.timing import Timer
+
+Phase = Callable[[str, torch.device], AbstractContextManager[None]]
 
 
 class Trainer:
@@ -57,9 +61,12 @@ class Trainer:
         for batch in islice(self.prepared.endless_batches(), count):
             self.step(batch)
 
-    def timed_step(self, batch: Batch) -> None:
-        """The same step, phase by phase. The wrappers of the layout time the phases of the forward."""
-        device, phase = self.placed.output_device, self.timer.phase
+    def timed_step(self, batch: Batch, phase: Phase | None = None) -> None:
+        """The same step, phase by phase. The wrappers of the layout time the phases of the forward.
+
+        ``phase`` replaces the timer's for loss, backward and optimizer.
+        """
+        device, phase = self.placed.output_device, phase or self.timer.phase
         with torch.set_grad_enabled(self.optimizers is not None):
             outputs = self._outputs(batch, self.placed.module)
             with phase("loss", device):

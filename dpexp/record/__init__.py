@@ -38,8 +38,10 @@ from dpexp.record.step_times import (
     usual_times,
 )
 from dpexp.record.summary import RunSummary
+from dpexp.record.work_figures import CATEGORIES
 
 __all__ = [
+    "CATEGORIES",
     "COMPARISON",
     "JOURNAL",
     "RECORD",

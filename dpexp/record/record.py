@@ -16,6 +16,7 @@ from typing import Any
 from dpexp.record.packing import unpack
 from dpexp.record.schema import wrong_types
 from dpexp.record.step_times import spread, usual_steps
+from dpexp.record.work_figures import work_figures
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -60,6 +61,8 @@ class Record:
     phases: dict[str, list[float]] = field(default_factory=dict)
     timeline: list[Row] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
+    memory_use: list[Row] = field(default_factory=list)  # by device and category, of one step
+    work: Row = field(default_factory=dict)  # floating-point operations of that step
     verification: Row = field(default_factory=lambda: {"checked": False})
     digest: Row = field(default_factory=dict)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -148,6 +151,7 @@ class Record:
             },
             "phase_coverage": _coverage(self.timeline),
         }
+        self.summary |= work_figures(self)
         if missing := len(self.missing_steps()):
             self.summary["missing_steps"] = missing
         flags = count_nonfinite({"loss": self.steps["loss"], **self.metrics})

@@ -30,7 +30,18 @@ _IN_QUERY = re.compile(
     r"([?&;](?:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))=)[^&\s\"'<>]+", re.IGNORECASE
 )
 _TEXTS = frozenset(
-    {"name", "experiment", "error", "config", "environment", "data", "verification", "files", "damage"}
+    {
+        "name",
+        "experiment",
+        "error",
+        "config",
+        "environment",
+        "data",
+        "verification",
+        "files",
+        "damage",
+        "work",
+    }
 )
 """The fields of a Record with texts from outside; the others hold only what dpexp itself sets."""
 _OF_MACHINE = {"python", "torch", "mlflow", "os", "host", "cpu", "cpu_count", "git", "packages", "lock"}
@@ -39,6 +50,7 @@ _WRITTEN_BY_DPEXP = {
     "error.type",
     "data.sha256",
     "files.sha256",
+    "work.not_counted",
     *(f"verification.{key}" for key in ("dtype", "worst.kind", "rounding")),
     *(f"environment.{key}" for key in _OF_MACHINE),
 }

@@ -64,6 +64,18 @@ _SPAN: Kind = {
     "start_us": NUMBER,
     "end_us": NUMBER,
 }
+_MEMORY_USE: Kind = {
+    "device": TEXT,
+    "rank?": INT,
+    **{f"{kind}?": INT for kind in ("parameters", "buffers", "gradients", "optimizer", "activations")},
+    **{f"{kind}?": INT for kind in ("peak", "reserved")},
+}
+_WORK: Kind = {
+    "rows?": INT,
+    "flops?": {"*": INT},
+    "not_counted?": [TEXT],
+    "note?": TEXT,
+}
 _VERIFICATION: Kind = {
     "checked": FLAG,
     **{f"{kind}_error?": MAYBE_NUMBER for kind in ("output", "gradient", "loss", "buffer")},
@@ -99,6 +111,8 @@ RECORD: Kind = {
     "metrics": _SAMPLES,
     "timeline": [_SPAN],
     "memory": {"*": NUMBER},
+    "memory_use": [_MEMORY_USE],
+    "work": _WORK,
     "verification": _VERIFICATION,
     "digest": {"*": MAYBE_TEXT},
     "damage": [TEXT],

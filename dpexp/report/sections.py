@@ -16,7 +16,7 @@ from dpexp.config.process import command as command_of
 from dpexp.live import live_options
 from dpexp.record import Record, Row
 from dpexp.report import units, verdict
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import layout, work
 from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
@@ -68,6 +68,7 @@ def sections(record: Record, *, full: bool = False) -> list[Section]:
         _verification(record) if full else _warning(record),
         shapes(batches(record)),
         device_map(record),
+        _work(record) if full else None,
         _phases(record),
         _findings(record, findings, full),
         _next_commands(record),
@@ -171,6 +172,15 @@ def device_map(record: Record) -> Section | None:
     more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))
     columns = ("device", "holds", "parameters", *more)
     return Section("Device map", tuple(lines), table=Table(columns, tuple(rows), folds=True))
+
+
+def _work(record: Record) -> Section | None:
+    """Memory by category and FLOPs of the observed step."""
+    columns, rows = work.memory_table(record)
+    if not rows and not record.work:
+        return None
+    table = Table(columns, tuple(rows), folds=True) if rows else None
+    return Section("Memory and work of a step", tuple(work.lines(record)), table=table)
 
 
 def _modules(place: layout.DeviceContents) -> str:

@@ -26,6 +26,15 @@ def size(count: float) -> str:
     return f"{count:.3g} GB" if abs(count) < 1000 else f"{count:,.0f} GB"
 
 
+def flop(count: float) -> str:
+    """Floating-point operations: ``640 FLOP``, ``1.2 MFLOP``, ``31 TFLOP``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {prefix}FLOP"
+        count /= 1000
+    return f"{count:,.3g} PFLOP"
+
+
 def percent(share: float) -> str:
     """A share as ``7.5%`` below 10% and ``42%`` above."""
     return f"{100 * share:.1f}%" if 0 < share < 0.0995 else f"{100 * share:.0f}%"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dpexp.config.errors import shortened
 from dpexp.record import Record, Row, present, usual_steps
 from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import layout, work
 from dpexp.report.findings import headlines
 
 MOST_DAMAGE = 3
@@ -87,7 +87,7 @@ def _step_time(record: Record) -> str:
     share = f" ({units.percent(usual.iqr / usual.median)})" if usual.median else ""
     return (
         f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, "
-        f"IQR {units.ms(usual.iqr)}{share}"
+        f"IQR {units.ms(usual.iqr)}{share}{work.rate(record, ', ')}"
     )
 
 

@@ -189,4 +189,4 @@ def test_every_text_of_a_record_is_redacted_unless_it_is_ours() -> None:
             key for key in Record().to_dict() if redact_entry({"set": {key: "secretly"}})["set"][key] == "***"
         }
     of_this_run = {"name", "experiment", "error", "config", "environment", "data", "verification", "files"}
-    assert texts == of_this_run | {"damage"}
+    assert texts == of_this_run | {"damage", "work"}

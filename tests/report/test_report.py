@@ -129,6 +129,29 @@ def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
     assert "layers.0-11.linear" in text
 
 
+def test_a_full_summary_has_memory_by_category_and_work() -> None:
+    """Devices that are alike share a row; a figure of a device that is not known is a dash."""
+    use = {"parameters": 48, "buffers": 0, "gradients": 48, "optimizer": 96, "activations": 1200}
+    rows = [{"device": "cpu", "peak": 5000}, *({"device": f"cpu:{index}", **use} for index in range(3))]
+    work = {"rows": 30, "flops": {"forward": 600, "backward": 900}, "not_counted": ["embedding"]}
+    record = whole(3, step_ms=2.0, memory_use=rows, work=work)
+    assert record.summary["memory_bytes"] == use | {"peak": 5000}
+    per_second = 1500 / record.summary["step_ms"]["median"] * 1000
+    assert record.summary["flops_per_s"] == pytest.approx(per_second)
+    section = report.summary(record, width=120, full=True).partition("Memory and work of a step\n")[2]
+    lines = [re.split(r"  +", line.strip()) for line in section.splitlines()[:5]]
+    computed = f"computes at least 600 FLOP in forward, 900 FLOP in backward; {units.flop(per_second)}/s"
+    assert lines[:2] == [[f"a step of 30 rows {computed}"], ["not counted: embedding"]]
+    assert [line[0] for line in lines[2:]] == ["device", "cpu", "cpu:0, cpu:1, cpu:2"]
+    assert lines[2][4:] == ["optimizer state", "activations", "at most at once"]
+    assert lines[3][1:] == ["-"] * 5 + ["5 kB"]
+    assert lines[4][1:] == ["48 B", "0 B", "48 B", "96 B", "1.2 kB", "-"]
+    assert "Memory and work" not in report.summary(record, width=120)
+    record.work = {"rows": 10, "flops": work["flops"]}  # the observed step is not one of the usual size
+    record.summary = {}
+    assert "flops_per_s" not in record.summarize()
+
+
 def test_note_has_the_sections_of_the_summary() -> None:
     record = whole(2)
     headings = [line[4:] for line in report.note(record).splitlines() if line.startswith("### ")]

@@ -41,6 +41,13 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     assert sum(shards) == full
     assert max(shards) < 0.4 * full  # every rank of ddp has the full parameters
     assert set(found["memory"]) == {"cpu:0", "cpu:1", "cpu:2"}
+    use = {row["rank"]: row for row in found["memory_use"]}
+    assert [(use[rank]["parameters"], use[rank]["gradients"]) for rank in range(3)] == [
+        (size, size) for size in shards
+    ]
+    assert [use[rank]["device"] for rank in range(3)] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert all(row["activations"] > 0 and row["peak"] > 2 * row["parameters"] for row in found["memory_use"])
+    assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
 
 
 def test_fsdp_and_ddp_train_to_the_same_loss() -> None:
