@@ -1,8 +1,8 @@
-"""Parallel apply: every replica computes its chunk of the batch in its own worker thread.
+"""Parallel apply: every replica computes its chunk of the batch in a thread of its device.
 
 ::
 
-    caller      worker of cpu:0   worker of cpu:1   worker of cpu:2
+    caller      worker of cuda:0  worker of cuda:1  worker of cuda:2
       ├─ chunk 0 ──►│
       ├─ chunk 1 ───┼───────────────►│
       ├─ chunk 2 ───┼────────────────┼───────────────►│
@@ -10,16 +10,17 @@
       │◄────────────┴────────────────┴────────────────┘
     outputs, or the first replica's exception
 
-A worker takes over the thread-local state of the caller: grad mode, inference mode, autocast with its
-dtype, the default device, the current stream of the device, context variables. On the CPU the replicas
-share the caller's intra-op threads. The workers outlive the call (thread_pool.py).
+On the CPU as many replicas compute at a time as there are cores, one of them in the caller's thread, and
+share the caller's intra-op threads. A worker takes over the thread-local state of the caller: grad mode,
+inference mode, autocast with its dtype, the default device, the current stream of the device, context
+variables. The workers outlive the call (thread_pool.py).
 """
 
 import contextlib
 import contextvars
 import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,11 +30,8 @@ from torch._utils import KeyErrorMessage
 from dpexp.devices import HOST, label, running_on
 from dpexp.parallel.device_ids import DeviceId, to_device
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers
-from dpexp.parallel.thread_pool import Worker, thread_pool
+from dpexp.parallel.thread_pool import thread_pool
 from dpexp.tensors import walk
-
-_default_changed = threading.Event()
-"""Set when a worker has changed its number of threads, and with it the default of new threads."""
 
 
 def parallel_apply(
@@ -62,11 +60,12 @@ def parallel_apply(
     ]
     outputs: list[Any] = [None] * count
     errors: dict[int, BaseException] = {}
+    no_order = contextlib.nullcontext()
     rng_order = RngOrder(device_of) if count > 1 and draws_random_numbers(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        order = rng_order.after_previous(replica) if rng_order is not None else contextlib.nullcontext()
+        order = rng_order.after_previous(replica) if rng_order is not None else no_order
         with order, running_on(device_of[replica], replica):
             try:
                 outputs[replica] = modules[replica](*args, **kwargs[replica])
@@ -77,11 +76,8 @@ def parallel_apply(
         for replica in range(count):
             forward(replica)
     else:
-        threads = torch.get_num_threads()
-        try:
-            thread_pool().run(device_of, _tasks(forward, device_of))
-        finally:
-            _restore_default_threads(threads)
+        with _share_of_threads(device_of) as threads:
+            thread_pool().run(device_of, _tasks(forward, device_of), _state(device_of, threads))
     _raise_first(errors, device_of)
     return outputs
 
@@ -102,30 +98,15 @@ def _input_device(value: Any) -> torch.device:
 
 
 def _tasks(forward: Callable[[int], None], devices: Sequence[torch.device]) -> list[Callable[[], None]]:
-    """``forward(replica)`` as a task for each worker, which first takes over the state of this thread."""
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    kinds = filter(torch.amp.is_autocast_available, {"cpu", *(device.type for device in devices)})
-    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
-    cache_enabled = torch.is_autocast_cache_enabled()
-    default_device = torch.get_default_device()
-    on_cpu = sum(device.type == "cpu" for device in devices)
-    threads = max(1, torch.get_num_threads() // max(1, on_cpu))
+    """``forward(replica)`` as a task for each replica, with this thread's grad mode, stream and context."""
+    grad = torch.is_grad_enabled()
 
     def run(replica: int, stream: torch.Stream | None, context: contextvars.Context) -> None:
-        torch.set_grad_enabled(grad)
-        if torch.get_num_threads() != threads:
-            _default_changed.set()
-            torch.set_num_threads(threads)
+        if torch.is_grad_enabled() != grad:  # changed by the replica before it
+            torch.set_grad_enabled(grad)
         if stream is not None:
             torch.accelerator.set_stream(stream)  # and the stream's device
-        with contextlib.ExitStack() as modes:
-            if inference:
-                modes.enter_context(torch.inference_mode())
-            for kind, dtype in autocast:
-                modes.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
-            if default_device != torch.get_default_device():
-                modes.enter_context(default_device)
-            context.run(forward, replica)
+        context.run(forward, replica)
 
     return [
         functools.partial(run, replica, _current_stream(device), contextvars.copy_context())
@@ -133,19 +114,54 @@ def _tasks(forward: Callable[[int], None], devices: Sequence[torch.device]) -> l
     ]
 
 
+def _state(devices: Sequence[torch.device], threads: int) -> Callable[[], AbstractContextManager[object]]:
+    """A function that gives the thread that calls it this one's state: threads, modes, default device."""
+    inference = torch.is_inference_mode_enabled()
+    kinds = {"cpu", *(device.type for device in devices)}
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if _is_autocast_enabled(kind)]
+    cache_enabled = torch.is_autocast_cache_enabled()
+    default_device = torch.get_default_device()
+
+    def enter() -> AbstractContextManager[object]:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        modes = contextlib.ExitStack()
+        if inference:
+            modes.enter_context(torch.inference_mode())
+        for kind, dtype in autocast:
+            modes.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
+        if default_device != torch.get_default_device():
+            modes.enter_context(default_device)
+        return modes
+
+    return enter
+
+
+def _is_autocast_enabled(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def _current_stream(device: torch.device) -> torch.Stream | None:
     return None if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
 
 
-def _restore_default_threads(threads: int) -> None:
-    """Undo in the caller's thread what a worker's ``set_num_threads`` did to the whole process.
+@contextlib.contextmanager
+def _share_of_threads(devices: Sequence[torch.device]) -> Iterator[int]:
+    """Inside, this thread has the intra-op threads of one replica on the CPU; gives their number.
 
-    It sets the number of the worker and the default of threads that start later. Only the outermost call
-    restores it, and only after a change: torch forgets all compiled convolutions at each call.
+    What a worker or this thread sets is also the default of threads that start later, so the end restores it.
     """
-    if _default_changed.is_set() and not isinstance(threading.current_thread(), Worker):
-        _default_changed.clear()
-        torch.set_num_threads(threads)
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    share = max(1, threads // max(1, sum(device.type == "cpu" for device in devices)))
+    if share != threads:
+        torch.set_num_threads(share)
+    try:
+        yield share
+    finally:
+        if share != threads:
+            torch.set_num_threads(threads)
+        if torch.is_grad_enabled() != grad:  # changed by a replica in this thread
+            torch.set_grad_enabled(grad)
 
 
 def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:

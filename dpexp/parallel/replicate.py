@@ -43,9 +43,11 @@ def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> l
     originals = list(module.modules())
     alias_all = detach and not any(original.training for original in originals)
     replicas: list[M] = []
+    links: dict[int, torch.Tensor] = {}
     for index, device in enumerate(map(to_device, devices)):
-        copy_parameter = _copier(device, alias=index == 0 or alias_all, detach=detach)
-        copy_buffer = _copier(device, alias=index == 0, detach=detach)
+        is_between = 0 < index < len(devices) - 1
+        copy_parameter = _copier(device, links, is_between, alias=index == 0 or alias_all, detach=detach)
+        copy_buffer = _copier(device, links, is_between, alias=index == 0, detach=detach)
         shells = {original: _shell(original) for original in originals}
         for original in originals:
             _fill(original, shells, copy_parameter, copy_buffer)
@@ -53,19 +55,30 @@ def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> l
     return replicas
 
 
-def _copier(device: torch.device, alias: bool, detach: bool) -> Copy:
-    """A function from a tensor to its view or copy on the device; a shared tensor is copied once."""
+def _copier(
+    device: torch.device, links: dict[int, torch.Tensor], is_between: bool, alias: bool, detach: bool
+) -> Copy:
+    """A function from a tensor to its view or copy on the device; a shared tensor is copied once.
+
+    A replica between the first and the last puts a link (an alias) before its copy, from which the next
+    replica goes on. So backward adds up two gradients at a time, in the order of the replicas: the same bits,
+    whichever thread computed which replica.
+    """
     destination = physical(device)
     copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         key = id(tensor)
         if key not in copies:
-            source = tensor.detach() if detach else tensor
+            source = tensor.detach() if detach else links.get(key, tensor)
+            if is_between and source.requires_grad:
+                links[key] = source = torch.ops.aten.alias.default(source)
             if source.device != destination:
                 copies[key] = Broadcast.apply(source, destination)  # type: ignore[no-untyped-call]
             elif alias:  # unlike view_as, aten.alias takes a sparse gradient back
-                copies[key] = torch.ops.aten.alias(source) if source.requires_grad else source.detach()
+                copies[key] = (
+                    torch.ops.aten.alias.default(source) if source.requires_grad else source.detach()
+                )
             else:
                 copies[key] = source.clone()
         return copies[key]

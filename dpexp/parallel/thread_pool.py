@@ -1,50 +1,70 @@
-"""ThreadPool: worker threads that live as long as the process, one a device, reused by every forward.
+"""ThreadPool: worker threads that live as long as the process, reused by every forward.
 
-Starting a thread costs as much as a small layer's forward. A worker runs one task at a time. When a
-device's worker is busy, because a replica contains a DataParallel itself or because a second thread calls
-one, the pool starts another worker, so no task waits for a thread that waits for that task.
+Each accelerator has a worker of its own. The replicas on the CPU wait in one queue for as many threads as
+there are cores, since more would only take turns. One of them is the caller. It is the only one where the
+first replica of the call before took less than ``SMALL_S``, which is little more than handing it over::
 
-``concurrent.futures`` has no pool that keeps a replica on the same thread in every step, and costs more a
-task. A forked child has none of its parent's threads and starts its own pool.
+    caller     replica 0 ─┬─ replica 2 ─┬─ replica 3 ──
+    worker     replica 1 ─┴─────────────┴─ replica 4 ──      replicas 5, 6, 7 are queued
+
+A replica may wait for another one (a barrier of replicas, batch norm that averages over threads). So while
+replicas are queued and none begins for a while, a watchdog starts one more worker (watchdog.py): such a
+forward loses time and does not hang. A replica that contains a DataParallel itself, or a second thread that
+calls one, gets other workers, so no task waits for a thread that waits for that task.
+
+``concurrent.futures`` costs more a task. A forked child has none of its parent's threads and starts its own
+pool.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 import torch
 
-from dpexp.devices import label
+from dpexp.devices import HOST, label
+from dpexp.parallel.watchdog import Call, State, Task, Watchdog
 
-Task = Callable[[], None]
 Slot = tuple[torch.device, int]
 """A device and how often it occurs before in the list: ``[cuda:0, cuda:0]`` has two slots."""
+SMALL_S = 2e-4
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker(threading.Thread):
-    """A daemon thread that runs the tasks of one slot; between tasks it is in the slot's ``idle``."""
+    """A daemon thread of one slot. It runs the tasks of a call until none is queued, then is ``idle``."""
 
     def __init__(self, slot: Slot, idle: deque[Worker]) -> None:
         super().__init__(name=f"dpexp {label(slot[0])}", daemon=True)
-        self._tasks: SimpleQueue[tuple[Task, SimpleQueue[None]]] = SimpleQueue()
+        self._calls: SimpleQueue[Call] = SimpleQueue()
         self._idle = idle
         self.start()
 
-    def submit(self, task: Task, finished: SimpleQueue[None]) -> None:
-        """Run the task soon, then put None into ``finished``. The task must not raise."""
-        self._tasks.put((task, finished))
+    def submit(self, call: Call) -> None:
+        """Soon run the queued tasks, with a None in ``finished`` for each. They must not raise."""
+        self._calls.put(call)
 
     def run(self) -> None:
         while True:
-            task, finished = self._tasks.get()
-            task()
-            del task  # an idle worker keeps no module, batch or output alive
+            call = self._calls.get()
+            done = 0
+            with call.state():
+                while call.run_next():
+                    done += 1
+            finished = call.finished
+            del call  # an idle worker keeps no module, batch or output alive
             self._idle.append(self)
-            finished.put(None)
+            for _ in range(done):
+                finished.put(None)
 
 
 class ThreadPool:
@@ -52,17 +72,45 @@ class ThreadPool:
 
     def __init__(self) -> None:
         self.process = os.getpid()
+        self._cores = cores()
         self._idle: dict[Slot, deque[Worker]] = {}
+        self._watchdog = Watchdog(self._add_worker)
+        self._was_small = False
 
-    def run(self, devices: Sequence[torch.device], tasks: Sequence[Task]) -> None:
-        """Run each task in a worker of its device and wait until all have finished. They must not raise."""
+    def run(self, devices: Sequence[torch.device], tasks: Sequence[Task], state: State) -> None:
+        """Run each task, in a worker of its device or here, until all have finished. They must not raise."""
         occurrences = Counter[torch.device]()
-        finished: SimpleQueue[None] = SimpleQueue()
+        on_cpu = Call(state)
         for device, task in zip(devices, tasks, strict=True):
-            self._worker((device, occurrences[device])).submit(task, finished)
-            occurrences[device] += 1
-        for _ in tasks:
-            finished.get()
+            if device.type == "cpu":
+                on_cpu.queued.append(task)
+            else:
+                call = Call(state, on_cpu.finished)
+                call.queued.append(task)
+                self._worker((device, occurrences[device])).submit(call)
+                occurrences[device] += 1
+        done = self._run_here(on_cpu) if on_cpu.queued else 0
+        for _ in range(len(tasks) - done):
+            on_cpu.finished.get()
+
+    def _run_here(self, call: Call) -> int:
+        """Run queued tasks here, and in other threads unless they are small. Returns how many here."""
+        helpers = 0 if self._was_small else min(self._cores, len(call.queued)) - 1
+        for _ in range(helpers):
+            self._add_worker(call)
+        self._watchdog.add(call)
+        try:
+            began, done = time.perf_counter(), 0
+            while call.run_next():
+                done += 1
+                if done == 1:
+                    self._was_small = time.perf_counter() - began < SMALL_S
+            return done
+        finally:
+            self._watchdog.remove(call)
+
+    def _add_worker(self, call: Call) -> None:
+        self._worker((HOST, 0)).submit(call)
 
     def _worker(self, slot: Slot) -> Worker:
         """An idle worker of the slot, otherwise a new one."""

@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.devices import HOST, current_device, virtual
-from dpexp.parallel import DataParallel, parallel_apply
+from dpexp.parallel import DataParallel, parallel_apply, watchdog
+from dpexp.parallel.thread_pool import ThreadPool, cores
 
 
 class Call(nn.Module):
@@ -62,8 +63,42 @@ def test_every_replica_knows_its_device_and_number() -> None:
 
 
 def test_replicas_run_at_the_same_time() -> None:
-    barrier = threading.Barrier(4, timeout=1000)
-    apply(barrier.wait, count=4)
+    barrier = threading.Barrier(2, timeout=1000)
+    apply(barrier.wait, count=2)
+
+
+def test_replicas_that_wait_for_each_other_outnumber_the_cores_and_do_not_hang() -> None:
+    barrier = threading.Barrier(cores() + 2, timeout=1000)
+    for _ in range(2):
+        assert sorted(apply(barrier.wait, count=cores() + 2)) == list(range(cores() + 2))
+
+
+def test_nested_replicas_that_wait_for_each_other_do_not_hang() -> None:
+    barrier = threading.Barrier(4 * cores(), timeout=1000)
+
+    def inner() -> int:
+        return len(apply(barrier.wait, count=4))
+
+    assert apply(inner, count=cores()) == [4] * cores()
+
+
+def test_no_more_replicas_than_cores_compute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "PATIENCE_S", 1000)  # a busy machine stands still for longer than 0.1 s
+    pool = ThreadPool()
+    monkeypatch.setitem(parallel_apply.__globals__, "thread_pool", lambda: pool)
+    lock, computing, most = threading.Lock(), 0, 0
+
+    def forward() -> None:
+        nonlocal computing, most
+        with lock:
+            computing += 1
+            most = max(most, computing)
+        (torch.ones(64, 64) @ torch.ones(64, 64)).sum()
+        with lock:
+            computing -= 1
+
+    apply(forward, count=4 * cores())
+    assert 1 <= most <= cores()
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -129,28 +164,6 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         assert found == [4]
     finally:
         torch.set_num_threads(before)
-
-
-def test_intraop_threads_are_set_once_not_in_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call makes torch forget its compiled convolutions."""
-    before, calls = torch.get_num_threads(), []
-    set_num_threads = torch.set_num_threads
-
-    def counted(count: int) -> None:
-        calls.append(count)
-        set_num_threads(count)
-
-    try:
-        torch.set_num_threads(4)
-        apply(torch.get_num_threads, count=2)
-        monkeypatch.setattr(torch, "set_num_threads", counted)
-        for _ in range(3):
-            assert apply(torch.get_num_threads, count=2) == [2, 2]
-        assert calls == []
-        assert apply(torch.get_num_threads, count=3) == [1, 1, 1]
-        assert calls[-1] == torch.get_num_threads() == 4
-    finally:
-        set_num_threads(before)
 
 
 def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
@@ -241,10 +254,16 @@ def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
 
 
 def test_workers_are_reused_after_an_exception() -> None:
-    threads = set(apply(threading.get_ident))
+    barrier = threading.Barrier(2, timeout=1000)
+
+    def thread() -> int:
+        barrier.wait()
+        return threading.get_ident()
+
+    threads = set(apply(thread, count=2))
     with pytest.raises(ValueError, match="bad"):
-        apply(raise_in({0, 1, 2}, lambda: ValueError("bad")))
-    assert set(apply(threading.get_ident)) == threads
+        apply(raise_in({0, 1}, lambda: ValueError("bad")), count=2)
+    assert set(apply(thread, count=2)) == threads
 
 
 class OneTextError(Exception):
@@ -276,22 +295,17 @@ def test_an_exception_and_what_its_frames_hold_end_with_the_except_clause(error:
 
 
 def test_workers_are_reused_across_forwards_and_modules() -> None:
-    first = apply(lambda: threading.current_thread())
-    second = apply(lambda: threading.current_thread())
-    assert first == second
-    assert len(set(first)) == 3
-    assert threading.current_thread() not in first
-    assert all(thread.daemon for thread in first)
-    assert [thread.name for thread in first] == ["dpexp cpu:0", "dpexp cpu:1", "dpexp cpu:2"]
+    barrier = threading.Barrier(2, timeout=1000)
 
+    def thread() -> threading.Thread:
+        barrier.wait()
+        return threading.current_thread()
 
-def test_the_same_device_twice_has_two_workers() -> None:
-    device = torch.device("cpu", 0)
-    calls = [
-        parallel_apply([Call(threading.get_ident)] * 2, [(), ()], None, [device, device]) for _ in range(50)
-    ]
-    assert calls[0][0] != calls[0][1]
-    assert all(call == calls[0] for call in calls)  # each its own: gradients add up in the same order
+    first, second = apply(thread, count=2), apply(thread, count=2)
+    assert set(first) == set(second)
+    workers = set(first) - {threading.current_thread()}
+    assert workers
+    assert all(thread.daemon and thread.name == "dpexp cpu" for thread in workers)
 
 
 def test_no_modules_give_no_outputs() -> None:

@@ -1,0 +1,82 @@
+"""Watchdog: more workers for the queued tasks of a call that stands still."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
+
+Task = Callable[[], None]
+State = Callable[[], AbstractContextManager[object]]
+"""Enters in a worker what holds for all tasks of a call."""
+PATIENCE_S = 0.1
+
+
+class Call:
+    """The tasks that one call has queued, and what its workers need."""
+
+    number = 0
+
+    def __init__(self, state: State, finished: SimpleQueue[None] | None = None) -> None:
+        self.queued: deque[Task] = deque()
+        self.state = state
+        self.finished = SimpleQueue[None]() if finished is None else finished
+
+    def run_next(self) -> bool:
+        """Run the next task; False if none is queued."""
+        try:
+            task = self.queued.popleft()
+        except IndexError:
+            return False
+        task()
+        return True
+
+
+class Watchdog:
+    """A daemon thread that adds a worker to each call that begins no queued task for ``PATIENCE_S``.
+
+    While there are calls it looks ten times a second, otherwise it sleeps.
+    """
+
+    def __init__(self, add_worker: Callable[[Call], None]) -> None:
+        self._add_worker = add_worker
+        self._calls: list[Call] = []
+        self._count = 0
+        self._is_awake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, call: Call) -> None:
+        """Watch the call until ``remove``."""
+        self._count += 1
+        call.number = self._count
+        self._calls.append(call)
+        if not self._is_awake.is_set():
+            self._is_awake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dpexp watchdog", daemon=True)
+            self._thread.start()
+
+    def remove(self, call: Call) -> None:
+        self._calls.remove(call)
+
+    def _run(self) -> None:
+        queued: dict[int, int] = {}
+        while True:
+            self._is_awake.wait()
+            count = self._count
+            time.sleep(PATIENCE_S)
+            queued = self._help(queued)
+            if not self._calls and self._count == count:
+                self._is_awake.clear()
+                if self._calls:  # added after the look and before the clear
+                    self._is_awake.set()
+
+    def _help(self, before: dict[int, int]) -> dict[int, int]:
+        """Add a worker to each call with as many queued tasks as before. Returns how many each call has."""
+        queued = {}
+        for call in tuple(self._calls):
+            queued[call.number] = len(call.queued)
+            if 0 < queued[call.number] == before.get(call.number):
+                self._add_worker(call)
+        return queued
