@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import journals
+import needs
 import pytest
 import typer.main
 from command_lines import ROOT, script
@@ -58,13 +59,25 @@ def every_option() -> set[tuple[str, tuple[str, ...]]]:
 def words_of(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """The words of the texts in a file of tests, and the names that it gives values to."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    expected = {id(text) for node in nodes for text in expected_texts(node)}
+    texts = [node.value for node in nodes if is_text(node) and id(node) not in expected]  # type: ignore[attr-defined]
     keywords = {node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg}
     keys = {key.value for node in nodes if isinstance(node, ast.Dict) for key in node.keys if is_text(key)}  # type: ignore[union-attr]
     return frozenset(word for text in texts for word in text.split()), frozenset(keywords | keys)
 
 
-def is_text(node: ast.expr | None) -> bool:
+def expected_texts(node: ast.AST) -> Iterator[ast.AST]:
+    """The texts of a node with which an output is compared, as messages are, and docstrings."""
+    found: list[ast.expr | ast.stmt] = []
+    if isinstance(node, ast.Compare):
+        found = [node.left, *node.comparators]
+    elif isinstance(node, ast.Expr) or (isinstance(node, ast.keyword) and node.arg == "match"):
+        found = [node.value]
+    for each in found:
+        yield from ast.walk(each) if isinstance(each, ast.JoinedStr) else [each]
+
+
+def is_text(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
@@ -88,8 +101,11 @@ def test_every_option_is_used_by_a_test() -> None:
     assert {spellings for _, spellings in unused} <= {OF_ERRORS}, sorted(unused)
 
 
-def test_an_option_that_no_test_uses_is_found() -> None:
-    assert not is_used("sweep", ("--no-such-" + "option",), Path(__file__))
+def test_an_option_that_no_test_uses_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_ui.py"
+    path.write_text('assert "--port 5 is busy" in script("ui.py", "--host")\nraises(E, match="--port 7")\n')
+    assert is_used("ui", ("--host",), path)
+    assert not is_used("ui", ("--port",), path)
 
 
 # --- options that no other file uses -------------------------------------------------------------------
@@ -131,7 +147,7 @@ def test_show_is_short_and_full_on_request(dpexp_home: Path) -> None:
     assert len(full.splitlines()) > len(short.splitlines()) > 5
 
 
-@pytest.mark.skipif(_git("rev-parse", "HEAD").returncode != 0, reason="this folder is no git checkout")
+@needs.checkout
 def test_exact_runs_the_recorded_commit() -> None:
     own = dpexp.run(RunConfig("whole", virtual=2, steps=3, threads=1, track=False), quiet=True)
     parent = _git("rev-parse", "--verify", "--quiet", "HEAD~1").stdout.strip()

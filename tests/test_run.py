@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from command_lines import PATIENCE_S, script
 
@@ -288,8 +289,7 @@ def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(d
 def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_steps(
     dpexp_home: Path,
 ) -> None:
-    mount = f'mount -t tmpfs -o size=512k none "{dpexp_home}" && exec "$@"'
-    disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    disk = needs.disk(dpexp_home, "size=512k")
     words = ["single", "--devices", "cpu", "--no-track", "--steps", "10000000", "--json"]
     done = subprocess.run(
         [*disk, *RUN, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import yaml
 from command_lines import PATIENCE_S
@@ -263,12 +264,11 @@ ELSEWHERE = re.compile(
 
 
 def committed_files() -> list[Path]:
-    if not (ROOT / ".git").exists():
-        pytest.skip("no .git here, as in a ZIP of the repository: which files are committed is not known")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
+@needs.checkout
 def test_no_committed_file_names_a_registry_host_or_a_path_of_a_developers_machine() -> None:
     found = []
     for path in committed_files():

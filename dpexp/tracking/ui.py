@@ -28,6 +28,7 @@ OPEN_STORE = (
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+DEFAULT_EXPERIMENT = "0"  # which every store of MLflow has, used or not
 _NEWEST: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -42,8 +43,7 @@ def links(base: str) -> list[tuple[str, str]]:
     request = urllib.request.Request(url, json.dumps(_NEWEST).encode(), headers)
     with _WITHOUT_PROXY.open(request, timeout=10) as response:
         experiments = json.load(response).get("experiments", [])
-    used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"] or experiments
-    return [_link(base, experiment["name"], experiment["experiment_id"]) for experiment in used]
+    return _links(base, {experiment["experiment_id"]: experiment["name"] for experiment in experiments})
 
 
 def remote_links(store: Store) -> list[tuple[str, str]] | None:
@@ -51,11 +51,13 @@ def remote_links(store: Store) -> list[tuple[str, str]] | None:
     if not store.is_http:
         return None
     base, experiments = without_login(store.uri), store.client.search_experiments(**_NEWEST)
-    return [_link(base, experiment.name, experiment.experiment_id) for experiment in experiments]
+    return _links(base, {experiment.experiment_id: experiment.name for experiment in experiments})
 
 
-def _link(base: str, name: str, experiment_id: str) -> tuple[str, str]:
-    return name, f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+def _links(base: str, names: dict[str, str]) -> list[tuple[str, str]]:
+    """The links to experiments, whose names are given by id."""
+    used = [number for number in names if number != DEFAULT_EXPERIMENT] or names
+    return [(names[n], f"{base}/#/experiments/{n}/runs?workflowType=machine_learning") for n in used]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from command_lines import PATIENCE_S
-from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_step, wait, words
+from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, torchrun, until_step, wait, words
 from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError, RunConfig
@@ -96,6 +96,38 @@ def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_checkpoint(
     assert fold(next(dpexp_home.glob("runs/*/journal.jsonl"))).status == "killed"
     found = record(run(*words(tmp_path), "--devices", "2", "--resume", "last"))
     assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+
+
+HALTING = """
+import os, signal
+from pathlib import Path
+from dpexp.models.embeddings import EmbeddingLinear
+class Halting(EmbeddingLinear):
+    done, mark = 0, Path(__file__).with_name("killed")
+    def __init__(self):
+        super().__init__(rows=50, dim=4, out=3)
+    def forward(self, *inputs):
+        self.done += self.training
+        if self.done == 12 and os.environ["RANK"] == "1" and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(*inputs)
+"""
+
+
+def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_path: Path) -> None:
+    (tmp_path / "halting.py").write_text(HALTING)
+    where = ("--model", f"{tmp_path}/halting.py:Halting", "--shard-embedding", "--sparse", "--no-check")
+    steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "1", "--snapshot-every", "4", "--json")
+    words = ("hybrid", *where, *steps, "--optimizer", "rowwise_adagrad")
+    killed = torchrun(2, *words)
+    assert killed.returncode != 0
+    resumed = record(torchrun(2, *words, "--resume", "last"))
+    undisturbed = record(torchrun(2, *words))
+    assert resumed["run_id"] != undisturbed["run_id"]
+    assert len(resumed["steps"]["loss"]) == 20
+    assert resumed["steps"]["loss"] == undisturbed["steps"]["loss"]
+    assert resumed["digest"] == undisturbed["digest"]
 
 
 def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import journals
+import needs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -327,8 +328,7 @@ print(record.status, len(record.steps["loss"]) % 200, len(record.steps["loss"]) 
 
 
 def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path) -> None:
-    mount = f'mount -t tmpfs -o size=512k none "{dpexp_home}" && exec "$@"'
-    before = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    before = needs.disk(dpexp_home, "size=512k")
     output = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
     assert "No space left on device" in output[0]
     assert "lines are safe" in output[0]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import journals
+import needs
 import pytest
 from command_lines import PATIENCE_S
 from mlflow_reader import only_run
@@ -50,12 +51,9 @@ print(json.dumps([full, [call("reap"), call("sync", foreign)]]))
 
 def test_on_a_full_disk_reap_and_sync_say_so_and_lose_nothing(tmp_path: Path) -> None:
     home = tmp_path / "small"
-    home.mkdir()
     foreign = journals.complete(tmp_path / "foreign", "abroad")
     store = f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"
     (tmp_path / "store").mkdir()
-    mount = f'mount -t tmpfs -o size=3m none "{home}" && exec "$@"'
-    disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     environment = {
         "PATH": "/usr/bin:/bin",
         "DPEXP_HOME": str(home),
@@ -63,7 +61,7 @@ def test_on_a_full_disk_reap_and_sync_say_so_and_lose_nothing(tmp_path: Path) ->
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'helpers'}",
     }
     done = subprocess.run(
-        [*disk, sys.executable, "-c", COMMANDS, str(home), str(foreign)],
+        [*needs.disk(home, "size=3m"), sys.executable, "-c", COMMANDS, str(home), str(foreign)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from command_lines import script
 from forgeries import FORGERIES
@@ -159,6 +160,7 @@ def test_a_config_of_another_dpexp_names_what_is_unknown() -> None:
         reproduce(record)
 
 
+@needs.checkout
 def test_exact_checks_out_the_recorded_commit_and_removes_it_afterwards() -> None:
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True

@@ -52,6 +52,10 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
     assert line == f"dpexp: http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning\n"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as page:
         assert page.status == 200
+    as_remote = script("ui.py", MLFLOW_TRACKING_URI=f"http://me:hunter22@127.0.0.1:{port}")
+    assert (as_remote.returncode, as_remote.stdout) == (0, line), (
+        "of a remote server it prints the links only"
+    )
     children = descendants(process.pid)
     listening = [
         c.laddr for child in children for c in child.net_connections() if c.status == psutil.CONN_LISTEN

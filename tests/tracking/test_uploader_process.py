@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from command_lines import ROOT, script
 from mlflow_reader import everything, history, only_run
@@ -239,13 +240,6 @@ def test_a_mistyped_store_directory_is_not_created(dpexp_home: Path, tmp_path: P
     assert len(load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
 
 
-def mounted(folder: Path, options: str) -> tuple[str, ...]:
-    """A command prefix under which the folder is a file system of its own."""
-    folder.mkdir()
-    mount = f'mount -t tmpfs -o {options} none "{folder}" && exec "$@"'
-    return ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
-
-
 @pytest.mark.parametrize(
     ("options", "message"), [("ro", "is read-only for this user"), ("size=400k", "disk is full")]
 )
@@ -253,7 +247,7 @@ def test_a_read_only_or_full_store_is_named(
     dpexp_home: Path, tmp_path: Path, options: str, message: str
 ) -> None:
     folder = tmp_path / "fixed"
-    before = mounted(folder, options)
+    before = needs.disk(folder, options)
     driver = drive("finish", steps=20, before=before, MLFLOW_TRACKING_URI=f"sqlite:///{folder}/mlflow.db")
     delivery = driver.delivery()
     assert str(folder) in delivery["message"]
