@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +44,34 @@ def pytest_on(
 @pytest.mark.parametrize("name", LONG)
 def test_every_long_file_exists(name: str) -> None:
     assert list((ROOT / "tests").rglob(f"{name}.py"))
+
+
+def asserts_in(node: ast.AST) -> int:
+    return sum(isinstance(each, ast.Assert) for each in ast.walk(node))
+
+
+def loops_that_may_be_empty(source: str) -> list[str]:
+    """The tests whose only assertions are in a loop over files that it finds, of which there may be none."""
+    found = []
+    for test in ast.walk(ast.parse(source)):
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+            loops = [node for node in ast.walk(test) if isinstance(node, ast.For)]
+            over_files = [
+                node for node in loops if re.search(r"glob\(|iterdir\(|_of\(", ast.unparse(node.iter))
+            ]
+            found += [test.name for loop in over_files if asserts_in(loop) == asserts_in(test) > 0]
+    return found
+
+
+def test_no_test_passes_because_it_found_no_files() -> None:
+    found = {
+        path.name: loops_that_may_be_empty(path.read_text()) for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert len(found) > 80
+    assert {name: tests for name, tests in found.items() if tests} == {}
+    looped = "def test_a():\n    for path in folder.glob('*'):\n        assert path\n"
+    assert loops_that_may_be_empty(looped) == ["test_a"]
+    assert loops_that_may_be_empty(f"{looped}    assert list(folder.iterdir())\n") == []
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

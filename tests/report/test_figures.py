@@ -83,6 +83,7 @@ def drawn(record: Record) -> list[Figure]:
 def test_no_texts_overlap_and_none_is_cut_off(record: Record) -> None:
     for figure in drawn(record):
         boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
+        assert len(boxes) > 1
         for text, box in boxes:
             assert min(box.x0, box.y0) > -1, text
             assert max(box.x1 - figure.bbox.width, box.y1 - figure.bbox.height) < 1, text
@@ -349,6 +350,7 @@ def test_bars_of_one_lane_of_the_trace_do_not_overlap(pictures: dict[str, Path])
             lanes.setdefault((event["pid"], event["tid"]), []).append(
                 (event["ts"], event["ts"] + event["dur"])
             )
+    assert any(len(spans) > 1 for spans in lanes.values())
     for spans in lanes.values():
         for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
             assert end <= start + 0.02
