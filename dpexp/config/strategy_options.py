@@ -56,6 +56,11 @@ class RankOptions(StrategyOptions):
     )
     resume: str = control_option("", "Continue this run from its newest snapshot.", metavar="RUN")
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the state of a run is saved when it is asked for, or the run receives SIGTERM."""
+        return True
+
     def chunk_of(self, rank: int, world_size: int) -> tuple[int, int]:
         """(which chunk of a global batch a rank computes, into how many chunks the ranks split it)."""
         return rank, world_size
@@ -163,6 +168,28 @@ class HybridOptions(RankOptions):
         "What each rank holds of sharded embeddings: some rows, tables or columns; auto chooses by size.",
         choices=("auto", "row", "table", "column"),
     )
+    table_file: Annotated[str, SPEC] = control_option(
+        "",
+        "Keep the host's embeddings in files of this folder, mapped into memory: they may be larger than it.",
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        excluded = {
+            "--shard-embedding": self.shard_embedding,
+            "--snapshot-every": self.snapshot_every is not None,
+            "--resume": bool(self.resume),
+        }
+        for flag in (flag for flag, given in excluded.items() if self.table_file and given):
+            raise ConfigError(
+                f"--table-file {self.table_file} keeps tables out of memory, and {flag} copies them: "
+                "give one of the two"
+            )
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return not self.table_file
 
 
 @dataclass(frozen=True)

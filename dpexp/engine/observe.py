@@ -16,6 +16,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.record import Row
 from dpexp.strategies.base import Placed
+from dpexp.strategies.mapped_tables import is_mapped
 from dpexp.strategies.wrappers import Part, Wrapper, parts
 
 EPOCH_LIMIT = 16
@@ -154,6 +155,7 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device_of(part, tensor)),
         "replicas": [devices.label(device) for device in part.replica_devices[1:]],
+        **({"mapped": True} if is_mapped(tensor) else {}),
     }
 
 

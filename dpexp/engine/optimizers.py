@@ -21,6 +21,7 @@ from dpexp.config.errors import describe
 from dpexp.config.spec import Spec
 from dpexp.engine.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
 from dpexp.strategies.base import GradientSync, Placed
+from dpexp.strategies.mapped_tables import is_mapped
 from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.wrappers import named_parameters
 
@@ -140,16 +141,31 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
         _try(_variant(parsed), config, torch.zeros(2, 2), where)
     if names:
         try:
-            _try(_variant(parsed) if parsed.name else parsed, config, torch.ones(2, 2).to_sparse(1), where)
+            made = _variant(parsed) if parsed.name else parsed
+            kept = _try(made, config, torch.ones(2, 2).to_sparse(1), where)
         except ConfigError as error:
             raise ConfigError(
                 f"{where} cannot take the sparse gradients of {', '.join(names)} "
                 f"({str(error).removeprefix(where + ': ')}): use {', '.join(FOR_SPARSE)}, or dense gradients"
             ) from error
+        if any(is_mapped(parameter) for parameter in model.parameters()) and _is_as_large(kept):
+            raise ConfigError(
+                f"{where} keeps as many numbers in memory as {', '.join(names)} has in a file: "
+                "use rowwise_adagrad or sgd"
+            )
 
 
-def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) -> None:
-    """A step of the optimizer with this gradient."""
+def _is_as_large(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether something that the optimizer keeps has as many numbers as its parameter."""
+    return any(
+        isinstance(value, torch.Tensor) and value.numel() >= parameter.numel()
+        for parameter, state in optimizer.state.items()
+        for value in state.values()
+    )
+
+
+def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) -> torch.optim.Optimizer:
+    """The optimizer after a step with this gradient."""
     parameter = nn.Parameter(torch.ones(2, 2))
     parameter.grad = gradient
     (optimizer,) = _made(parsed, [parameter], config.lr)
@@ -157,6 +173,7 @@ def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) ->
         optimizer.step()
     except Exception as error:
         raise ConfigError(f"{where}: {describe(error)}") from error
+    return optimizer
 
 
 def _check_shapes(parsed: Spec, config: RunConfig, model: nn.Module) -> None:

@@ -112,7 +112,9 @@ def prepare(
     seed_globals(config.seed)
     source = data.source(config.data, config.loss, config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
-    model = models.build(config.model, source.features)
+    strategy = STRATEGIES[config.strategy](config, group)
+    with strategy.building():
+        model = models.build(config.model, source.features)
     if group.members and not any(device.type == "cuda" for device in selection.used):
         on_host_ranks(model)
     check_not_wrapped(model)
@@ -120,7 +122,6 @@ def prepare(
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
     _check_accumulation(config, dataset.objective.reduction)
-    strategy = STRATEGIES[config.strategy](config, group)
     _check_compile(config, strategy)
     strategy.prepare(model, selection.used)
     check_model(model, config)
@@ -205,7 +206,8 @@ def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
         if state is None:
             raise ConfigError(f"--resume {run_id}: {checkpoints.folder} has no checkpoint that can be read")
         check_same_computation(state["config"], prepared.config, run_id)
-    return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=checkpoints)
+    kept = checkpoints if options.has_checkpoints else None
+    return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=kept)
 
 
 def _agreed_run_id(group: ProcessGroup) -> str:

@@ -9,18 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import torch
+from torch import nn
 
-from dpexp.config import RunConfig
+from dpexp.config import ConfigError, RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.compare import difference
 from dpexp.engine.equivalence import TOLERANCE, Equivalence, Result, on_host
 from dpexp.engine.gathered_outputs import gathered_outputs
 from dpexp.engine.optimizers import RunOptimizer
 from dpexp.engine.prepare import Prepared
-from dpexp.engine.touched_rows import UnknownIdError, with_touched_rows
+from dpexp.engine.touched_rows import LARGE, UnknownIdError, with_touched_rows
 from dpexp.engine.training import Step, Training
 from dpexp.record import Row
 from dpexp.strategies import Placed, Strategy
+from dpexp.strategies.mapped_tables import is_mapped
 from dpexp.timing import Timer
 
 
@@ -98,6 +100,7 @@ def _equivalence(
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     if not (in_full or prepared.strategy.needs.full_tables):
         model, notes = with_touched_rows(model, compared)
+    _check_not_mapped(model)
     plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
     equivalence = Equivalence(
         model,
@@ -109,6 +112,17 @@ def _equivalence(
         dtype,
     )
     return equivalence, notes
+
+
+def _check_not_mapped(model: nn.Module) -> None:
+    """Raises ConfigError for a large table in a file, of which verification would make copies in memory."""
+    named = model.named_parameters()
+    names = [name for name, tensor in named if is_mapped(tensor) and tensor.numel() >= LARGE]
+    if names:
+        raise ConfigError(
+            f"--table-file: verification would copy {', '.join(names)} to memory, because the model uses it "
+            "otherwise than by lookups, or three batches use half of its rows: --no-check runs it unverified"
+        )
 
 
 def batches(prepared: Prepared) -> list[Batch]:

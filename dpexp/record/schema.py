@@ -46,6 +46,7 @@ _PARAMETER: Kind = {
     "shape": [INT],
     "bytes": INT,
     "replicas": [TEXT],
+    "mapped?": FLAG,
 }
 _CALL: Kind = {
     "batch": INT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
@@ -107,6 +108,10 @@ class Strategy(ABC):
         if self.config.compile:
             module.compile()
         return module
+
+    def building(self) -> AbstractContextManager[object]:
+        """The context in which the model is built."""
+        return nullcontext()
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""

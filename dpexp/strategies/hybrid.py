@@ -16,7 +16,10 @@ the tables on its host, their gradients all-reduced; with ``--shard-embedding`` 
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import ddp_module
 from dpexp.strategies.embedding_tables import TableSync, replaced, shards_of
 from dpexp.strategies.hooks import check_no_hooks
+from dpexp.strategies.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
 from dpexp.strategies.table_shards import Table, check_shardable, plan_shards
@@ -55,6 +59,7 @@ class Hybrid(Replicating):
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
         self._check_sharding()
+        host_tables = []
         if devices:
             check_not_tied(model, hosts, "--host")
         for name in hosts:
@@ -68,6 +73,17 @@ class Hybrid(Replicating):
                 raise ConfigError(f"--sparse: host module '{name}' ({kind}) has no embedding; use --dense")
             for table in tables:
                 table.sparse = options.sparse
+            host_tables += tables
+        if options.table_file:
+            check_table_file(self.config, self.group, host_tables)
+            self._mapped.settle(model, host_tables)
+
+    def building(self) -> AbstractContextManager[object]:
+        return self._mapped if self.options.table_file else nullcontext()
+
+    @cached_property
+    def _mapped(self) -> MappedTables:
+        return MappedTables(Path(self.options.table_file).expanduser())
 
     @property
     def _is_rowwise(self) -> bool:

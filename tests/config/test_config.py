@@ -64,6 +64,7 @@ def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_t
         *("devices", "virtual", "output_device", "threads", "backend", "comm", "comm_timeout", "nnodes"),
         *(
             "rdzv_endpoint",
+            "table_file",
             "join_timeout",
             "max_restarts",
             "snapshot_every",
