@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
-MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
+MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_checkpoint",

@@ -61,10 +61,9 @@ def readme_commands() -> list[str]:
 
 
 def direct_requirements() -> list[Requirement]:
-    """What pyproject requires for running and for developing."""
-    return [
-        Requirement(text) for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
-    ]
+    """What pyproject requires for running, on Slurm as well, and for developing."""
+    extras = PROJECT["optional-dependencies"]
+    return [*map(Requirement, [*PROJECT["dependencies"], *extras["slurm"], *extras["dev"]])]
 
 
 # --- the places agree ----------------------------------------------------------------------------
@@ -158,7 +157,8 @@ def imported_distributions(*folders: str) -> dict[str, set[str]]:
 
 
 def test_package_and_scripts_import_only_declared_dependencies() -> None:
-    declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    extra = PROJECT["optional-dependencies"]["slurm"]
+    declared = {canonicalize_name(Requirement(text).name) for text in [*PROJECT["dependencies"], *extra]}
     imported = imported_distributions("dpexp", "scripts")
     assert {"torch", "mlflow", "typer"} <= imported.keys()
     assert [name for name, owners in imported.items() if not owners & declared] == []

@@ -23,7 +23,7 @@ OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""
 
 
-def parse(words: Sequence[str], own: Sequence[str], repeats: int) -> Grid:
+def parse(words: Sequence[str], own: Sequence[str], repeats: int, *, planned: bool = False) -> Grid:
     """The grid of a command line; ``own`` are the options of the command ``sweep``. Raises ConfigError."""
     strategies, values = _split(words, own)
     if not strategies:
@@ -40,7 +40,7 @@ def parse(words: Sequence[str], own: Sequence[str], repeats: int) -> Grid:
             raise _unknown(next(iter(found))[0], [*known, *own], f"{' '.join(axes)}: ")
     if len(values.get("experiment", ())) > 1:
         raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
-    return grid(axes, _config, repeats)
+    return grid(axes, _config, repeats, planned=planned)
 
 
 def _split(

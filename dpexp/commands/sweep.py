@@ -15,7 +15,7 @@ from dpexp.config.process import command
 
 if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment, PlannedRun
-    from dpexp.study.sweep import CompletedRun, Sweep
+    from dpexp.study.sweep import CompletedRun, Sweep, Way
 
 app = cli.app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -58,6 +58,24 @@ UntilDecided = Annotated[
         "are wider, because each round looks at them.",
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        help="slurm: each round is a job of Slurm, through submitit; DPEXP_HOME must lie on a disk that the "
+        "nodes share. Default: the runs are made here.",
+        metavar="slurm",
+    ),
+]
+Slurm = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        help="A parameter of submitit's jobs, as partition=gpu, time=120 (minutes) or gpus_per_node=2; "
+        "repeat the option for several.",
+        metavar="NAME=VALUE",
+    ),
+]
 Limit = Annotated[
     int, typer.Option("--limit", help="Most rounds with --until-decided.", metavar="INTEGER", min=2)
 ]
@@ -76,6 +94,8 @@ def sweep(
     order_seed: Order = 0,
     until_decided: UntilDecided = False,
     limit: Limit = 15,
+    on: On = None,
+    slurm: Slurm = None,
 ) -> None:
     """Run each cell once in each round, in random order, each run in a new process.
 
@@ -87,13 +107,16 @@ def sweep(
     from dpexp.study.grid import Grid
 
     cli.check_environment()
-    experiment = _experiment(
-        words, repeat, [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
-    )
+    own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
+    experiment = _experiment(words, repeat, own, elsewhere=on is not None)
     is_grid = isinstance(experiment, Grid)
     if is_grid and (publish or until_decided):
         raise ConfigError(
             "--publish and --until-decided are for an experiment, which has a folder and claims"
+        )
+    if until_decided and on:
+        raise ConfigError(
+            "--on: the rounds of --until-decided follow one another: give a number with --repeat"
         )
     current = _sweep(experiment, resume, limit if until_decided else None)
     planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
@@ -101,9 +124,9 @@ def sweep(
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    failed = _run(current, missing)
+    failed = _run(current, missing, _way(current, on, slurm or []))
     comparison = _comparison(current)
-    if track and missing:
+    if track:
         _deliver(current)
     typer.echo(comparison if is_grid else _verdicts(experiment, current))
     if current.limit is not None:
@@ -113,7 +136,7 @@ def sweep(
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
 
 
-def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experiment:
+def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
     """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
     from dpexp.commands import grid
     from dpexp.study import experiment as experiments
@@ -124,7 +147,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experim
             hint = "the config.py of an experiment has its options and repeats"
             raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], own)}")
         return experiments.load(folder)
-    parsed = grid.parse(words, own, repeat or 5)
+    parsed = grid.parse(words, own, repeat or 5, planned=elsewhere)
     for reason in parsed.left_out:
         typer.echo(f"left out: {reason}", err=True)
     return parsed
@@ -154,7 +177,21 @@ def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None
         typer.echo(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
 
 
-def _run(current: Sweep, missing: list[PlannedRun]) -> int:
+def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
+    """How the runs are made; nothing is submitted yet."""
+    if on is None:
+        if options:
+            raise ConfigError("--slurm: give --on slurm as well")
+        return None
+    if on != "slurm":
+        raise ConfigError(f"--on {on}: only slurm is known; without --on the runs are made here")
+    from dpexp.study.jobs import in_jobs, slurm
+
+    executor = slurm(current.folder, options)
+    return lambda sweep, planned: in_jobs(sweep, planned, executor)
+
+
+def _run(current: Sweep, missing: list[PlannedRun], way: Way | None) -> int:
     """Run the missing runs, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
@@ -168,7 +205,7 @@ def _run(current: Sweep, missing: list[PlannedRun]) -> int:
             bar.update()
 
         if missing:
-            current.run(missing, report)
+            current.run(missing, report, way)
     return failed
 
 

@@ -210,7 +210,7 @@ class Experiment:
         if isinstance(run, Program):
             return []
         wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
-        keys = (wanted.keys() | recorded.keys()) - set(options_with_role("label"))
+        keys = (wanted.keys() | recorded.keys()) - {*options_with_role("label"), "resume"}
         return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
     def cells_matching(self, pattern: str) -> list[str]:

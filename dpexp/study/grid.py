@@ -65,8 +65,10 @@ class Combination:
         return "-".join([self.strategy, *slugs])[:_MAX_CELL]
 
 
-def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
+def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int, *, planned: bool = False) -> Grid:
     """The grid of these strategies, with the options of each. Every combination is built, and none runs.
+
+    ``planned`` admits accelerators that this machine does not have: the runs are made elsewhere.
 
     Raises ConfigError for a value that every combination with it refuses.
     """
@@ -80,7 +82,7 @@ def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
     refused: list[tuple[Combination, str]] = []
     for combination in combinations:
         try:
-            configs.append(_checked(config_of(combination.strategy, combination.words)))
+            configs.append(_checked(config_of(combination.strategy, combination.words), planned))
             accepted.append(combination)
         except ConfigError as error:
             refused.append((combination, str(error)))
@@ -99,13 +101,13 @@ def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
     return Grid(Path(), question, runs, (), "", (), bars, repeats, name, tuple(left_out))
 
 
-def _checked(config: RunConfig) -> RunConfig:
-    """The config of a run that could start here. Raises ConfigError."""
+def _checked(config: RunConfig, planned: bool) -> RunConfig:
+    """The config of a run that could start. Raises ConfigError."""
     from dpexp.engine.prepare import prepare
     from dpexp.engine.printed_text import on_stderr
 
     with startup_errors(), on_stderr():
-        prepare(config).release()
+        prepare(config, planned=planned).release()
     return config
 
 

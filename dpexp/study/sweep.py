@@ -21,12 +21,12 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config import ConfigError, RunConfig, home, names
+from dpexp.config import ConfigError, RankOptions, RunConfig, home, names
 from dpexp.engine.environment import environment
 from dpexp.record import (
     RECORD,
@@ -95,6 +95,10 @@ def plan_runs(
     return planned
 
 
+Way = Callable[["Sweep", list[PlannedRun]], Generator[CompletedRun]]
+"""How the runs of a sweep are made: yields each that has ended."""
+
+
 class Sweep:
     """A sweep of one experiment; ``folder`` is that of its run, ``records`` holds its runs' Records.
 
@@ -144,24 +148,32 @@ class Sweep:
             raise ConfigError(f"cell '{planned.cell}': {files[0]}; or sweep without --resume")
         return record.status == "finished"
 
-    def run(self, planned: list[PlannedRun], report: Callable[[CompletedRun], None]) -> list[CompletedRun]:
-        """Run one after the other, report each, and close the sweep's journal however the sweep ends."""
+    def run(
+        self, planned: list[PlannedRun], report: Callable[[CompletedRun], None], way: Way | None = None
+    ) -> list[CompletedRun]:
+        """Run one after the other, or another ``way``, and report each.
+
+        The sweep's journal is closed however the sweep ends.
+        """
         completed: list[CompletedRun] = []
-        with self._journal() as journal:
+        with self._journal() as journal, closing((way or Sweep.one_by_one)(self, planned)) as results:
             self.records.mkdir(exist_ok=True)
-            for run in planned:
-                if self._is_over(run):
-                    break
-                result = self._run(run)
+            for result in results:
                 completed.append(result)
                 done = sum(run.finished for run in completed)
                 journal.set({"summary.done": done, "summary.failed": len(completed) - done})
-                journal.set(
-                    {f"summary.wall_s.{run.name}": round(result.wall_s, 3), "summary.rounds": self.rounds}
-                )
+                wall_s = {f"summary.wall_s.{result.planned.name}": round(result.wall_s, 3)}
+                journal.set(wall_s | {"summary.rounds": self.rounds})
                 journal.flush()
                 report(result)
         return completed
+
+    def one_by_one(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
+        """Run one after the other, each in a child process."""
+        for run in planned:
+            if self._is_over(run):
+                return
+            yield self._run(run)
 
     def _is_over(self, run: PlannedRun) -> bool:
         """Whether this run would begin a round although the rounds so far have decided the claims."""
@@ -221,8 +233,20 @@ class Sweep:
         run, environ = self.experiment.runs[planned.cell], {PARENT: self.folder.name}
         if isinstance(run, RunConfig):
             config = replace(run, experiment=self.experiment.name, run_name=planned.name)
-            return run_in_child(config.to_dict(), environ)
+            return run_in_child(self._resumed(config).to_dict(), environ)
         return run_command([sys.executable, str(self.experiment.folder / run.file), *run.arguments], environ)
+
+    def _resumed(self, config: RunConfig) -> RunConfig:
+        """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
+        if not isinstance(config.options, RankOptions):
+            return config
+        for snapshots in folders(home() / "snapshots"):
+            with suppress(JournalError):
+                record = load(self.folder.parent / snapshots.name)
+                is_it = (record.parent, record.name) == (self.folder.name, config.run_name)
+                if is_it and record.status in ("killed", "running"):
+                    return replace(config, options=replace(config.options, resume=record.run_id))
+        return config
 
     def _recorded_since(self, started: float, planned: PlannedRun) -> Record | None:
         """The Record of a run that died before it could print it, read from its folder."""

@@ -72,6 +72,17 @@ def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() ->
     assert left_out.startswith("single --virtual 2: --virtual gives 2 devices and single uses one")
 
 
+def test_a_grid_that_runs_elsewhere_may_name_accelerators_that_this_machine_lacks() -> None:
+    words = ["single", "whole", "--devices", "cuda:0", "--devices", "cuda:62,cuda:63"]
+    with pytest.raises(ConfigError):
+        grid(*words)
+    assert [*parse(words, (), repeats=3, planned=True).runs] == [
+        "single-devices_cuda_0",
+        "whole-devices_cuda_0",
+        "whole-devices_cuda_62_cuda_63",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -22,7 +22,7 @@ SHARED = frozenset((b"config", b"files", b"environment", b"devices"))
 """Keys whose values many runs share."""
 SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
 """Numbers that JSON lacks: a file that contains one is read completely."""
-FILING = options_with_role("delivery", "label") | {"seed"}
+FILING = options_with_role("delivery", "label") | {"seed", "resume"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
 GroupKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 """(execution, machine, work): what must be equal for two runs to be ranked against each other."""

@@ -1,0 +1,48 @@
+"""A small experiment whose cells are programs, for tests of sweeps: a run costs half a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpexp.study.experiment import Experiment, load
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+from dpexp.config import RunConfig
+from dpexp.study.experiment import Bars, Program
+QUESTION = "Does it?"
+RUNS = {
+    "quick": Program("program.py", ("quick",)),
+    "slow": Program("program.py", ("slow",)),
+    "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),
+}
+CLAIMS, ANSWER, COLUMNS, FIGURE, REPEATS = [], "Yes.", ("step_ms",), Bars("", "step_ms", {}), 2
+"""
+PROGRAM = """
+import os, pathlib, signal, sys, time
+sys.path.insert(0, %r)
+from dpexp.record import Record, new_run_id
+here, name = pathlib.Path(__file__).parent, sys.argv[1]
+with open(here / "started", "a") as file:
+    file.write(name + chr(10))
+while name == "slow" and not (here / "mended").exists():
+    time.sleep(0.05)
+record = Record(run_id=new_run_id(), name=name, status="finished", parent=os.environ["DPEXP_PARENT"])
+record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
+record.summarize()
+print(record.to_json())
+"""
+
+
+def experiment(folder: Path) -> Experiment:
+    """Cells ``quick`` and ``slow``, which waits for the file «mended», in two rounds, and ``single``."""
+    folder.mkdir()
+    (folder / "config.py").write_text(CONFIG)
+    (folder / "program.py").write_text(PROGRAM % str(ROOT))
+    return load(folder)
+
+
+def started(of: Experiment) -> list[str]:
+    """The cells of the programs that have started, in their order."""
+    path = of.folder / "started"
+    return path.read_text().split() if path.is_file() else []
