@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -155,7 +155,7 @@ def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Predictio
     with mode, devices.prediction():
         placed = portable.place(fake, virtual, Timer())
         try:
-            shapes = observe(placed, fake_batches)
+            shapes = observe(placed, fake_batches, gradients=not config.eval)
         except _NEEDS_VALUES:
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
@@ -165,8 +165,18 @@ def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Predictio
             raise PlacementError(message) from error
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
-        shapes = observe(placed, batches)
+        shapes = observe(placed, batches, gradients=not config.eval)
     return _renamed(placed, shapes, names, note)
+
+
+def _renamed_call(row: Row, name: Callable[[str], str]) -> Row:
+    """A row of shapes with the names of other devices, of those that a transfer moves from, too."""
+    moved: Row = {
+        key: {name(device): count for device, count in row[key].items()}
+        for key in ("moved", "moved_back")
+        if key in row
+    }
+    return {**row, "device": name(row["device"]), **moved}
 
 
 def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:
@@ -177,7 +187,7 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
 
     wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
     return Prediction(
-        [{**row, "device": name(row["device"])} for row in shapes],
+        [_renamed_call(row, name) for row in shapes],
         [
             {**row, "device": name(row["device"]), "replicas": [*map(name, row["replicas"])]}
             for row in device_map(placed)

@@ -57,6 +57,7 @@ def _execute(
     measurement.resume()
     measurement.time_steps()
     measurement.record_digests()
+    measurement.count_collectives()
     measurement.time_phases()
     measurement.profile()
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from dpexp import devices, tensors
-from dpexp.config import RankOptions
+from dpexp.config import CustomOptions, RankOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed import SignalHandler
+from dpexp.engine.collectives import CountCollectives
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
@@ -229,6 +230,16 @@ class Measurement:
         rows = self.observations.device_map(self.trainer.optimizers)
         if any(row["kind"] == "optimizer" for row in rows):
             self.journal.set(device_map=pack(rows))
+
+    def count_collectives(self) -> None:
+        """Count what the ranks of a user's layout send in a further step; of others a report knows it."""
+        if not (self._group.members and isinstance(self._config.options, CustomOptions)):
+            return
+        with CountCollectives() as count:
+            self.trainer.step(next(self._prepared.local_batches(0)))
+        by_rank = self._group.all_gather(count.rows())
+        rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
+        self.journal.set({"summary.collectives": rows})
 
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""

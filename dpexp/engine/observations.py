@@ -95,7 +95,10 @@ class Observations:
                 counts[number] = batch.rows
                 yield batch.inputs
 
-        rows = observe(self._placed, inputs(), numbers)
+        config = self._prepared.config
+        gradients = not (config.eval or self._names)
+        with devices.autocast(self._placed.output_device, config.autocast):
+            rows = observe(self._placed, inputs(), numbers, gradients=gradients)
         return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:

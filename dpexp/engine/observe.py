@@ -17,7 +17,8 @@ from dpexp import devices, tensors
 from dpexp.record import Row
 from dpexp.strategies.base import Placed
 from dpexp.strategies.mapped_tables import is_mapped
-from dpexp.strategies.wrappers import Part, Wrapper, parts
+from dpexp.strategies.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
 
 EPOCH_LIMIT = 16
 """Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
@@ -62,8 +63,40 @@ class ShapeLog:
             "device": devices.label(device),
             "inputs": tensors.shapes((args, kwargs)),
             "outputs": tensors.shapes(outputs),
+            **_communication(part, replica, module, (args, kwargs), outputs),
         }
         self.rows.append(((self.batch, replica is not None, order, replica or 0), row))
+
+
+def _communication(part: Part, replica: int | None, module: nn.Module, inputs: Any, outputs: Any) -> Row:
+    """The keys of a row from which a report computes what is moved, where the shapes do not tell.
+
+    ``bytes`` of a replica's inputs and outputs, and of those that require a gradient; ``moved`` by a transfer
+    from each device, and ``moved_back`` as gradients; ``looked_up``: the rows in a sparse gradient;
+    ``asked``: how many ids a sharded table sends to each rank.
+    """
+    if isinstance(module, Transfer):
+        return module.moved(inputs)
+    wrapper = part.wrappers[-1] if part.wrappers else None
+    if (
+        replica is not None
+        and wrapper is not None
+        and wrapper.replica_devices
+        and wrapper.module is part.module
+    ):
+        counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
+        gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
+        return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
+    if isinstance(module, ShardedEmbedding):
+        return {"asked": module.asked(torch.unique(next(tensors.walk(inputs)))).tolist()}
+    if isinstance(module, nn.Embedding) and module.sparse and torch.distributed.is_initialized():
+        return {"looked_up": sum(len(set(ids.flatten().tolist())) for ids in tensors.walk(inputs))}
+    return {}
+
+
+def _bytes(value: Any, requires_grad: bool = False) -> int:
+    found = (tensor for tensor in tensors.walk(value) if tensor.requires_grad or not requires_grad)
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
 
 def observed(batches: int) -> list[int]:
@@ -72,15 +105,21 @@ def observed(batches: int) -> list[int]:
 
 
 def observe(
-    placed: Placed, batches: Iterable[tuple[Any, ...]], numbers: Sequence[int] | None = None
+    placed: Placed,
+    batches: Iterable[tuple[Any, ...]],
+    numbers: Sequence[int] | None = None,
+    *,
+    gradients: bool = False,
 ) -> list[Row]:
     """``shapes`` rows of batches, which are the model's positional arguments.
 
-    ``numbers`` are their numbers in the epoch: by default 0, 1, ….
+    ``numbers`` are their numbers in the epoch: by default 0, 1, …. With ``gradients`` the rows of replicas
+    and transfers say which bytes require one; modules of ranks would wait for their backward then.
     """
     log = ShapeLog(placed)
     module = placed.module
-    with preserved(module, placed.devices), torch.no_grad(), _eager(module), log.hooks():
+    grad = torch.set_grad_enabled(gradients)
+    with preserved(module, placed.devices), grad, _eager(module), log.hooks():
         for inputs, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
             module(*devices.move(inputs, placed.input_device))
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
@@ -121,6 +160,9 @@ def device_map(placed: Placed) -> list[Row]:
         for name, parameter in part.module.named_parameters(recurse=False):
             full_shape = placed.gradient_sync.full_shapes.get(f"{part.name}.{name}".lstrip("."))
             row = _device_map_row(part, "parameter", name, parameter)
+            row |= {} if parameter.requires_grad else {"frozen": True}
+            unit = placed.gradient_sync.units.get(f"{part.name}.{name}".lstrip("."))
+            row |= {} if unit is None else {"unit": unit}
             rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
         for name, buffer in part.module.named_buffers(recurse=False):
             rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))

@@ -47,6 +47,11 @@ _PARAMETER: Kind = {
     "bytes": INT,
     "replicas": [TEXT],
     "mapped?": FLAG,
+    "frozen?": FLAG,
+    "rank?": INT,
+    "local_shape?": [INT],
+    "placement?": TEXT,
+    "unit?": TEXT,
 }
 _CALL: Kind = {
     "batch": INT,
@@ -56,6 +61,9 @@ _CALL: Kind = {
     "device": TEXT,
     "inputs": [[INT]],
     "outputs": [[INT]],
+    **{f"{key}?": {"*": INT} for key in ("bytes", "moved", "moved_back")},
+    "looked_up?": INT,
+    "asked?": [INT],
 }
 _SPAN: Kind = {
     "step": INT,
@@ -116,6 +124,7 @@ RECORD: Kind = {
     "work": _WORK,
     "verification": _VERIFICATION,
     "digest": {"*": MAYBE_TEXT},
+    "summary": {"collectives?": [{"rank": INT, "what": TEXT, "backward": FLAG, "bytes": INT}]},
     "damage": [TEXT],
 }
 _ERROR: Kind = {"type?": TEXT, "message?": TEXT, "traceback?": MAYBE_TEXT}

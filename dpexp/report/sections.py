@@ -16,7 +16,7 @@ from dpexp.config.process import command as command_of
 from dpexp.live import live_options
 from dpexp.record import Record, Row
 from dpexp.report import units, verdict
-from dpexp.report.analysis import layout, work
+from dpexp.report.analysis import communication, layout, work
 from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
@@ -151,12 +151,7 @@ def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
 def device_map(record: Record) -> Section | None:
     if not record.device_map:
         return None
-    moved = Counter[str]()
-    for move in layout.moves(record):
-        moved[move.what] += move.bytes
-    lines = []
-    if moved:
-        lines.append("a step moves " + ", ".join(f"{units.size(n)} by {what}" for what, n in moved.items()))
+    lines = _moved(record)
     if "cpu" in record.memory:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
     mapped = [row for row in record.device_map if row.get("mapped")]
@@ -171,7 +166,9 @@ def device_map(record: Record) -> Section | None:
     has_state = bool(layout.optimizer_rows(record))
     for place in layout.places(record):
         more = (*([units.size(place.optimizer)] * has_state), *([peaks.get(place.device, "-")] * bool(peaks)))
-        devices.setdefault((_modules(place), units.size(place.bytes), *more), []).append(place.device)
+        full = place.full.total() + place.copies.total()
+        size = units.size(full) if full == place.bytes else units.part(place.bytes, full)
+        devices.setdefault((_modules(place), size, *more), []).append(place.device)
     rows = [
         (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *more)
         for (modules, size, *more), names in devices.items()
@@ -190,10 +187,39 @@ def _work(record: Record) -> Section | None:
     return Section("Memory and work of a step", tuple(work.lines(record)), table=table)
 
 
+def _moved(record: Record) -> list[str]:
+    """What a step moves between devices, forward and backward, a line each."""
+    moved: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
+    for move in communication.moves(record):
+        moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
+    return [
+        f"{way} moves {units.size(found.total())}: "
+        + ", ".join(f"{units.size(count)} by {what}" for what, count in found.items())
+        for way, found in moved.items()
+        if found
+    ]
+
+
 def _modules(place: layout.DeviceContents) -> str:
     """The modules of a device, as ``fc``, ``a copy of layers.0-11.linear1`` or ``12 modules``."""
-    own, copies = map(_alike, (place.own, place.copies))
-    return ", ".join([*own, *(["a copy of " + ", ".join(copies)] if copies else [])]) or "-"
+    whole = {name: count for name, count in place.own.items() if count == place.full[name]}
+    own, copies = map(_alike, (whole, place.copies))
+    parts = ["; ".join([*_shards(place), *([", ".join(own)] if own else [])])]
+    return ", ".join(filter(None, [*parts, *(["a copy of " + ", ".join(copies)] if copies else [])])) or "-"
+
+
+def _shards(place: layout.DeviceContents) -> list[str]:
+    """``a quarter of block1, 265 of 1,060 B`` for each module of which the device has a shard."""
+    sizes = {
+        name: (count, place.full[name]) for name, count in place.own.items() if count != place.full[name]
+    }
+    found = merged(sizes.items())
+    if len(found) <= 4:
+        return [
+            f"{units.fraction(*size)} of {name or '(model)'}, {units.part(*size)}" for name, size in found
+        ]
+    count, full = (sum(size[index] for size in sizes.values()) for index in (0, 1))
+    return [f"{units.fraction(count, full)} of {len(sizes)} modules"]
 
 
 def _alike(modules: Mapping[str, int]) -> list[str]:

@@ -35,6 +35,25 @@ def flop(count: float) -> str:
     return f"{count:,.3g} PFLOP"
 
 
+def part(count: float, full: float) -> str:
+    """Bytes of a shard and of the full tensor in one unit: ``265 of 1,060 B``, ``3.1 of 12.4 MB``."""
+    if full < 10_000:
+        return f"{count:,.0f} of {full:,.0f} B"
+    for unit in ("kB", "MB"):
+        count, full = count / 1000, full / 1000
+        if full < 1000:
+            return f"{count:.3g} of {full:.3g} {unit}"
+    return f"{count / 1000:.3g} of {full / 1000:,.3g} GB"
+
+
+def fraction(count: int, full: int) -> str:
+    """``half``, ``a quarter``, ``1/8``, ``35%``; ``nothing`` for 0."""
+    if count == 0 or full % count:
+        return percent(count / full) if count else "nothing"
+    words = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
+    return words.get(full // count, f"1/{full // count}")
+
+
 def percent(share: float) -> str:
     """A share as ``7.5%`` below 10% and ``42%`` above."""
     return f"{100 * share:.1f}%" if 0 < share < 0.0995 else f"{100 * share:.0f}%"

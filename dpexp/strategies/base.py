@@ -26,10 +26,12 @@ class GradientSync:
     """How gradients and parameters of the ranks are combined: here of one process, which has them all.
 
     Its methods may communicate: every rank must call them in the same order. ``full_shapes`` are the shapes
-    of full tensors by name, where they are not those of the parameters.
+    of full tensors by name, where they are not those of the parameters; ``units`` the module with which FSDP
+    gathers a parameter, by the parameter's name.
     """
 
     full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
+    units: Mapping[str, str] = MappingProxyType({})
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch."""

@@ -11,7 +11,9 @@ Data, weights and ranks without rows are as in ``ddp``.
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,10 @@ from dpexp.timing import Timer
 
 class ShardedSync(RowWeightedSync):
     """Parameters are ``DTensor``s, of which each rank has its rows."""
+
+    def __init__(self, world_size: int, units: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(world_size)
+        self.units = units
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
@@ -49,6 +55,50 @@ class ShardedSync(RowWeightedSync):
             tensor.copy_(value)
 
 
+class TimedCollective:
+    """What FSDP2 calls to gather parameters or to reduce and scatter gradients: the same, timed."""
+
+    def __init__(self, timer: Timer, device: torch.device) -> None:
+        self.timer, self.device = timer, device
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def timed(self, name: str, start: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> Any:
+        """The work of a collective, whose end a recorded step waits for."""
+        with self.timer.phase(name, self.device):
+            work = start(*tensors, **options)
+            if self.timer.is_recording and work is not None:
+                work.wait()
+        return work
+
+
+class AllGather(TimedCollective):
+    """The shards of all ranks as full parameters, before a forward and again before a backward."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
+        is_backward = torch._C._current_graph_task_id() != -1
+        name = "backward all-gather" if is_backward else "all-gather"
+        return self.timed(name, _collective("all_gather"), output_tensor, input_tensor, **options)
+
+
+class ReduceScatter(TimedCollective):
+    """The mean of the gradients of all ranks, of which each gets its shard."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
+        start = _collective("reduce_scatter")
+        return self.timed("reduce-scatter", start, output_tensor, input_tensor, **options)
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    """The collective of one tensor, which torch 2.13 has renamed."""
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[name]
+    found: Callable[..., Any] = getattr(torch.distributed, f"{name}_single", None) or getattr(
+        torch.distributed, older
+    )
+    return found
+
+
 class Fsdp(Strategy):
     """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
 
@@ -67,17 +117,37 @@ class Fsdp(Strategy):
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard  # half a second, which a launcher need not wait
+        from torch.distributed.fsdp import (
+            FSDPModule,
+            fully_shard,
+        )  # half a second, which a launcher need not wait
 
         device = devices[0] if devices else HOST
         blocks = self.blocks(model)
         place(model, device)
+        groups = groups_of_tied(model, blocks)
+        units = units_of(model, groups)
         if torch.distributed.is_initialized():
             mesh = init_device_mesh(device.type, (self.group.size,))
-            for together in groups_of_tied(model, blocks):
+            for together in groups:
                 fully_shard(together, mesh=mesh, reshard_after_forward=True)
             fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        return Placed(Forward(model, timer), device, device, (device,), ShardedSync(self.group.size))
+            gather: Any = AllGather(timer, device)
+            reduce: Any = ReduceScatter(timer, device)
+            for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduce)
+        return Placed(Forward(model, timer), device, device, (device,), ShardedSync(self.group.size, units))
+
+
+def units_of(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> dict[str, str]:
+    """{parameter: the block it is gathered with}; tied ones as ``a, b``, and empty for the root."""
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[nn.Parameter, str] = {}
+    for group in groups:
+        unit = ", ".join(names[module] for module in group)
+        found |= {each: unit for module in group for each in module.parameters() if each not in found}
+    return {name: found.get(each, "") for name, each in model.named_parameters()}
 
 
 def groups_of_tied(model: nn.Module, blocks: Sequence[str]) -> list[list[nn.Module]]:

@@ -86,7 +86,7 @@ class OnDevice(Wrapper):
         self.module = module
         self.device = device
         self.first = first
-        self.transfer = Transfer(device, timer)
+        self.transfer = Transfer(device, timer, first)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if is_elsewhere((inputs, kwargs), self.device, self.first):

@@ -60,8 +60,7 @@ class ShardedEmbedding(nn.Module):
                 f"ids {int(ids[0])} to {int(ids[-1])} in a table of {self.num_embeddings} rows: they must be "
                 f"0 to {self.num_embeddings - 1}"
             )
-        bounds = torch.tensor([(shard.rows.start, shard.rows.stop) for shard in self.shards])
-        first, end = torch.searchsorted(ids, bounds).unbind(1)
+        first, end = self._pieces(ids)
         asked = end - first
         with self.timer.phase("all_to_all_ids", HOST):
             wanted = _all_to_all(asked, [1] * len(asked), [1] * len(asked))
@@ -82,6 +81,16 @@ class ShardedEmbedding(nn.Module):
         return torch.cat(
             [part.view(len(ids), width) for part, width in zip(numbers.split(sizes), widths, strict=True)], 1
         )
+
+    def asked(self, ids: torch.Tensor) -> torch.Tensor:
+        """How many of distinct ids, ascending, each rank is asked for."""
+        first, end = self._pieces(ids)
+        return end - first
+
+    def _pieces(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of distinct ids, ascending, where those of each rank's rows begin and end."""
+        bounds = torch.tensor([(shard.rows.start, shard.rows.stop) for shard in self.shards])
+        return torch.searchsorted(ids, bounds).unbind(1)
 
     def _padding(self) -> int | None:
         """The row without a gradient, by its number in this shard, if this rank has it."""

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from dpexp.devices import move, place
+from dpexp.devices import HOST, is_virtual, label, move, place, tensor_device
 from dpexp.parallel.data_parallel import DataParallel
+from dpexp.tensors import walk
 from dpexp.timing import Timer
 
 
@@ -61,18 +62,35 @@ class Forward(Wrapper):
 
 
 class Transfer(nn.Module):
-    """Moves tensors to a device, as the phase ``transfer``; gradients return the same way."""
+    """Moves tensors to a device, as the phase ``transfer``; gradients return the same way.
 
-    def __init__(self, device: torch.device, timer: Timer) -> None:
+    Tensors without a mark are on ``unmarked``, if that is virtual, and else on the host.
+    """
+
+    def __init__(self, device: torch.device, timer: Timer, unmarked: torch.device = HOST) -> None:
         super().__init__()
         self.device = device
         self.timer = timer
+        self.unmarked = unmarked if is_virtual(unmarked) else HOST
         place(self, device)
 
     def forward(self, *values: Any) -> Any:
         with self.timer.phase("transfer", self.device):
             moved = move(values, self.device)
         return moved[0] if len(moved) == 1 else moved
+
+    def moved(self, values: Any) -> dict[str, dict[str, int]]:
+        """Bytes that a call moves from each device, and those of them that get a gradient, where known."""
+        found: dict[str, dict[str, int]] = {"moved": {}}
+        if torch.is_grad_enabled():
+            found["moved_back"] = {}
+        for tensor in walk(values):
+            source = label(tensor_device(tensor, self.unmarked))
+            for key in found if source != label(self.device) else ():
+                if key == "moved" or tensor.requires_grad:
+                    size = tensor.numel() * tensor.element_size()
+                    found[key][source] = found[key].get(source, 0) + size
+        return found
 
 
 @dataclass(frozen=True)

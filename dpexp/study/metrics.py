@@ -13,7 +13,7 @@ from typing import Any
 from dpexp.config import ConfigError, unknown
 from dpexp.record import present, spread, usual_times
 from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import communication, layout
 from dpexp.report.analysis.intervals import typical
 from dpexp.report.analysis.phases import samples as phase_samples
 from dpexp.report.analysis.shapes import batches
@@ -51,7 +51,7 @@ def _peak_bytes(run: MeasuredRun, device: str) -> list[float]:
 
 
 def _moved_bytes(run: MeasuredRun, what: str) -> int:
-    return sum(move.bytes for move in layout.moves(run.record) if what in ("", move.what))
+    return sum(move.bytes for move in communication.moves(run.record) if what in ("", move.what))
 
 
 def _split(run: MeasuredRun, _: str) -> str:

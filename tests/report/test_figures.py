@@ -312,7 +312,7 @@ def test_a_notebook_gets_summary_and_timeline_without_scripts() -> None:
 def test_hovering_shows_shape_bytes_and_time() -> None:
     content = report.html(whole(2))
     assert "in  (15, 5)\nout (15, 2)" in content
-    assert "moves 600 B" in content
+    assert "moves 300 B" in content
     assert "0.9 ms, 45% of the step" in content
 
 

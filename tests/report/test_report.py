@@ -272,9 +272,9 @@ def test_ids_count_eight_bytes_and_activations_the_bytes_of_the_dtype() -> None:
     record.shapes = [shape_row(0, "", [[30]], [[30, 10]], "cpu:0")]
     for module in ("", "embedding"):
         record.shapes += [shape_row(0, module, [[15]], [[15, 10]], f"cpu:{i}", i) for i in range(2)]
-    assert "a step moves 120 B by scatter, 600 B by gather, 40 kB by replicate" in report.summary(
-        record, width=100
-    )
+    text = report.summary(record, width=100)
+    assert "forward moves 40.7 kB: 120 B by scatter, 600 B by gather, 40 kB by replicate" in text
+    assert "backward moves 40.6 kB: 600 B by gather, 40 kB by replicate" in text
 
 
 def test_run_again_has_the_options_that_differ_from_the_defaults() -> None:

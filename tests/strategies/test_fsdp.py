@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from launching import AGENT, record, run, start_forked, torchrun, wait
 from torch import nn
 
+from dpexp import report
 from dpexp.config import ConfigError, RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
+from dpexp.record import Record
+from dpexp.report import units
 from dpexp.strategies.fsdp import Fsdp, groups_of_tied
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
@@ -48,6 +52,12 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     assert [use[rank]["device"] for rank in range(3)] == ["cpu:0", "cpu:1", "cpu:2"]
     assert all(row["activations"] > 0 and row["peak"] > 2 * row["parameters"] for row in found["memory_use"])
     assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
+    assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found["phases"])
+    text = report.summary(Record.from_dict(found), width=120, full=True)
+    assert "35% of block1, 308 of 880 B" in text  # 7 of 20 rows
+    padded = 4 * (7 * 10 + 7 + 7 * 20 + 7 + 7 * 20 + 7)  # a rank's shards, as long as the longest
+    assert f"forward moves {units.size(3 * 2 * padded)}: " in text
+    assert re.search(rf"reduce-scatter .*, {units.size(3 * 2 * padded)}\n", text)
 
 
 def test_fsdp_and_ddp_train_to_the_same_loss() -> None:

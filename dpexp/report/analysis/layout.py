@@ -1,29 +1,25 @@
-"""The device map as a layout: which modules lie on which device, and what a step moves between devices."""
+"""The device map as a layout: which modules lie on which device."""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from dpexp.config import STRATEGY_OPTIONS
 from dpexp.record import Record, Row
-from dpexp.report.analysis.shapes import Batches, Call, Shape, batches
-
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-TRANSFER = "embedding.transfer"
-"""The module name under which hybrid records its transfer to the accelerator."""
 
 
 @dataclass
 class DeviceContents:
     """One device: bytes of parameters and buffers by module, the originals and the replicas' copies.
 
-    ``optimizer``: bytes of what the optimizer keeps of the parameters.
+    ``full``: bytes of the modules' full tensors, of which a rank may have a shard; ``optimizer``: bytes of
+    what the optimizer keeps of the parameters.
     """
 
     device: str
     own: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
+    full: Counter[str] = field(default_factory=Counter)
     optimizer: int = 0
 
     @property
@@ -31,30 +27,40 @@ class DeviceContents:
         return self.own.total() + self.copies.total()
 
 
-@dataclass(frozen=True)
-class Move:
-    """Bytes that one step of the largest batch moves between two devices, in the phase ``what``."""
-
-    what: str
-    source: str
-    target: str
-    bytes: int
-
-
 def places(record: Record) -> list[DeviceContents]:
     """Every device that stores or computes something: the host first, then by index."""
     devices = {*record.devices["used"], record.devices["output"] or "cpu"}
-    devices |= {row["device"] for row in record.device_map + record.shapes}
+    devices |= {row["device"] for row in record.shapes} | {device_of(row) for row in record.device_map}
     devices |= {device for row in record.device_map for device in row["replicas"]}
     found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
     for row in optimizer_rows(record):
-        for device in (row["device"], *row["replicas"]):
+        for device in (device_of(row), *row["replicas"]):
             found[device].optimizer += row["bytes"]
     for row in model_rows(record):
-        found[row["device"]].own[row["module"]] += row["bytes"]
+        found[device_of(row)].own[row["module"]] += row["bytes"]
+        found[device_of(row)].full[row["module"]] += full_bytes(row)
         for device in row["replicas"]:
             found[device].copies[row["module"]] += row["bytes"]
+    if (
+        any(device.startswith("cpu of rank ") for device in found)
+        and not found.get("cpu", DeviceContents("")).bytes
+    ):
+        found.pop("cpu", None)  # the ranks have all that hosts have
     return list(found.values())
+
+
+def device_of(row: Row) -> str:
+    """The device of a row of the device map; of a shard on the host, with the rank that has it."""
+    is_host_shard = row["device"] == "cpu" and row.get("placement")
+    return f"cpu of rank {row.get('rank', 0)}" if is_host_shard else str(row["device"])
+
+
+def full_bytes(row: Row) -> int:
+    """The bytes of the full tensor of a row, of which a rank may have a shard."""
+    numbers = math.prod(row.get("local_shape") or row["shape"])
+    if "placement" not in row or not numbers:
+        return int(row["bytes"])
+    return int(row["bytes"]) * math.prod(row["shape"]) // numbers
 
 
 def model_rows(record: Record) -> list[Row]:
@@ -100,6 +106,9 @@ def accelerator_names(record: Record) -> list[str]:
 
 def device_order(device: str) -> tuple[int, str, int]:
     """A sort key: the host, then devices by kind and index, ``cuda:10`` after ``cuda:9``."""
+    host, _, rank = device.partition(" of rank ")
+    if rank.isdecimal():
+        return (0, host, int(rank))
     kind, _, index = device.partition(":")
     return (1 if index else 0, kind, int(index) if index.isdecimal() else -1)
 
@@ -112,65 +121,3 @@ def replicated_bytes(record: Record) -> int:
 def parameter_bytes(record: Record) -> int:
     """Bytes of the model's parameters and buffers, copies not counted."""
     return sum(row["bytes"] for row in model_rows(record))
-
-
-def replicated_calls(group: Batches) -> list[Call]:
-    """The calls of the outermost modules that ran as replicas."""
-    calls = [call for call in group.calls if call.scope == "replica"]
-    if any(call.module == "" for call in calls):
-        return [call for call in calls if call.module == ""]
-    return [call for call in calls if not any(call.module.startswith(f"{other.module}.") for other in calls)]
-
-
-def moves(record: Record) -> list[Move]:
-    """What the largest batch moves: scatter and gather for each replica, parameter copies, transfers.
-
-    Ranks load their own rows and have their own copy of the model: between them, only gradients move. What
-    the layout of a user moves is not known.
-    """
-    if record.config.get("layout"):
-        return []
-    if record.devices.get("ranks"):
-        return _all_reduced(record)
-    groups = batches(record)
-    if not groups:
-        return []
-    group = max(groups, key=lambda group: group.rows)
-    found: list[Move] = []
-    for call in group.calls:
-        if call.module.endswith(".transfer"):
-            found.append(Move("transfer", "cpu", call.devices[0], tensor_bytes(record, call.outputs[0])))
-    output, ids = record.devices["output"] or "cpu", id_shapes(record, group)
-    for call in replicated_calls(group):
-        for device, inputs, outputs in zip(call.devices, call.inputs, call.outputs, strict=True):
-            found.append(Move("scatter", call.devices[0], device, tensor_bytes(record, inputs, ids)))
-            found.append(Move("gather", device, output, tensor_bytes(record, outputs)))
-    for row in model_rows(record):
-        found += [Move("replicate", row["device"], device, row["bytes"]) for device in row["replicas"]]
-    return [move for move in found if move.source != move.target and move.bytes]
-
-
-def _all_reduced(record: Record) -> list[Move]:
-    """A ring's all-reduce: each rank sends 2 (n - 1) / n of the replicated gradients to the next."""
-    ring = [rank["device"] for rank in record.devices["ranks"]]
-    replicated = [row for row in record.device_map if row["kind"] == "parameter" and row["replicas"]]
-    sent = 2 * (len(ring) - 1) * sum(row["bytes"] for row in replicated) // len(ring)
-    pairs = zip(ring, ring[1:] + ring[:1], strict=True)
-    return [Move("all-reduce", source, target, sent) for source, target in pairs if sent]
-
-
-def tensor_bytes(record: Record, shapes: Iterable[Shape], ids: Collection[tuple[int, ...]] = ()) -> int:
-    """Bytes of tensors of these shapes: 8 a number for the shapes in ``ids``, else as in the run's dtype."""
-    size = DTYPE_BYTES.get(record.config.get("dtype", "float32"), 4)
-    return sum(math.prod(dims) * (8 if tuple(dims) in ids else size) for dims in shapes)
-
-
-def id_shapes(record: Record, group: Batches) -> set[tuple[int, ...]]:
-    """The input shapes of embeddings, whose outputs have one dimension more: the width of the table."""
-    widths = {row["module"]: row["shape"][1] for row in model_rows(record) if len(row["shape"]) == 2}
-    return {
-        tuple(inputs[0])
-        for call in group.calls
-        for inputs, outputs in zip(call.inputs, call.outputs, strict=True)
-        if inputs and outputs and outputs[0] == [*inputs[0], widths.get(call.module)]
-    }

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpexp.record import Record, Row, present, spread
+from dpexp.report import units
+from dpexp.report.analysis.communication import by_phase
 
 SMALLEST_SHARE = 0.0005
 """Smaller shares read 0.0%."""
@@ -17,7 +19,10 @@ SMALLEST_SHARE = 0.0005
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase over all phase-timed steps: times in ms, ``share`` of the median phase-timed step."""
+    """One phase over all phase-timed steps: times in ms, ``share`` of the median phase-timed step.
+
+    ``bytes`` are those that it moves between devices in a step of the largest batch.
+    """
 
     name: str
     depth: int
@@ -25,6 +30,13 @@ class Phase:
     iqr: float
     n: int
     share: float
+    bytes: int = 0
+
+    @property
+    def text(self) -> str:
+        """Its time, and what it moves: ``0.21 ms [IQR 0.02 ms], 3.2 kB``."""
+        moved = f", {units.size(self.bytes)}" if self.bytes else ""
+        return f"{units.ms(self.median)} [IQR {units.ms(self.iqr)}]{moved}"
 
     @property
     def is_visible(self) -> bool:
@@ -34,13 +46,14 @@ class Phase:
 
 def phases(record: Record) -> list[Phase]:
     """The phases by their start, each followed by the phases inside it."""
-    total = step_ms(record)
+    total, moved = step_ms(record), by_phase(record)
     found = []
     for name, depth in _tree(record):
         figures = spread(samples(record, name))
         if figures is not None:
             share = figures["median"] / total if total and math.isfinite(total + figures["median"]) else 0.0
-            found.append(Phase(name, depth, figures["median"], figures["iqr"], figures["n"], share))
+            spread_of = (figures["median"], figures["iqr"], figures["n"])
+            found.append(Phase(name, depth, *spread_of, share, moved.get(name, 0)))
     return found
 
 

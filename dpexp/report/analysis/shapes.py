@@ -16,6 +16,7 @@ class Call:
     """A module's call in one batch: outside of the replicas, or inside all of them together.
 
     ``inputs`` and ``outputs`` have one list of shapes for each replica; outside of replicas, one list.
+    ``rows`` are the Record's, of the first batch with these shapes.
     """
 
     module: str
@@ -23,6 +24,7 @@ class Call:
     devices: list[str] = field(default_factory=list)
     inputs: list[list[Shape]] = field(default_factory=list)
     outputs: list[list[Shape]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -106,4 +108,5 @@ def _calls(rows: list[Row]) -> list[Call]:
         call.devices.append(row["device"])
         call.inputs.append(row["inputs"])
         call.outputs.append(row["outputs"])
+        call.rows.append(row)
     return sorted(calls.values(), key=lambda call: (first[call.module], call.scope == "replica"))

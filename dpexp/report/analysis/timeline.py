@@ -9,10 +9,11 @@ replica has a lane on its device. The figures, the HTML page, the Chrome trace a
 these bars.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import communication, layout
 from dpexp.report.analysis.phases import rows_of
 from dpexp.report.analysis.shapes import Batches, Shape, batches
 
@@ -102,18 +103,19 @@ def _step(record: Record, number: int, rows: list[Row], groups: dict[int | None,
     end = max(row["end_us"] for row in step_rows)
     size = rows_of(record, number)
     group = groups.get(size)
-    lanes = _lanes([_bar(record, row, start, group) for row in rows if row["phase"] != "step"])
+    moved = communication.by_phase(record, group) if group else {}
+    lanes = _lanes([_bar(row, start, group, moved) for row in rows if row["phase"] != "step"])
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
         lanes += [Lane(device, None) for device in layout.without_host(record) if device not in busy]
     return Step(number, start / 1000, (end - start) / 1000, size, lanes)
 
 
-def _bar(record: Record, row: Row, step_start: float, group: Batches | None) -> Bar:
+def _bar(row: Row, step_start: float, group: Batches | None, moved: Mapping[str, int]) -> Bar:
     inputs, outputs = _shapes(row["phase"], row["replica"], group) if group else ((), ())
     start, ms = (row["start_us"] - step_start) / 1000, (row["end_us"] - row["start_us"]) / 1000
-    moved = _moved_bytes(record, row["phase"], group, outputs) if group and row["replica"] is None else None
-    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, moved)
+    size = moved.get(row["phase"]) if row["replica"] is None else None
+    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, size)
 
 
 def _by_start(bars: list[Bar]) -> list[Bar]:
@@ -141,7 +143,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
 
 def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
     """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
-    split = next(iter(layout.replicated_calls(group)), None)
+    split = next(iter(communication.replicated_calls(group)), None)
     if replica is not None and split is not None and replica < len(split.inputs):
         return tuple(split.inputs[replica]), tuple(split.outputs[replica])
     if replica is None and phase in ("forward", "loss"):
@@ -149,7 +151,7 @@ def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Sh
         inputs, outputs = (_flat(model.inputs), _flat(model.outputs)) if model else ((), ())
         return (inputs, outputs) if phase == "forward" else (outputs, ())
     if replica is None and phase in ("embedding", "transfer"):
-        module = layout.TRANSFER if phase == "transfer" else phase
+        module = communication.TRANSFER if phase == "transfer" else phase
         call = next((call for call in group.calls if call.module == module), None)
         return (_flat(call.inputs), _flat(call.outputs)) if call else ((), ())
     if replica is not None or split is None:
@@ -170,14 +172,3 @@ def _joined(calls: list[list[Shape]]) -> Shapes:
     """The shapes before scatter or after gather: the sum of the pieces' leading dimensions."""
     columns = (pieces for pieces in zip(*calls, strict=False) if pieces[0])
     return tuple([sum(dims[0] for dims in pieces), *pieces[0][1:]] for pieces in columns)
-
-
-def _moved_bytes(record: Record, phase: str, group: Batches, outputs: Shapes) -> int | None:
-    """Bytes that a phase moves; None for a phase that moves nothing. A short batch has fewer replicas."""
-    if phase == "replicate":
-        copies = max(0, len(group.split) - 1)
-        return sum(int(row["bytes"]) * min(len(row["replicas"]), copies) for row in layout.model_rows(record))
-    if phase in ("scatter", "gather", "transfer"):
-        ids = layout.id_shapes(record, group) if phase == "scatter" else ()
-        return layout.tensor_bytes(record, outputs, ids)
-    return None

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 
 from dpexp.record import Record
 from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import communication, layout
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.figures import palette, style
 
@@ -90,7 +90,7 @@ def _boxes(record: Record) -> list[Box]:
 def _rows(record: Record) -> dict[str, int]:
     """{device: rows of the largest batch that its replica computes}"""
     group = max(batches(record), key=lambda group: group.rows, default=None)
-    call = next(iter(layout.replicated_calls(group)), None) if group else None
+    call = next(iter(communication.replicated_calls(group)), None) if group else None
     return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
 
@@ -150,12 +150,12 @@ def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:
     """(from, to, {what: bytes to or from each device}) for every pair of boxes that exchange something."""
     box_of = {device: box for box in boxes for device in box.devices}
     found: dict[tuple[int, int], Arrow] = {}
-    for move in layout.moves(record):
+    for move in communication.moves(record):
         source, target = box_of.get(move.source), box_of.get(move.target)
         if source is None or target is None or source is target:
             continue
         sent = found.setdefault((id(source), id(target)), (source, target, {}))[2]
-        sent[move.what] = sent.get(move.what, 0) + move.bytes
+        sent[move.name] = sent.get(move.name, 0) + move.bytes
     for source, target, sent in found.values():
         count = max(len(source.devices), len(target.devices))
         for what in sent:
@@ -173,7 +173,7 @@ def _connect(axes: Axes, source: Box, target: Box, sent: dict[str, int]) -> None
     start, end = ends if outward else reversed(ends)
     arrow = {
         "arrowstyle": "-|>",
-        "color": palette.color(max(sent, key=lambda what: sent[what])),
+        "color": palette.color(max(sent, key=lambda name: sent[name]).partition(" ")[0]),
         "linewidth": 1.6,
         "path_effects": [withStroke(linewidth=3, foreground=style.SOFT)],
     }

@@ -3,7 +3,7 @@
 import math
 
 from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report.analysis import communication, layout
 from dpexp.report.findings.evidence import Evidence, Finding, Growth
 
 SMALL = 0.10
@@ -130,7 +130,7 @@ def transfer(evidence: Evidence) -> Finding | None:
         return None
     if record.config.get("pipeline", True) or phase.share <= SMALL:
         return None
-    moved = sum(move.bytes for move in layout.moves(record) if move.what == "transfer")
+    moved = sum(move.bytes for move in communication.moves(record) if move.phase == "transfer")
     return Finding(
         f"The transfer from the host is not overlapped: it takes {units.percent(phase.share)} of a step "
         f"({units.ms(phase.median)} for {units.size(moved)}), while the accelerator waits.",

@@ -59,7 +59,7 @@ def _bars(bars: Sequence[Phase]) -> str:
     lines = [
         f"{'  ' * bar.depth + bar.name:<{longest}}  "
         f"{'█' * min(WIDTH, max(1, round(bar.share * WIDTH))):<{WIDTH}}  "
-        f"{units.percent(bar.share):>5}  {units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]"
+        f"{units.percent(bar.share):>5}  {bar.text}"
         for bar in bars
     ]
     return "```text\n" + "\n".join(lines) + "\n```"

@@ -165,5 +165,5 @@ def _phase(bar: Phase) -> str:
     return (
         f'<tr><td style="padding-left:{1 + bar.depth}em">{escape(bar.name)}</td>'
         f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td>'
-        f"<td>{units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]</td></tr>"
+        f"<td>{bar.text}</td></tr>"
     )

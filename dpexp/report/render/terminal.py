@@ -122,17 +122,22 @@ def _list(table: Table) -> RenderableType:
 
 
 def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
-    longest = max(6, min(40, width - 52))
+    names, texts = (max(map(len, each)) for each in ([*map(_indented, bars)], [bar.text for bar in bars]))
+    longest = max(6, min(40, width - names - texts - 15))  # 2 of indentation, 6 between, 5 of a share
     grid = Grid.grid(padding=(0, 2, 0, 0))
     for bar in bars:
         length = min(longest, max(1, round(bar.share * longest))) if bar.is_visible else 0
         grid.add_row(
-            Text("  " * bar.depth + bar.name),
+            Text(_indented(bar)),
             Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
             Text(units.percent(bar.share), justify="right"),
-            Text(f"{units.ms(bar.median)} [IQR {units.ms(bar.iqr)}]"),
+            Text(bar.text),
         )
     return grid
+
+
+def _indented(bar: Phase) -> str:
+    return "  " * bar.depth + bar.name
 
 
 def _commands(commands: Sequence[tuple[str, str]]) -> RenderableType:
