@@ -114,6 +114,12 @@ class Objective:
             total = sum(number for (number,) in group.one_of_each_chunk(by_rank))
         return replace(batch, share=amount / total if total else 0.0)
 
+    def tokens(self, batch: "Batch") -> float | None:
+        """The tokens of this rank's rows; None for a loss that does not count them."""
+        if self.reduction != "tokens" or batch.targets is None:
+            return None
+        return float(self._amount(batch.targets)) if batch.rows else 0.0
+
     def weights(self, parts: Sequence["Batch"]) -> list[float]:
         """The weights of all parts of a batch."""
         amounts = [float(self._amount(part.targets)) for part in parts]

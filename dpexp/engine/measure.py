@@ -22,6 +22,8 @@ from dpexp.data.dataset import Batch
 from dpexp.distributed import SignalHandler
 from dpexp.engine.collectives import CountCollectives
 from dpexp.engine.diagnosis import nonfinite_source
+from dpexp.engine.energy import EnergyMeter
+from dpexp.engine.machine_peak import machine_peak
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.step_profile import StepProfile
@@ -94,6 +96,7 @@ class Measurement:
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         self.trainer.restart()
         self.progress.begin("steps", total)
+        energy = EnergyMeter(self._prepared.selection.used, self._group.is_first_on_host)
         self._started = time.perf_counter()
         self._flush_at = self._started + FLUSH_SECONDS
         try:
@@ -107,6 +110,7 @@ class Measurement:
             if config.epochs is None:
                 self._log_accuracy()
             self._flush()
+            self._log_energy(energy, total - resumed_at)
         except BaseException:
             if self._group.size == 1 and self._pending:  # several ranks can no longer add up their losses
                 self._log([ms for ms, *_ in self._pending], [float(loss) for _, loss, *_ in self._pending])
@@ -214,6 +218,11 @@ class Measurement:
             correct += share * batch.rows
         self.journal.extend({"metrics.accuracy": [correct / test.samples]})
 
+    def _log_energy(self, energy: EnergyMeter, steps: int) -> None:
+        """What the measured steps have used, where the machine tells it, with all that was between them."""
+        if joules := self.observations.energy(energy.joules()):
+            self.journal.set({"work.energy": {"joules": joules, "steps": steps}})
+
     def record_digests(self) -> None:
         """Record digests of the trained weights and of their outputs, and peak memory."""
         self._record_optimizers()
@@ -262,5 +271,8 @@ class Measurement:
         profile = StepProfile(self.trainer)
         profile.take(next(self._prepared.local_batches(0)))
         work = self.observations.work(profile.work())
-        self.journal.set(memory_use=self.observations.memory_use(profile.memory()), work=work)
+        memory_use = self.observations.memory_use(profile.memory())
+        if self._group.is_first:  # nothing else computes: the other ranks are done
+            work |= machine_peak(self._prepared, work.get("flops", {}))
+        self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()

@@ -114,8 +114,28 @@ class Observations:
         return self._merged(_merged_memory_use, rows)
 
     def work(self, row: Row) -> Row:
-        """``work`` of a Record from that of this process: the FLOPs of all ranks."""
-        return self._merged(_merged_work, row)
+        """``work`` of a Record from that of this process: the FLOPs and tokens of all ranks."""
+        group = self._prepared.group
+        tokens = group.one_of_each_chunk(group.all_gather(row.pop("tokens", None)))
+        counted = {"tokens": sum(tokens)} if None not in tokens else {}
+        return self._merged(_merged_work, row) | counted
+
+    def energy(self, joules: dict[str, float]) -> dict[str, float]:
+        """The joules of all ranks, by device and by processor of each host."""
+        return self._merged(self._merged_energy, joules)
+
+    def _merged_energy(self, by_rank: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
+        members = self._prepared.group.members
+        several = len({member.host for member in members}) > 1
+        return {
+            f"{name}@{member.host}"
+            if several and name.startswith("package-")
+            else name
+            if name.startswith("package-")
+            else device: joules
+            for member, device, of_rank in zip(members, names, by_rank, strict=True)
+            for name, joules in of_rank.items()
+        }
 
 
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---

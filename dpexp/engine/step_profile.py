@@ -37,6 +37,7 @@ class StepProfile:
         self._flops: dict[str, int] = {}
         self._not_counted: set[str] = set()
         self._rows = 0
+        self._tokens: float | None = None
         self._live: LiveStorages | None = None
         self.note = ""
 
@@ -46,6 +47,7 @@ class StepProfile:
             self.note = "not observed: operators of compiled modules are not seen"
             return
         self._rows = batch.global_rows
+        self._tokens = self._trainer.prepared.data.objective.tokens(batch)
         module, output = self._placed.module, self._placed.output_device
         given = [*named_parameters(module).values(), *named_buffers(module).values()]
         given += tensors.walk((batch.inputs, batch.targets))
@@ -75,7 +77,8 @@ class StepProfile:
         """``work`` of a Record, of this process: the FLOPs of its rows, and what is not in them."""
         if self.note:
             return {"note": self.note}
-        return {"rows": self._rows, "flops": self._flops, "not_counted": sorted(self._not_counted)}
+        counted = {"rows": self._rows, "flops": self._flops, "not_counted": sorted(self._not_counted)}
+        return counted | ({} if self._tokens is None else {"tokens": self._tokens})
 
     def memory(self) -> list[Row]:
         """``memory_use`` of a Record, of this process: a row for each device."""

@@ -79,10 +79,21 @@ _MEMORY_USE: Kind = {
     **{f"{kind}?": INT for kind in ("parameters", "buffers", "gradients", "optimizer", "activations")},
     **{f"{kind}?": INT for kind in ("peak", "reserved")},
 }
+_SPREAD: Kind = dict.fromkeys(("median", "iqr", "min", "max", "n"), NUMBER)
 _WORK: Kind = {
     "rows?": INT,
     "flops?": {"*": INT},
     "not_counted?": [TEXT],
+    "tokens?": NUMBER,
+    "peak?": {
+        "device": TEXT,
+        "dtype": TEXT,
+        "threads": INT,
+        "size": INT,
+        "devices": INT,
+        "flops_per_s": _SPREAD,
+    },
+    "energy?": {"joules": {"*": NUMBER}, "steps": INT},
     "note?": TEXT,
 }
 _VERIFICATION: Kind = {
@@ -138,7 +149,6 @@ SUMMARY: Kind = {
     "missing_steps?": INT,
     "problem?": TEXT,
 }
-_SPREAD: Kind = dict.fromkeys(("median", "iqr", "min", "max", "n"), NUMBER)
 
 
 def wrong_types(record: dict[str, Any]) -> list[str]:

@@ -147,9 +147,35 @@ def test_a_full_summary_has_memory_by_category_and_work() -> None:
     assert lines[3][1:] == ["-"] * 5 + ["5 kB"]
     assert lines[4][1:] == ["48 B", "0 B", "48 B", "96 B", "1.2 kB", "-"]
     assert "Memory and work" not in report.summary(record, width=120)
+    assert f", {units.flop(per_second)}/s" in report.summary(record, width=120)
     record.work = {"rows": 10, "flops": work["flops"]}  # the observed step is not one of the usual size
     record.summary = {}
     assert "flops_per_s" not in record.summarize()
+
+
+def test_a_full_summary_has_the_share_of_the_peak_tokens_and_energy() -> None:
+    rates = {"median": 9e9, "iqr": 1e8, "min": 8e9, "max": 1e10, "n": 20}
+    peak = {
+        "device": "A CPU",
+        "dtype": "float32",
+        "threads": 2,
+        "size": 512,
+        "devices": 2,
+        "flops_per_s": rates,
+    }
+    energy = {"joules": {"package-0": 30.0, "cuda:0": 20.0}, "steps": 100}
+    work = {"rows": 30, "flops": {"forward": 10**7}, "tokens": 90.0, "peak": peak, "energy": energy}
+    record = whole(2, step_ms=2.0, work=work)
+    step_s, summary = record.summary["step_ms"]["median"] / 1000, record.summary
+    assert summary["peak_share"] == pytest.approx(10**7 / step_s / 2e10)
+    assert (summary["tokens_per_s"], summary["joules_per_step"]) == (pytest.approx(90 / step_s), 0.5)
+    text = " ".join(report.summary(record, width=160, full=True).split())
+    assert f"at least {units.percent(summary['peak_share'])} of the peak of 2 × A CPU: 10 GFLOP/s" in text
+    assert "20 products of 512 x 512 matrices (median 9 GFLOP/s, IQR 100 MFLOP/s, float32, 2 threads)" in text
+    assert f"{units.number(90 / step_s)} tokens/s; 0.5 J a step of package-0, cuda:0" in text
+    del work["peak"]  # an earlier dpexp, or a machine whose peak is not known
+    record.summary = {}
+    assert "peak_share" not in record.summarize()
 
 
 def test_note_has_the_sections_of_the_summary() -> None:

@@ -23,16 +23,47 @@ def lines(record: Record) -> list[str]:
     """What a step computes, how fast, and what is not in these figures."""
     if note := record.work.get("note"):
         return [f"memory and FLOPs of a step: {note}"]
-    flops = record.summary.get("flops")
-    if not flops:
-        return []
-    parts = [f"{units.flop(count)} in {name}" for name, count in flops.items()]
-    found = [f"a step of {record.work['rows']} rows computes at least {', '.join(parts)}{rate(record)}"]
+    return [
+        line for line in (_computed(record), _not_counted(record), _peak(record), _others(record)) if line
+    ]
+
+
+def _computed(record: Record) -> str:
+    parts = [f"{units.flop(count)} in {name}" for name, count in record.summary.get("flops", {}).items()]
+    if not parts:
+        return ""
+    return f"a step of {record.work['rows']} rows computes at least {', '.join(parts)}{rate(record)}"
+
+
+def _not_counted(record: Record) -> str:
     names = record.work.get("not_counted", [])
-    if names:
-        more = f" and {len(names) - NAMED} more operators" if len(names) > NAMED else ""
-        found.append(f"not counted: {', '.join(names[:NAMED])}{more}")
-    return found
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"not counted: {', '.join(names[:NAMED])}{more}" if names else ""
+
+
+def _peak(record: Record) -> str:
+    """The share of the machine's peak, and how that was measured."""
+    share, peak = record.summary.get("peak_share"), record.work.get("peak")
+    if share is None or peak is None:
+        return ""
+    rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
+    sides = f"{peak['size']} x {peak['size']}"
+    most, median, iqr = (f"{units.flop(rates[key])}/s" for key in ("max", "median", "iqr"))
+    return (
+        f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: {most}, "
+        f"the most of {rates['n']} products of {sides} matrices (median {median}, IQR {iqr}, "
+        f"{peak['dtype']}, {peak['threads']} threads)"
+    )
+
+
+def _others(record: Record) -> str:
+    """Tokens a second, and energy."""
+    tokens, joules = (record.summary.get(key) for key in ("tokens_per_s", "joules_per_step"))
+    parts = [f"{units.number(tokens)} tokens/s"] if tokens else []
+    if joules is not None:
+        names = ", ".join(record.work["energy"]["joules"])
+        parts.append(f"{joules:.3g} J a step of {names}, all that runs there included")
+    return "; ".join(parts)
 
 
 def rate(record: Record, joint: str = "; ") -> str:

@@ -1,0 +1,105 @@
+"""Machine peak: the FLOP/s of a device in products of square matrices, to which the FLOP/s of runs compare.
+
+Measured in a tenth of a second where nothing else of the run computes, once for each machine, device, dtype
+and number of threads, and kept in ``DPEXP_HOME/peaks.json``. Delete that file to measure again.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpexp import devices
+from dpexp.config import home
+from dpexp.engine.environment import cpu_name
+from dpexp.engine.prepare import Prepared
+from dpexp.record import Row, spread, write_atomically
+
+FILE = "peaks.json"
+KEYS = {"device", "dtype", "threads", "size", "flops_per_s"}
+SECONDS = 0.1
+"""The probe ends after this time and three products."""
+PRODUCT_SECONDS = 0.004
+"""The matrices grow until a product takes this long, or to ``LARGEST`` rows."""
+SMALLEST, LARGEST = 256, 4096
+LEAST_FLOPS = 1_000_000
+"""The time of a smaller step is not that of arithmetic, and says nothing beside a peak."""
+
+
+def machine_peak(prepared: Prepared, flops: Mapping[str, int]) -> Row:
+    """``peak`` of a Record's ``work``; empty for small steps and several hosts, and where it is not known.
+
+    ``devices`` is how many such devices, or processes on the host, the run's FLOP/s are a share of.
+    """
+    config, group, used = prepared.config, prepared.group, prepared.selection.used
+    device = next((each for each in used if each.type != "cpu"), devices.HOST)
+    is_known = device.type in ("cpu", "cuda") and len({member.host for member in group.members}) < 2
+    if sum(flops.values()) < LEAST_FLOPS or not is_known:
+        return {}
+    try:
+        peak = kept_peak(home(), device, getattr(torch, config.autocast or config.dtype))
+    except RuntimeError:  # the device has no product of this dtype
+        return {}
+    cores = max(1, (os.cpu_count() or 1) // peak["threads"])
+    count = min(group.size, cores) if device == devices.HOST else max(group.size, len(used))
+    return {"peak": peak | {"devices": count}}
+
+
+def kept_peak(home: Path, device: torch.device, dtype: torch.dtype) -> Row:
+    """The peak of the device from the file in ``home``, or measured and added to it.
+
+    ``{device, dtype, threads, size, flops_per_s}``: the last is the spread of the products' rates.
+    """
+    name = cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    facts = {"device": name, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    key, path = " ".join(map(str, (platform.node(), *facts.values()))), home / FILE
+    kept = _read(path)
+    if key not in kept:
+        size, rates = probe(device, dtype)
+        kept[key] = facts | {"size": size, "flops_per_s": spread(rates)}
+        with contextlib.suppress(OSError):  # else the next run measures it again
+            write_atomically(path, json.dumps(kept, indent=1).encode())
+    found: Row = kept[key]
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The peaks in the file; none of a file that is missing or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    peaks = found.items() if isinstance(found, dict) else ()
+    return {key: peak for key, peak in peaks if isinstance(peak, dict) and peak.keys() >= KEYS}
+
+
+def probe(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:
+    """(rows of the matrices, FLOP/s of each product). Draws no random numbers."""
+    started, size, rates = time.perf_counter(), SMALLEST, list[float]()
+    while True:
+        matrix = torch.ones(size, size, dtype=dtype, device=devices.physical(device))
+        for seconds in _times(matrix, device):
+            is_short = seconds < PRODUCT_SECONDS and size < LARGEST
+            if is_short:
+                break
+            rates.append(2 * size**3 / seconds)
+            if len(rates) >= 3 and time.perf_counter() - started > SECONDS:
+                return size, rates
+        size, rates = 2 * size, []
+
+
+def _times(matrix: torch.Tensor, device: torch.device) -> Iterator[float]:
+    """The seconds of one product after the other, the first, which warms up, left out."""
+    product = matrix @ matrix
+    while True:
+        devices.synchronize([device])
+        start = time.perf_counter()
+        torch.mm(matrix, matrix, out=product)
+        devices.synchronize([device])
+        yield time.perf_counter() - start

@@ -1,0 +1,57 @@
+"""Energy: the counters of processors, as the kernel's powercap files have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_loop import recorded
+
+from dpexp.config import RunConfig
+from dpexp.engine import energy, measure
+from dpexp.engine.energy import EnergyMeter
+
+
+def zone(folder: Path, number: str, name: str, count: int) -> Path:
+    path = folder / f"intel-rapl:{number}"
+    path.mkdir()
+    for file, text in (("name", name), ("energy_uj", count), ("max_energy_range_uj", 10_000_000)):
+        (path / file).write_text(f"{text}\n")
+    return path / "energy_uj"
+
+
+def test_processors_are_added_up_without_their_parts_and_past_the_end_of_a_counter(tmp_path: Path) -> None:
+    first, second = zone(tmp_path, "0", "package-0", 1_000_000), zone(tmp_path, "1", "package-1", 9_000_000)
+    for number, name in (("0:0", "core"), ("0:1", "dram"), ("2", "psys")):
+        zone(tmp_path, number, name, 5_000_000)
+    meter = EnergyMeter([], powercap=tmp_path)
+    first.write_text("3500000\n")
+    second.write_text("500000\n")  # it began anew at 10 J
+    assert meter.joules() == {"package-0": 2.5, "package-1": 1.5}
+    assert EnergyMeter([], with_host=False, powercap=tmp_path).joules() == {}
+
+
+def test_a_run_has_the_energy_of_its_measured_steps(
+    dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Consuming(EnergyMeter):
+        def joules(self) -> dict[str, float]:
+            counter.write_text("7000000\n")
+            return super().joules()
+
+    counter = zone(tmp_path, "0", "package-0", 1_000_000)
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(measure, "EnergyMeter", Consuming)
+    record = recorded(dpexp_home, RunConfig("single", steps=4, phase_steps=0, check=False, devices="cpu"))
+    assert record.work == {"energy": {"joules": {"package-0": 6.0}, "steps": 4}}
+    assert record.summary["joules_per_step"] == 1.5
+
+
+def test_what_the_machine_does_not_tell_is_left_out(tmp_path: Path) -> None:
+    counter = zone(tmp_path, "0", "package-0", 1)
+    meter = EnergyMeter([torch.device("cpu", 0)], powercap=tmp_path)
+    counter.unlink()
+    assert meter.joules() == {}
+    assert EnergyMeter([], powercap=tmp_path).joules() == {}  # no right to read it, or gone
+    assert EnergyMeter([], powercap=tmp_path / "missing").joules() == {}
