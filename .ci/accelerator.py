@@ -81,7 +81,8 @@ class Check:
         layouts = f"{ROOT}/tests/helpers/layouts.py:replicated"
         cases: list[tuple[str, dict[str, Any]]] = [
             ("single", {}), ("whole", {}), ("whole", {"backend": "portable"}), ("block", {}),
-            ("functional", {}), ("hybrid", {}), ("hybrid", {"pipeline": True}), ("hybrid", {"sparse": True}),
+            ("functional", {}), ("hybrid", {}), ("hybrid", {"sparse": True}),
+            ("hybrid", {"sparse": True, "pipeline": True}),
             ("place", {"place": ["block2=cpu"]}), ("custom", {"layout": layouts}),
             ("whole", {"autocast": "bfloat16", "model": "cnn", "data": "digits"}),
         ]  # fmt: skip

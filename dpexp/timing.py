@@ -38,7 +38,7 @@ class Timer:
         self._step = -1
         self._zero_ns = 0
         self._step_ms: dict[str, float] = {}
-        self._lock = threading.Lock()  # threads of a pipelined batch add to one phase
+        self._lock = threading.Lock()  # phases may end in several threads
         self._at_end: list[Callable[[], None]] = []
         self._anchors: dict[torch.device, tuple[Any, float]] = {}
 

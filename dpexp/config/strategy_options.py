@@ -35,6 +35,11 @@ class StrategyOptions:
         """Whether a run that torchrun did not start launches its ranks by itself."""
         return False
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether rows of tables are looked up before the updates that precede their batch."""
+        return False
+
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
@@ -155,9 +160,10 @@ class HybridOptions(RankOptions):
     )
     pipeline: bool = option(
         False,
-        "Split the batch: the host embeds one part while the accelerator computes the other.",
+        "Look up the next batch while the accelerator computes this one; needs --sparse.",
         flag="--pipeline/--serial",
     )
+    lookahead: int = option(1, "With --pipeline: batches that are looked up ahead.", min=1, max=1024)
     shard_embedding: bool = option(
         False,
         "Under torchrun: each rank holds a part of the embeddings, instead of all.",
@@ -190,6 +196,10 @@ class HybridOptions(RankOptions):
     @property
     def has_checkpoints(self) -> bool:
         return not self.table_file
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.pipeline
 
 
 @dataclass(frozen=True)

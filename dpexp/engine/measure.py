@@ -103,8 +103,12 @@ class Measurement:
             for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
                 first = max(0, resumed_at - epoch * per_epoch)
                 left = total - epoch * per_epoch - first
-                with self.signals.deferred() if self._prepared.checkpoints is not None else nullcontext():
-                    self._time(islice(self._prepared.local_batches(epoch, first=first), left))
+                local = islice(self._prepared.local_batches(epoch, first=first), left)
+                with (
+                    self.signals.deferred() if self._prepared.checkpoints is not None else nullcontext(),
+                    self.trainer.ahead(local) as batches,
+                ):
+                    self._time(batches)
                 if config.epochs is not None:
                     self._log_accuracy()
             if config.epochs is None:

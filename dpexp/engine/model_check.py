@@ -81,7 +81,11 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
     before = _attributes(model)
     needs_gradients = strategy.needs.gradients and not strategy.config.eval
     with preserved(model), without_ranks(model), torch.set_grad_enabled(needs_gradients):
-        with devices.autocast(devices.HOST, strategy.config.autocast), misfit_as_config_error(model):
+        with (
+            devices.autocast(devices.HOST, strategy.config.autocast),
+            misfit_as_config_error(model),
+            strategy.trying(model, batch.inputs),
+        ):
             outputs = model(*batch.inputs)
         after = _attributes(model)
         with devices.autocast(devices.HOST, strategy.config.autocast):

@@ -46,6 +46,7 @@ class Optimizers:
         self.members, self._clip_norm = members, clip_norm
         self.accumulate, self._batches = accumulate, 0
         self._sync, self._parameters = placed.gradient_sync, named_parameters(placed.module)
+        self._look_ahead = placed.look_ahead
 
     def step(self) -> bool:
         """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
@@ -61,13 +62,16 @@ class Optimizers:
                 _values(gradient).div_(self.accumulate)
         if self._clip_norm is not None:
             clip(self._parameters, self._sync, self._clip_norm)
-        for member in self.members:
-            member.step()
+        self._step()
         return True
 
     def make_state(self) -> None:
         """Take the step of a batch that accumulates, if none was taken: the first makes what is kept."""
         if self._batches:
+            self._step()
+
+    def _step(self) -> None:
+        with self._look_ahead.writing():
             for member in self.members:
                 member.step()
 
@@ -152,6 +156,25 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
             raise ConfigError(
                 f"{where} keeps as many numbers in memory as {', '.join(names)} has in a file: "
                 "use rowwise_adagrad or sgd"
+            )
+    if names and config.options.looks_ahead:
+        _check_other_rows(_variant(parsed) if parsed.name else parsed, config, where)
+
+
+def _check_other_rows(parsed: Spec, config: RunConfig, where: str) -> None:
+    """Raises ConfigError for an optimizer whose step changes rows of a table that have no gradient."""
+    table = nn.Parameter(torch.ones(3, 2))
+    (optimizer,) = _made(parsed, [table], config.lr)
+    for row in (0, 1):
+        before = table.detach().clone()
+        gradient = torch.zeros(3, 2)
+        gradient[row] = 1.0
+        table.grad = gradient.to_sparse(1)
+        optimizer.step()
+        if any(not torch.equal(before[other], table[other]) for other in {0, 1, 2} - {row}):
+            raise ConfigError(
+                f"{where} changes rows of a table that have no gradient, and --pipeline has looked them up: "
+                f"use {', '.join(FOR_SPARSE)}, or --serial"
             )
 
 

@@ -9,6 +9,7 @@ Every rank computes the single device's steps itself. Ranks agree on each error,
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,21 +78,23 @@ class SideBySide:
 
     def run(self, batches: Sequence[Batch]) -> Failure | None:
         """Take a step on each batch, until one differs."""
-        for self.steps, batch in enumerate(batches, 1):
-            failure = self._step(batch)
-            if failure:
-                return failure
+        parts = (self.objective.weighted(batch.part(self.group.rows), self.group) for batch in batches)
+        with closing(self.layout.ahead(parts)) as ahead:
+            for self.steps, (batch, part) in enumerate(zip(batches, ahead, strict=True), 1):
+                failure = self._step(batch, part)
+                if failure:
+                    return failure
         failed = self._failed(**self._after())
         return Failure(failed, batches[-1], Step(), Step()) if failed else None
 
-    def _step(self, batch: Batch) -> Failure | None:
-        """One step of both sides, without the optimizers' where it differs."""
+    def _step(self, batch: Batch, part: Batch) -> Failure | None:
+        """One step of both sides, without the optimizers' where it differs; ``part`` is this rank's rows."""
         with drawing_modules(self.reference.placed.module) as draws:
             expected = self._reference_step(batch)
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
         check_finite(expected, batch, self.steps)
-        found = self._layout_step(batch, expected)
+        found = self._layout_step(part, expected)
         buffers = self.written.replace_buffers(self.layout, self.reference)
         failed = self._failed(
             outputs=difference("outputs", found.outputs, expected.outputs),
@@ -119,9 +122,8 @@ class SideBySide:
                 raise SingleDeviceError(error, where) from error
             raise
 
-    def _layout_step(self, batch: Batch, expected: Step) -> Step:
+    def _layout_step(self, part: Batch, expected: Step) -> Step:
         """The layout's step, with the outputs and the loss of all ranks."""
-        part = self.objective.weighted(batch.part(self.group.rows), self.group)
         try:
             found = self.layout.compute(part)
         except Exception:

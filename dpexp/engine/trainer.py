@@ -3,8 +3,8 @@
 step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Any
 
@@ -58,8 +58,13 @@ class Trainer:
 
     def take_steps(self, count: int) -> None:
         """Train on the first ``count`` batches."""
-        for batch in islice(self.prepared.endless_batches(), count):
-            self.step(batch)
+        with self.ahead(islice(self.prepared.endless_batches(), count)) as batches:
+            for batch in batches:
+                self.step(batch)
+
+    def ahead(self, batches: Iterator[Batch]) -> closing[Generator[Batch]]:
+        """The batches, for a loop with a step of each; the layout may look up those after the current one."""
+        return closing(self.placed.look_ahead.ahead(batches))
 
     def timed_step(self, batch: Batch, phase: Phase | None = None) -> None:
         """The same step, phase by phase. The wrappers of the layout time the phases of the forward.

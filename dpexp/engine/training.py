@@ -3,9 +3,9 @@
 It is the trainer without timing: verification runs it on a layout and on a single device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -66,6 +66,11 @@ class Training:
         self._optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
         if optimizer is None:
             placed.module.eval()
+
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch]:
+        """The batches, for a loop with a step of each; the layout may look up those after the current one."""
+        cast = (replace(each, inputs=tensors.cast(each.inputs, self.dtype)) for each in batches)
+        return self.placed.look_ahead.ahead(cast, always=True)
 
     def compute(self, batch: Batch) -> Step:
         """One batch. The gradients stay in the parameters until ``update`` or ``clear``.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from dpexp import tensors
 from dpexp.config import RunConfig, StrategyOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.look_ahead import Serial
 from dpexp.timing import Timer
 
 Devices: TypeAlias = Sequence[torch.device]
@@ -60,6 +61,7 @@ class Placed:
     """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
+    A loop over batches takes them from ``look_ahead``, which may prepare those after the current one.
     """
 
     module: nn.Module
@@ -67,6 +69,7 @@ class Placed:
     output_device: torch.device
     devices: tuple[torch.device, ...]
     gradient_sync: GradientSync = field(default_factory=GradientSync)
+    look_ahead: Serial = field(default_factory=Serial)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
+
+    def trying(self, model: nn.Module, inputs: Any) -> AbstractContextManager[None]:
+        """Around the forward of a batch on the host, before a run opens. Raises ConfigError."""
+        return nullcontext()
 
     def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
         """Raises ConfigError if parameters that get no gradient, by their names, are an error."""

@@ -4,20 +4,15 @@
     ids --> embedding on cpu --transfer--> linear in DataParallel --> outputs       (several)
 
 A batch needs a few rows of a large table: they are cheap to move, the table is not. ``--sparse`` makes its
-gradient as small as those rows. ``--pipeline`` splits the batch in two, so that the host embeds the second
-half while the device computes the first:
-
-    host     |embed 0|embed 1|
-    device           |dense 0|dense 1|
+gradient as small as those rows. ``--pipeline`` looks up the next batches while the accelerator computes this
+one: see ``look_ahead``.
 
 Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
 the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has a shard of each.
 """
 
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,22 +20,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp import parallel
 from dpexp.config import ConfigError, DdpOptions, HybridOptions
-from dpexp.devices import HOST, move, place, running_on
+from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.ddp import ddp_module
 from dpexp.strategies.embedding_tables import TableSync, replaced, shards_of
 from dpexp.strategies.hooks import check_no_hooks
+from dpexp.strategies.look_ahead import LookAhead, Serial
+from dpexp.strategies.lookups import check_lookups, tables, trying_lookups
 from dpexp.strategies.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
 from dpexp.strategies.table_shards import Table, check_shardable, plan_shards
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
-
-MICRO_BATCHES = 2  # two gradients add up to the same bits in either order; three need not
 
 
 class Hybrid(Replicating):
@@ -59,7 +53,8 @@ class Hybrid(Replicating):
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
         self._check_sharding()
-        host_tables = []
+        self._check_pipeline()
+        host_tables: list[Table] = []
         if devices:
             check_not_tied(model, hosts, "--host")
         for name in hosts:
@@ -67,13 +62,14 @@ class Hybrid(Replicating):
             if options.shard_embedding:
                 check_shardable(module, f"host module '{name}'")
                 check_no_hooks(module, f"--shard-embedding of '{name}'")
-            tables = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-            if options.sparse and not tables:
+            if options.pipeline:
+                check_lookups(module, f"host module '{name}'")
+            if options.sparse and not tables(module):
                 kind = type(module).__name__
                 raise ConfigError(f"--sparse: host module '{name}' ({kind}) has no embedding; use --dense")
-            for table in tables:
+            for table in tables(module):
                 table.sparse = options.sparse
-            host_tables += tables
+            host_tables += tables(module)
         if options.table_file:
             check_table_file(self.config, self.group, host_tables)
             self._mapped.settle(model, host_tables)
@@ -94,11 +90,9 @@ class Hybrid(Replicating):
         """What this rank has of the tables of the host modules, by the id of the table."""
         prefixes = tuple(f"{host}." for host in hosts)
         named = {name: part for name, part in model.named_modules() if f"{name}.".startswith(prefixes)}
-        tables = {name: part for name, part in named.items() if isinstance(part, Table)}
+        found = {name: part for name, part in named.items() if isinstance(part, Table)}
         by = self.options.shard_by
-        return shards_of(
-            tables, plan_shards(tables, self.group.size, by, columns=not self._is_rowwise), timer
-        )
+        return shards_of(found, plan_shards(found, self.group.size, by, columns=not self._is_rowwise), timer)
 
     def _check_sharding(self) -> None:
         options = self.options
@@ -116,46 +110,55 @@ class Hybrid(Replicating):
                 "of which each rank would have some columns; use --shard-by row"
             )
 
+    def _check_pipeline(self) -> None:
+        options = self.options
+        if options.pipeline and not (options.sparse or self.config.eval):
+            raise ConfigError(
+                "--pipeline looks up the next batch while this one trains, and a dense gradient's update "
+                "writes to every row: add --sparse"
+            )
+
+    def trying(self, model: nn.Module, inputs: Any) -> AbstractContextManager[None]:
+        if not self.options.pipeline:
+            return nullcontext()
+        names = matching(model, self.options.host, "--host")
+        return trying_lookups({name: model.get_submodule(name) for name in names}, inputs)
+
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         hosts = matching(model, self.options.host, "--host")
         device = devices[0] if devices else HOST
-        host_lock, device_lock = threading.RLock(), threading.RLock()
         shards = self._shards(model, hosts, timer) if self.options.shard_embedding else {}
+        on_host = [model.get_submodule(name) for name in hosts]
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                return HostStage(place(replaced(child, shards), HOST), device, host_lock, timer)
+                return HostStage(place(replaced(child, shards), HOST), device, timer)
             place(child, device)
             if len(devices) < 2 or not list(child.parameters()):
-                return Stage(self.compiled(child), "dense", device, device_lock, timer)
+                return Stage(self.compiled(child), "dense", device, timer)
             dense = data_parallel_module(child, devices, self.config, timer)
-            return Stage(dense, "dense", device, device_lock, timer)
+            return Stage(dense, "dense", device, timer)
 
         rewire(model, hosts, wrap, device)
-        module = Pipelined(model, device) if self.options.pipeline else model
+        look_ahead = LookAhead(on_host, device, self.options.lookahead) if self.options.pipeline else Serial()
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
-            return Placed(module, HOST, device, used)
-        sync = TableSync(self.group, module, hosts, timer)
-        module = ddp_module(module, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, device, used, sync)
+            return Placed(model, HOST, device, used, look_ahead=look_ahead)
+        sync = TableSync(self.group, model, hosts, timer)
+        module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
+        return Placed(module, HOST, device, used, sync, look_ahead)
 
 
 class Stage(Wrapper):
-    """A module on its device, to which it moves its inputs; timed as ``phase``.
+    """A module on its device, to which it moves its inputs; timed as ``phase``."""
 
-    The lock lets one part of a pipelined batch into the stage at a time, and costs nothing otherwise.
-    """
-
-    def __init__(
-        self, module: nn.Module, phase: str, device: torch.device, lock: threading.RLock, timer: Timer
-    ) -> None:
+    def __init__(self, module: nn.Module, phase: str, device: torch.device, timer: Timer) -> None:
         super().__init__()
         self.module = module
-        self.phase, self.device, self.lock, self.timer = phase, device, lock, timer
+        self.phase, self.device, self.timer = phase, device, timer
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with self.lock, self.timer.phase(self.phase, self.device):
+        with self.timer.phase(self.phase, self.device):
             inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
             return self.module(*inputs, **kwargs)
 
@@ -163,38 +166,9 @@ class Stage(Wrapper):
 class HostStage(Stage):
     """A module on the host, and the transfer of its outputs to the device."""
 
-    def __init__(self, module: nn.Module, device: torch.device, lock: threading.RLock, timer: Timer) -> None:
-        super().__init__(module, "embedding", HOST, lock, timer)
+    def __init__(self, module: nn.Module, device: torch.device, timer: Timer) -> None:
+        super().__init__(module, "embedding", HOST, timer)
         self.transfer = Transfer(device, timer)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.transfer(super().forward(*inputs, **kwargs))
-
-
-class Pipelined(Wrapper):
-    """Calls the model on both parts of a batch at once; the locks of the stages make it a pipeline."""
-
-    def __init__(self, module: nn.Module, output_device: torch.device) -> None:
-        super().__init__()
-        self.module = module
-        self.output_device = output_device
-        self.pieces = MICRO_BATCHES
-
-    def forward(self, *inputs: Any) -> Any:
-        batches = parallel.scatter(inputs, [HOST] * MICRO_BATCHES)
-        if len(batches) == 1:
-            return self.module(*batches[0])
-        call: Any = MicroBatch(self.module)
-        outputs = parallel.parallel_apply([call] * len(batches), batches, devices=[HOST] * len(batches))
-        return parallel.gather(outputs, self.output_device)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """A call of the module on a part of the batch; unlike a replica it has no number."""
-
-    module: nn.Module
-
-    def __call__(self, *inputs: Any) -> Any:
-        with running_on(HOST, None):
-            return self.module(*inputs)

@@ -202,15 +202,6 @@ def test_max_norm_on_one_device_needs_no_note() -> None:
     assert (result.passed, result.notes) == (True, [])
 
 
-def test_micro_batches_of_a_pipeline_are_shards_too() -> None:
-    model = nn.Sequential()
-    model.embedding, model.kept, model.fc = nn.Embedding(10, 5), Kept(), nn.Linear(5, 2)
-    ids = replace(random_batches(10)[0], inputs=(torch.arange(10),))
-    result = proven(model, laid_out("hybrid", pipeline=True), [ids] * 3)
-    assert result.passed
-    assert "kept.calls (by 1.0e+00)" in result.notes[0]
-
-
 # --- hooks on parameters ------------------------------------------------------------------------------
 
 

@@ -26,7 +26,6 @@ DATA = {"data": "random:samples=25", "batch_size": 10, "virtual": 3}  # shards o
 LAYOUTS: dict[str, dict[str, Any]] = {
     "whole": {},
     "functional": {},
-    "hybrid": {"host": ("embedding",), "pipeline": True},
     "place": {"place": ("head=cpu:1",)},
 }
 CASES = {

@@ -59,9 +59,7 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     assert result.gradient_error < 1e-15
 
 
-@pytest.mark.parametrize(
-    "options", [{"sparse": True}, {"pipeline": True}, {"sparse": True, "pipeline": True}]
-)
+@pytest.mark.parametrize("options", [{"sparse": True}, {"sparse": True, "pipeline": True}])
 def test_every_kind_of_hybrid_equals_the_single_device(options: Any) -> None:
     assert check(prepare(RunConfig("hybrid", virtual=2, options=options))).passed
 

@@ -73,7 +73,7 @@ def test_blocks_that_the_model_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "optimizer"), [("--sparse", ("adam", *ACCUMULATED)), ("--dense", ("sgd",))]
+    ("gradients", "optimizer"), [("--sparse", ("adam", "--pipeline", *ACCUMULATED)), ("--dense", ("sgd",))]
 )
 def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str, ...]) -> None:
     found = record(torchrun(3, "hybrid", gradients, "--optimizer", *optimizer, "--batch-size", "10", *SHORT))

@@ -134,7 +134,7 @@ def transfer(evidence: Evidence) -> Finding | None:
     return Finding(
         f"The transfer from the host is not overlapped: it takes {units.percent(phase.share)} of a step "
         f"({units.ms(phase.median)} for {units.size(moved)}), while the accelerator waits.",
-        "Use --pipeline: the host embeds one part of the batch while the accelerator works on the other.",
+        "Use --pipeline: the host looks up the next batch while the accelerator computes this one.",
         {"share": phase.share, "ms": phase.median, "bytes": float(moved)},
     )
 

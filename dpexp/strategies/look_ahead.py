@@ -1,0 +1,243 @@
+"""Look-ahead: while step i computes, a thread of its own looks up the rows of the batches after it.
+
+i is a step and its batch. Up to ``depth`` batches after it are looked up ahead; here one:
+
+    main thread      |again i| dense i: forward, loss, backward |update i|again i+1| dense i+1 ...
+    lookup thread    |look up i+1|copy i+1|                              |look up i+2|copy i+2| ...
+    gradients                                         |copy back|
+
+    row 7, in i and i+1    read ahead ....................... written ... read again
+    row 9, in i+1 only     read ahead
+
+It computes what a serial run does, to the bit, because of four rules:
+
+1. Updates have numbers. Before update n writes, every row of its gradients gets the number n (``written``).
+2. A batch that is looked up ahead has the number of the last update that had ended when that began.
+3. In its own step, after all earlier updates, its rows with a larger number are read again, and no others:
+   all those that were read before, or while, an update wrote them. A sparse update writes no other rows.
+4. A lookup that was not done ahead (in the first step, or of other ids) reads the table in its step.
+
+Copies to and from an accelerator have a stream each; see ``devices.Copies``. At most ``depth`` batches wait
+with their vectors. What a lookup raises, its step raises; the thread ends with the loop over the batches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import tensors
+from dpexp.config import ConfigError
+from dpexp.data.dataset import Batch
+from dpexp.devices import Copies
+from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph, tables
+from dpexp.strategies.table_shards import Table
+
+LEAST_MS, TRIALS = 0.3, 5
+"""Lookups that take less than ``LEAST_MS`` in the fastest of ``TRIALS`` steps are not worth a thread."""
+
+
+class Serial:
+    """No look-ahead: every batch is looked up in its own step."""
+
+    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
+        """The batches, one for each step; close it where its loop ends early.
+
+        ``always`` looks ahead even where that takes longer than it saves.
+        """
+        yield from batches
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around the optimizers' step: it writes to the rows that have a gradient."""
+        yield
+
+
+@dataclass(eq=False)
+class Reads:
+    """The lookups of a batch, done when the last update that had ended had the number ``version``.
+
+    ``rows`` are the numbers of all their ids in ``LookAhead.written``, ``ready`` the end of their copies.
+    """
+
+    lookups: Sequence[Lookup]
+    version: int
+    rows: torch.Tensor
+    ready: Any
+
+
+@dataclass(eq=False)
+class Step:
+    """A batch, and the lookups that were done ahead: those that its forward has not come to yet.
+
+    ``lookup_ms`` is the time of lookups that the step did itself.
+    """
+
+    batch: Batch
+    future: Future[Reads] | None = None
+    lookup_ms: float = 0.0
+    left: deque[tuple[Lookup, torch.Tensor]] = field(default_factory=deque)
+
+
+class LookAhead(Serial):
+    """The lookups of ``hosts``, modules on the host with embedding tables, for the dense part on a device.
+
+    ``rows_ahead`` counts the ids that were looked up ahead, ``rows_again`` those of them read again.
+    """
+
+    def __init__(self, hosts: Sequence[nn.Module], device: torch.device, depth: int = 1) -> None:
+        self.rows_ahead = self.rows_again = 0
+        self._hosts, self._depth = hosts, depth
+        self._copies = Copies(device)
+        self._calls: list[HostCall] | None = None
+        self._step: Step | None = None
+        self._ended = 0  # the number of the last update that has ended
+        self._thread = threading.local()
+        self._trials: list[float] = []  # ms of lookups in the first steps
+        self._first: dict[torch.Tensor, int] = {}  # the number of each table's first row in written
+        rows = 0
+        for table in dict.fromkeys(each for host in hosts for each in tables(host)):
+            vars(table)["forward"] = partial(self._look_up, table, table.forward)
+            if table.weight not in self._first:
+                self._first[table.weight] = rows
+                rows += len(table.weight)
+        self._written = torch.zeros(rows, dtype=torch.int32)  # by row, the last update that wrote it
+        self._weight_versions = self._versions()
+
+    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
+        source = _without_draws(batches)
+        thread = ThreadPoolExecutor(1, "dpexp look-ahead")
+        try:
+            waiting = deque(map(Step, islice(source, 1)))
+            while waiting:
+                step = waiting.popleft()
+                waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
+                for each in waiting if self._calls is not None and (always or self._pays) else ():
+                    each.future = each.future or thread.submit(self._read_ahead, each.batch)
+                with nullcontext() if self._calls is not None else self._learning(step.batch):
+                    self._step = step
+                    yield step.batch
+                    self._step = None
+                if len(self._trials) < TRIALS:
+                    self._trials.append(step.lookup_ms)
+        finally:
+            self._step = None
+            thread.shutdown(wait=True, cancel_futures=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._mark_writes_of_others()
+        for weight, first in self._first.items():
+            gradient = weight.grad
+            if gradient is not None and gradient.is_sparse:
+                self._written.index_fill_(0, gradient._indices()[0] + first, self._ended + 1)
+            elif gradient is not None:
+                self._written[first : first + len(weight)] = self._ended + 1
+        yield
+        self._weight_versions = self._versions()
+        self._ended += 1
+
+    @property
+    def _pays(self) -> bool:
+        """Whether the lookups of the first steps, which did their own, took long enough."""
+        return LEAST_MS == 0 or (len(self._trials) == TRIALS and min(self._trials) >= LEAST_MS)
+
+    @contextmanager
+    def _learning(self, batch: Batch) -> Iterator[None]:
+        """Learn from a forward which inputs of a batch the hosts get, and how often they look up."""
+        with host_calls(self._hosts, batch.inputs) as calls:
+            yield
+        self._calls = calls or None
+
+    def _read_ahead(self, batch: Batch) -> Reads:
+        """Look up a batch, in the lookup thread."""
+        version = self._ended
+        self._thread.lookups = lookups = list[Lookup]()
+        inputs = list(tensors.walk(batch.inputs))
+        for call in self._calls or ():
+            self._thread.last = len(lookups) + call.lookups
+            with suppress(AllLookedUp):
+                call.run(inputs)
+        rows = torch.cat([each.ids.reshape(-1) + self._first[each.table.weight] for each in lookups])
+        moved, ready = self._copies.to_device([each.vectors for each in lookups])
+        for each, vectors in zip(lookups, moved, strict=True):
+            each.vectors = vectors
+        return Reads(lookups, version, rows, ready)
+
+    def _look_up(self, table: Table, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The forward of a table, in both threads."""
+        ahead: list[Lookup] | None = getattr(self._thread, "lookups", None)
+        if ahead is not None:
+            vectors = forward(*args, **kwargs)
+            ahead.append(Lookup.of(table, args, kwargs, vectors))
+            if len(ahead) == self._thread.last:
+                raise AllLookedUp
+            return vectors
+        step = self._step
+        if step is None:
+            return forward(*args, **kwargs)
+        if step.future is not None:
+            self._receive(step, step.future.result())
+        if step.left:
+            lookup, vectors = step.left.popleft()
+            if lookup.is_of(table, args, kwargs):
+                return vectors
+            step.left.clear()
+        start = time.perf_counter()
+        vectors = forward(*args, **kwargs)
+        step.lookup_ms += (time.perf_counter() - start) * 1e3
+        return vectors
+
+    def _receive(self, step: Step, reads: Reads) -> None:
+        """Read again what was written since, and let the forward have the vectors."""
+        step.future = None
+        self._mark_writes_of_others()
+        self._copies.wait([each.vectors for each in reads.lookups], reads.ready)
+        stale = (self._written.index_select(0, reads.rows) > reads.version).nonzero().squeeze(1)
+        self.rows_ahead += len(reads.rows)
+        self.rows_again += len(stale)
+        start = 0
+        for each in reads.lookups if len(stale) else ():
+            end = start + each.ids.numel()
+            first, last = torch.searchsorted(stale, torch.tensor([start, end])).tolist()
+            if last > first:
+                each.read_again(stale[first:last] - start)
+            start = end
+        step.left.extend(zip(reads.lookups, in_graph(reads.lookups, self._copies), strict=True))
+
+    def _versions(self) -> list[int]:
+        return [weight._version for weight in self._first]
+
+    def _mark_writes_of_others(self) -> None:
+        """After somebody else than the optimizers wrote to a table, every row counts as written."""
+        if self._weight_versions != (versions := self._versions()):
+            self._weight_versions = versions
+            self._ended += 1
+            self._written.fill_(self._ended)
+
+
+def _without_draws(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches. Raises ConfigError where reading one draws random numbers, which a model draws as well."""
+    source = iter(batches)
+    while True:
+        before = torch.get_rng_state()
+        batch = next(source, None)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise ConfigError(
+                "--pipeline reads a batch before the steps that precede it, and reading this one draws from "
+                "torch's global random number generator: draw from a torch.Generator of the data, or --serial"
+            )
+        if batch is None:
+            return
+        yield batch
