@@ -12,6 +12,7 @@ calls ``run_rank``, and that calls ``execute`` with the environment of its rank.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from dpexp.distributed.launch import Job, end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
 from dpexp.distributed.rendezvous import host_range
 from dpexp.engine.printed_text import on_stderr
-from dpexp.engine.progress import ProgressBar
+from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record import (
     Journal,
     JournalError,
@@ -142,8 +143,8 @@ def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) ->
     with signals.installed(is_last=is_last):
         uploader = Uploader.start(home()) if config.track and is_recorder else None
         try:
-            with startup_errors(JournalError, PeerError):
-                prepared = _prepare(config, world)
+            with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
+                prepared = _prepare(config, world, is_last or world is not None)
                 facts = _facts(prepared)
                 signals.hold()
                 journal = _open_journal(prepared, facts)
@@ -158,15 +159,27 @@ def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) ->
         return _finish(prepared, journal, uploader, error, signals)
 
 
-def _prepare(config: RunConfig, world: World | None) -> Prepared:
+def _prepare(config: RunConfig, world: World | None, is_last: bool) -> Prepared:
     from dpexp.engine.prepare import prepare_ranks
 
+    if is_last:
+        _freeze_imports(config)
     prepared = prepare_ranks(config, world)
     if prepared.strategy.needs.prediction:
         from dpexp.engine.dry_run import predict
 
         predict(prepared, [next(prepared.batches(0)).inputs])
     return prepared
+
+
+def _freeze_imports(config: RunConfig) -> None:
+    """Leave what torch has imported out of garbage collection, which takes a second at the process's end.
+
+    Nothing of the user's exists yet, and what the run makes is collected as always.
+    """
+    if not config.eval:
+        import torch._dynamo  # noqa: F401  # the first optimizer imports it
+    gc.freeze()
 
 
 def _facts(prepared: Prepared) -> Row:
@@ -292,11 +305,11 @@ class RanksError(RuntimeError):
 def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
-    from dpexp.distributed.device_assignment import processes
-    from dpexp.engine.prepare import prepare
-
     assert isinstance(config.options, LaunchOptions)
-    with startup_errors(JournalError):
+    with startup_errors(JournalError), importing_torch(quiet):
+        from dpexp.distributed.device_assignment import processes
+        from dpexp.engine.prepare import prepare
+
         prepare(config)
         if host_range(config.options)[1] == 1:  # of several hosts only that of the first rank records
             check_writable(home() / "runs")

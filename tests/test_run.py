@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,13 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import needs
 import pytest
+import torch
 from command_lines import PATIENCE_S, script
 
 import dpexp
+from dpexp import live
 from dpexp.config import ConfigError, RunConfig
 from dpexp.record import Record, load
 from dpexp.run import execute
@@ -42,6 +45,30 @@ def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 def only_run(home: Path) -> Record:
     (folder,) = (home / "runs").iterdir()
     return load(folder)
+
+
+class Freezes(torch.nn.Linear):
+    """Counts how often imports were frozen before it was made."""
+
+    counts: ClassVar[list[int]] = []
+    made_after = -1
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+        Freezes.made_after = len(self.counts)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_imports_but_nothing_of_the_user_are_frozen_where_the_process_ends_after_the_run(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    """The garbage collector searched them for cycles for a second after the last line."""
+    monkeypatch.setattr(gc, "freeze", lambda: Freezes.counts.append(1))
+    Freezes.counts.clear()
+    with live.named({"model": Freezes}) as names:
+        config = RunConfig("single", devices="cpu", track=False, steps=1, warmup=0, **names)
+        assert execute(config, quiet=True, is_last=is_last).error is None
+    assert len(Freezes.counts) == Freezes.made_after == int(is_last)
 
 
 def test_secrets_that_equal_values_of_ours_change_nothing_in_a_record(

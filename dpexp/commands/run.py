@@ -69,12 +69,14 @@ def _command(strategy: str) -> None:
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
-    from dpexp.engine.dry_run import dry_run
     from dpexp.engine.printed_text import on_stderr
+    from dpexp.engine.progress import importing_torch
     from dpexp.report import plan
     from dpexp.report.render import terminal
 
-    with startup_errors(), on_stderr():
+    with startup_errors(), on_stderr(), importing_torch():
+        from dpexp.engine.dry_run import dry_run
+
         planned = dry_run(config)
     shown = json.dumps(planned, indent=1) if as_json else terminal.text(plan.sections(planned, full=full))
     typer.echo(shown)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,3 +50,11 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def importing_torch(hidden: bool = False) -> Iterator[None]:
+    """Show that torch is imported and the run prepared, which takes seconds, where stderr is a terminal."""
+    with ProgressBar(hidden=hidden) as progress:
+        progress.begin("prepare" if "torch" in sys.modules else "importing torch")
+        yield

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from in_terminal import in_terminal
 
 CODE = """
@@ -18,6 +20,17 @@ with ProgressBar() as bar:
         time.sleep(0.15)  # a flush every half a second; tqdm redraws ten times a second at most
         bar.advance(1000 // {flushes}, 0.25, 1.5)
     bar.begin("phases")
+"""
+
+COMMAND = """
+import os, sys
+from dpexp import cli
+from dpexp.commands.run import app
+sys.argv = ["run.py", *os.environ["WORDS"].split()]
+try:
+    cli.main(app)
+except SystemExit:
+    pass
 """
 
 
@@ -44,3 +57,15 @@ def test_flushes_not_steps_redraw_it() -> None:
     """A million steps in ten flushes: ten redraws at most, so that no step pays for the bar."""
     shown = in_terminal(CODE.format(flushes=10).replace("1000", "1_000_000"), columns=100)
     assert 1 <= len(re.findall(r"steps: ", shown)) <= 12
+
+
+def test_a_terminal_shows_that_torch_is_imported_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch begins')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for words in (["single", "--no-track"], ["single", "--dry-run"], ["ddp", "--virtual", "2"]):
+        monkeypatch.setenv("WORDS", " ".join(words))
+        shown = in_terminal(COMMAND, columns=100)
+        assert "importing torch…" in shown.partition("torch begins")[0], shown
+        assert "torch begins" in shown
