@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import re
 import tracemalloc
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -144,6 +147,32 @@ def test_error_names_the_line_and_the_field(tmp_path: Path, bad: str, words: str
     path = write(tmp_path / "log.tsv", [*lines(before), bad, *lines(2)])
     assert f"line {before + 1} of {path}" in refused(path)
     assert words in refused(path)
+
+
+def test_any_change_of_a_line_is_read_or_an_error_that_names_it(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    good, read = lines(20), 0
+    for _ in range(300):
+        text = bytearray(rng.choice(good).encode())
+        for _ in range(rng.randrange(1, 3)):
+            place = rng.randrange(len(text))
+            text[place : place + rng.randrange(2)] = rng.choice(ODD)
+        path = tmp_path / "log.tsv"
+        path.write_bytes(good[0].encode() + b"\n" + text + b"\n" + good[1].encode())
+        found = None
+        with suppress(ConfigError):
+            (found,) = opened(path).batches(10)
+        if found is None:
+            assert re.search(rf"line [23] of {path}", refused(path))
+            continue
+        read += 1
+        dense, ids = found.inputs
+        assert bool(dense.isfinite().all())
+        assert bool(((ids >= 0) & (ids < 50)).all())
+    assert 10 < read < 290
+
+
+ODD = (b"", b"\t", b"\n", b"\r", b"0", b"-", b"f", b"g", b" ", b"_", b"+", b"0x", b"\0", b"\xff", b"9" * 20)
 
 
 def test_error_names_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpexp.config import ConfigError, RunConfig
 from dpexp.engine import touched_rows
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import Prepared, prepare, prepare_ranks
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
 from dpexp.strategies import mapped_tables
@@ -175,6 +175,13 @@ def test_what_needs_the_table_in_memory_is_refused(folder: Path, values: Any, wo
     with pytest.raises(ConfigError, match=words):
         prepare(hybrid(folder, **values))
     assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_run_saves_no_checkpoint_of_a_table_in_a_file(folder: Path) -> None:
+    """Nor when it receives SIGTERM, at which other runs do."""
+    in_memory, in_file = (prepare_ranks(hybrid(place), None) for place in (None, folder))
+    assert in_memory.checkpoints is not None
+    assert in_file.checkpoints is None
 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
