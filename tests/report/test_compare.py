@@ -21,7 +21,7 @@ from dpexp import report
 from dpexp.record import Journal, Record, RunSummary, finish, load
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
-from dpexp.report.compare.grouping import Comparison, compare
+from dpexp.report.compare.grouping import Comparison, Group, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content import summary_metrics
@@ -174,6 +174,25 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
 
     assert (interval("sweep").low, interval("sweep").high) == pytest.approx((2.0, 2.0))
     assert interval("").low < 1.0
+
+
+def test_rounds_of_a_sweep_on_several_hosts_are_compared_together_where_each_had_one(save: Save) -> None:
+    def groups(sweep: str, hosts: list[list[str]]) -> list[Group]:
+        folders = []
+        for number, of_round in enumerate(hosts, start=1):
+            for cell, (make, host) in enumerate(zip((single, partial(whole, 2)), of_round, strict=True)):
+                record = make(step_ms=(2.0, 1.0)[cell] * (1 + number))
+                record.environment |= {"host": host}
+                folders.append(save(record, 10 * number + cell, parent=sweep, name=f"{cell}.r{number}"))
+        compared = compare(folders)
+        shutil.rmtree(folders[0].parent)
+        return compared.groups
+
+    (group,) = groups("jobs", [["n1", "n1"], ["n2", "n2"], ["n1", "n1"]])
+    speed_up = group.ranked[0].speed_up(group.baseline)
+    assert (group.machine, speed_up.low) == (("n1, n2", "A CPU"), pytest.approx(2.0))
+    split = groups("split", [["n1", "n2"], ["n2", "n2"]])
+    assert sorted(group.machine[0] for group in split) == ["n1", "n2"]
 
 
 def test_noisy_cells_are_named(save: Save) -> None:

@@ -1,9 +1,10 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
-Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs of one
-config, with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times
-with an interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within
-the noise, and cells that ran once have no interval.
+Runs are ranked only within a group: the same kind of execution, the same machine, the same work. The rounds
+of a sweep may lie on several hosts of one kind, because its cells are paired by round. Runs of one config,
+with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times with an
+interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within the
+noise, and cells that ran once have no interval.
 """
 
 from __future__ import annotations
@@ -152,27 +153,53 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
-    records, left_out, unreadable = RunRecords(), [], []
+    records, left_out = RunRecords(), []
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
-    for folder in folders:
-        try:
-            record = records.read(folder)
-        except JournalError as error:
-            unreadable.append((folder.name, str(error)))
-            continue
+    found, unreadable = _read(folders, records)
+    hosts = _hosts(found.values())
+    for folder, record in found.items():
         rows, times = usual_times(record)
         if record.status != "finished" or not times:
             why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
-        key, config = records.keys(record)
+        (execution, machine, work), config = records.keys(record)
+        key = (execution, (hosts.get(record.parent, machine[0]), *machine[1:]), work)
         cell = cells.setdefault((key, config, rows), Cell(rows, folder))
         if not cell.runs:
             groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.runs.append(record)
     ranked = sorted(groups.values(), key=lambda group: -len(group.cells))
     return Comparison(ranked, left_out + unreadable, unreadable)
+
+
+def _read(folders: Iterable[Path], records: RunRecords) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
+    """The runs by folder, and those that cannot be read, each with the reason."""
+    found, unreadable = {}, []
+    for folder in folders:
+        try:
+            found[folder] = records.read(folder)
+        except JournalError as error:
+            unreadable.append((folder.name, str(error)))
+    return found, unreadable
+
+
+def _hosts(records: Iterable[Record]) -> dict[str, str]:
+    """{sweep: its hosts} of sweeps whose rounds ran on several hosts, each on one.
+
+    Its cells are paired by round, so that a ratio compares runs of one host.
+    """
+    sweeps: dict[str, dict[Hashable, set[str]]] = {}
+    for record in filter(lambda record: record.parent, records):
+        rounds = sweeps.setdefault(record.parent, {})
+        rounds.setdefault(_round(record), set()).add(str(record.environment.get("host")))
+    found = {}
+    for sweep, rounds in sweeps.items():
+        hosts = set().union(*rounds.values())
+        if len(hosts) > 1 and all(len(of_round) == 1 for of_round in rounds.values()):
+            found[sweep] = ", ".join(sorted(hosts))
+    return found
 
 
 def _round(record: Record) -> Hashable:
