@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,6 +47,27 @@ def test_a_run_has_the_energy_of_its_measured_steps(
     record = recorded(dpexp_home, RunConfig("single", steps=4, phase_steps=0, check=False, devices="cpu"))
     assert record.work == {"energy": {"joules": {"package-0": 6.0}, "steps": 4}}
     assert record.summary["joules_per_step"] == 1.5
+
+
+def test_each_cuda_device_has_the_counter_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of NVIDIA's library that is used, and of PyTorch, which only a machine with a driver has."""
+    pynvml = pytest.importorskip("pynvml")
+    counters = {"GPU-a0": 1_000, "GPU-a1": 5_000}  # in mJ
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: counters[handle])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"a{device.index}")
+    )
+    meter = EnergyMeter([torch.device("cuda", 1), torch.device("cpu")], with_host=False)
+    counters["GPU-a1"] += 250
+    assert meter.joules() == {"cuda:1": 0.25}
+
+    def refuse(_: str) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+    assert meter.joules() == {}
 
 
 def test_what_the_machine_does_not_tell_is_left_out(tmp_path: Path) -> None:

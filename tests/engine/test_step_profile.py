@@ -128,6 +128,15 @@ def test_replicas_have_their_copies_and_their_rows_activations(dpexp_home: Path,
     assert found["cpu"]["peak"] > 3 * PARAMETERS
 
 
+@pytest.mark.gpu
+def test_on_cuda_the_allocator_has_the_peak_of_training(dpexp_home: Path) -> None:
+    row = only_row(profiled(dpexp_home, "single", devices="cuda:0", optimizer="adam"))
+    assert row["device"] == "cuda:0"
+    assert (row["parameters"], row["gradients"], row["optimizer"]) == (PARAMETERS, PARAMETERS, 2 * PARAMETERS)
+    assert row["activations"] == DEPTH * ROWS * WIDTH * FLOAT + FLOAT
+    assert 4 * PARAMETERS <= row["peak"] <= row["reserved"]
+
+
 def test_only_the_looked_up_rows_of_a_sparse_table_have_gradients(dpexp_home: Path) -> None:
     """What a step makes does not grow with the table: bounded in bytes, not in time."""
     found = {}

@@ -108,7 +108,12 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
 
 def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     repeats = [save(single(ms), number) for number, ms in enumerate((2.0, 2.02))]
-    repeats += [save(whole(2, step_ms=ms), 10 + number) for number, ms in enumerate((1.0, 1.01))]
+    use = {
+        "work": {"rows": 30, "flops": {"forward": 10**6}},
+        "memory_use": [{"device": "cpu", "activations": 9}],
+    }
+    faster = [whole(2, step_ms=ms, **use) for ms in (1.0, 1.01)]
+    repeats += [save(record, 10 + number) for number, record in enumerate(faster)]
     compared = compare([*repeats, save(whole(4), 20, status="failed")])
     found = json.loads(rows.to_json(compared))
     fastest, baseline = found["configs"]
@@ -116,6 +121,9 @@ def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     assert fastest["speed_up_low"] < fastest["speed_up"] < fastest["speed_up_high"]
     assert f"{fastest['speed_up']:.2f}x" in text(compared)
     assert (baseline["is_baseline"], baseline["speed_up"], baseline["speed_up_low"]) == (True, 1.0, None)
+    assert fastest["flops_per_s"] == pytest.approx(1e9 / fastest["step_ms"])
+    assert (fastest["activation_bytes"], baseline["activation_bytes"]) == (9, None)
+    assert baseline["flops_per_s"] is None
     assert [row["run"] for row in found["left_out"]] == ["whole-4"]
     lines = [*csv.DictReader(io.StringIO(rows.to_csv(compared)))]
     assert [(line["name"], float(line["step_ms"])) for line in lines] == [

@@ -82,6 +82,16 @@ class Cell:
         devices = dict.fromkeys(device for run in self.runs for device in run.memory)
         return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
 
+    def activation_bytes(self) -> int | None:
+        """The activations of the device that has most, in the run that has most; None where not known."""
+        found = [run.summary.get("memory_bytes", {}).get("activations") for run in self.runs]
+        return max((count for count in found if count is not None), default=None)
+
+    def flops_per_s(self) -> float | None:
+        """The FLOPs of a step, equal in all runs, over the step time of the cell; None where not known."""
+        flops = sum(self.first.summary.get("flops", {}).values())
+        return 1000 * flops / self.typical_ms if flops and "flops_per_s" in self.first.summary else None
+
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
         return intervals.ratio(baseline.medians, self.medians)

@@ -67,5 +67,7 @@ def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
         "speed_up_high": speed_up.high if is_known else None,
         "verdict": tables.verdict(speed_up) if is_known else "",
         "peak_bytes": max(cell.memory().values(), default=None),
+        "activation_bytes": cell.activation_bytes(),
+        "flops_per_s": cell.flops_per_s(),
         "gradient_error": cell.gradient_error(),
     }
