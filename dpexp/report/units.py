@@ -109,7 +109,7 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
 
 
 def short_name(name: str, most: int) -> str:
-    """``encoder.layers.11.attention.linear`` as ``….layers.11.attention.linear`` or ``….11…linear``.
+    """``encoder.layers.11.attention.linear`` as ``…layers.11.attention.linear`` or ``…11…linear``.
 
     Its end stays, and before it the index of its last layer.
     """
@@ -119,7 +119,7 @@ def short_name(name: str, most: int) -> str:
     layer = next((place for place in range(len(parts) - 2, -1, -1) if parts[place].isdecimal()), None)
     if layer is None:
         return f"…{name[1 - most :]}"
-    mark = f"….{parts[layer]}…" if layer else f"{parts[0]}…"
-    found = [".".join(["…", *parts[start:]]) for start in range(1, layer + 1)]
+    mark = f"…{parts[layer]}…" if layer else f"{parts[0]}…"
+    found = ["…" + ".".join(parts[start:]) for start in range(1, layer + 1)]
     found += [mark + ".".join(parts[start:]) for start in range(layer + 2, len(parts))]
     return next((short for short in found if len(short) <= most), mark + name[-max(1, most - len(mark)) :])

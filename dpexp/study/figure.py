@@ -152,9 +152,9 @@ def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
         color = SERIES[0] if place else BASELINE
         axes.barh(place, row["value"], height=0.62, color=color, **style.EDGE)
         axes.plot(row["dots"], [place] * len(row["dots"]), "o", color=style.INK, markersize=3.5, alpha=0.75)
+    axes.set_xlim(0, longest * 1.05)
     _draw_limits(axes, spec.limits)
     style.rows(axes, [f"{row['label']}    {kind.show(row['value']):>8}" for row in data], margin=0.7)
-    axes.set_xlim(0, longest * 1.05)
     axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
     has_dots = any(row["dots"] for row in data)
     below = f"{title(spec.metric)}, geometric mean of the runs' medians; a dot is one run" if has_dots else ""
@@ -172,9 +172,10 @@ def _draw_dots(spec: Dots, data: list[Row]) -> Figure:
         xs, ys = [row["value"] for row in dots], [rows.index(row["row"]) + shift for row in dots]
         marker, color = style.MARKERS[number % len(style.MARKERS)], SERIES[number % len(SERIES)]
         axes.plot(xs, ys, marker, color=color, label=style.escape(label), markersize=6)
-    _draw_limits(axes, spec.limits)
     axes.set_xscale("log")
     axes.set_xlim(spec.floor / 2, 10 * max([row["value"] for row in data] + list(spec.limits.values())))
+    style.log_axis(axes.xaxis, lambda at: f"{at:.0e}")
+    _draw_limits(axes, spec.limits)
     style.rows(axes, rows, margin=0.9)
     axes.set_xlabel(title(spec.metric), fontsize=9, color=style.SOFT)
     _legend(axes, loc="center", bbox_to_anchor=(0.66, 0.5))
@@ -187,10 +188,14 @@ def _legend(axes: Axes, **where: Any) -> None:
 
 
 def _draw_limits(axes: Axes, limits: Mapping[str, float]) -> None:
-    """A dashed line for each limit, its label beside it at the top."""
+    """A dashed line for each limit, its label beside it at the top; the limits of the axis are set."""
     for label, limit in limits.items():
         axes.axvline(limit, color=LIMIT, linewidth=1.2, linestyle="--")
-        axes.text(limit, -0.62, f" {label}", fontsize=8, color=LIMIT, va="bottom")
+        is_right = (axes.transScale + axes.transLimits).transform((limit, 0))[0] > 0.6
+        text = f"{style.escape(label)} " if is_right else f" {style.escape(label)}"
+        side = "right" if is_right else "left"
+        above = axes.get_xaxis_transform()
+        axes.text(limit, 1, text, fontsize=8, color=LIMIT, va="top", ha=side, transform=above)
 
 
 def _draw_splits(spec: Splits, data: list[Row]) -> Figure:
@@ -218,15 +223,16 @@ def _draw_lines(spec: Lines, data: list[Row], axes: Axes) -> None:
         axes.fill_between(row["x"], row["low"], row["high"], color=color, alpha=0.18, linewidth=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    ticks = sorted({x for row in data for x in row["x"]})
-    axes.set_xticks(ticks, [units.number(x) for x in ticks])
+    xs = sorted({x for row in data for x in row["x"]})
+    if len(xs) < 3:
+        style.log_axis(axes.xaxis, units.number)
+    else:
+        axes.set_xticks(xs, [units.number(x) for x in xs])
     axes.minorticks_off()
     show: Any = units.ratio if spec.against else kind.show
-    axes.yaxis.set_major_formatter(lambda at, _: show(at))
-    axes.yaxis.set_minor_formatter(lambda at, _: show(at))
-    axes.tick_params(axis="y", which="minor", labelsize=7, labelcolor=style.SOFT, length=0)
     if spec.against:
         axes.axhline(1.0, color=style.INK, linewidth=1.0, linestyle="--")
+    style.log_axis(axes.yaxis, show)
     axes.set_xlabel(style.escape(spec.x), fontsize=9, color=style.SOFT)
     axes.set_ylabel(style.escape(spec.y or title(spec.metric)), fontsize=9, color=style.SOFT)
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 from command_lines import python
+from drawn_figures import axes_without_round_ticks, draw, illegible_texts
 from record_factory import hybrid, whole
 
 from dpexp import report
 from dpexp.record import Journal, Record, RunSummary, finish, load
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
+from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison, Group, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
@@ -274,6 +276,21 @@ def test_out_writes_markdown_html_and_figures(save: Save, tmp_path: Path) -> Non
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page
+
+
+def test_figures_of_a_comparison_are_legible(save: Save) -> None:
+    """Whatever the names and however near the times: titles are whole, axes have three round ticks."""
+    times = {1: 2.0, 2: 1.9, 4: 1.95, 8: 2.05}
+    for first, counts in ((0, (1, 2)), (10, (1, 3, 6)), (20, (1, 2, 4, 8))):
+        records = [single(), *(whole(count, step_ms=times.get(count, 1.9)) for count in counts[1:])]
+        for record in records:
+            record.environment |= {"host": "a-very-long-host-name.cluster.example.org", "cpu": "A CPU " * 12}
+        group = compare([save(record, number) for number, record in enumerate(records, first)]).groups[0]
+        for figure in (stacked_phases_figure(group), scaling_figure(group)):
+            assert figure is not None
+            draw(figure)
+            assert illegible_texts(figure) == []
+            assert axes_without_round_ticks(figure) == []
 
 
 def test_the_figures_of_each_comparison_stand_beside_its_table(save: Save, tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn_figures import axes_without_round_ticks, draw, illegible_texts, texts_of
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from record_factory import hybrid, whole
+from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.record import Record
@@ -33,6 +32,23 @@ from dpexp.study.figure import SERIES
 
 NAMES = ["layout.png", "phases.png", "timeline.html", "timeline.png", "trace.json"]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+DEEP = [
+    "encoder.layers.11.self_attention.linear_projection",
+    "encoder.layers.10.self_attention.linear_projection",
+    "encoder.layers.11.self_attention.output_projection_of_all_heads",
+]
+
+
+def deep() -> Record:
+    """A run with deep modules, whose names share both ends, on devices of hosts with long names."""
+    record = whole(2, phases={name: 1e5 * ms for name, ms in PHASES.items()})
+    row = record.device_map[0]
+    record.device_map = [{**row, "module": name} for name in DEEP]
+    for row in record.timeline:
+        row["device"] = f"node-17.rack-3.cluster.example.org/{row['device']}"
+    return record
+
+
 RECORDS = {
     "1 device": lambda: whole(1),
     "2 devices": lambda: whole(2),
@@ -41,6 +57,9 @@ RECORDS = {
     "1000 devices": lambda: whole(1000, batches=(2000,)),
     "100 modules": lambda: whole(2, modules=100),
     "hybrid": hybrid,
+    "deep modules": deep,
+    "0.2 µs": lambda: whole(2, phases={name: 1e-4 * ms for name, ms in PHASES.items()}),
+    "0 ms": lambda: whole(2, phases=PHASES | {"scatter": 0.0, "gather": 0.0001, "loss": 23.4}),
 }
 
 
@@ -69,48 +88,39 @@ def test_a_run_that_recorded_nothing_has_no_figures(tmp_path: Path) -> None:
 # --- legible -------------------------------------------------------------------------------------
 
 
-def drawn(record: Record) -> list[Figure]:
-    figures = [
-        timeline_figure(record, timeline.steps(record)),
-        phases_figure(record),
-        layout_figure(record),
-    ]
+@pytest.fixture(scope="module")
+def figures(record: Record) -> list[Figure]:
+    found = [timeline_figure(record, timeline.steps(record)), phases_figure(record), layout_figure(record)]
+    for figure in found:
+        draw(figure)
+    return found
+
+
+def test_no_texts_overlap_and_none_is_cut_off(figures: list[Figure]) -> None:
+    assert [illegible_texts(figure) for figure in figures] == [[], [], []]
+
+
+def test_axes_have_three_round_ticks_or_more(figures: list[Figure]) -> None:
+    assert [axes_without_round_ticks(figure) for figure in figures] == [[], [], []]
+
+
+def test_modules_keep_their_end_and_their_layer() -> None:
+    texts = {text.get_text() for text in texts_of(layout_figure(deep()))}
+    for name in DEEP:
+        shown = next(text for text in texts if text.startswith(units.short_name(name, 40)))
+        assert shown.endswith("40 B")
+        assert len(shown) < 48
+
+
+def test_a_phase_of_0_percent_is_not_drawn() -> None:
+    record = whole(2, phases=PHASES | {"scatter": 0.0, "gather": 0.0001})
+    steps = timeline.steps(record)
+    for figure, count in ((phases_figure(record), 5), (timeline_figure(record, steps), 7)):
+        assert len(figure.axes[0].patches) == count
+
+
+def test_no_figure_is_larger_than_a_page(figures: list[Figure]) -> None:
     for figure in figures:
-        FigureCanvasAgg(figure).draw()
-    return figures
-
-
-def test_no_texts_overlap_and_none_is_cut_off(record: Record) -> None:
-    for figure in drawn(record):
-        boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
-        assert len(boxes) > 1
-        for text, box in boxes:
-            assert min(box.x0, box.y0) > -1, text
-            assert max(box.x1 - figure.bbox.width, box.y1 - figure.bbox.height) < 1, text
-        for (first, a), (second, b) in itertools.combinations(boxes, 2):
-            inside = min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
-            assert not inside, (first, second)
-
-
-def texts_of(figure: Figure) -> list[Text]:
-    """Every text that is drawn: ticks outside their axis are not."""
-    beyond = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            ticks = axis.get_major_ticks()
-            if axes.axison:
-                ticks = [tick for tick in ticks if not low <= tick.get_loc() <= high]
-            beyond |= {label for tick in ticks for label in (tick.label1, tick.label2)}
-    return [
-        text
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip() and text not in beyond
-    ]
-
-
-def test_no_figure_is_larger_than_a_page(record: Record) -> None:
-    for figure in drawn(record):
         width, height = figure.get_size_inches()
         assert width <= 16
         assert height <= 16
@@ -222,8 +232,8 @@ def test_a_logarithmic_axis_has_three_to_ten_ticks(power: float, decades: float)
 
 def test_a_short_name_keeps_its_end_and_its_layer() -> None:
     name = "encoder.layers.11.self_attention.linear_projection"
-    assert units.short_name(name, 40) == "….11.self_attention.linear_projection"
-    assert units.short_name(name, 24) == "….11…linear_projection"
+    assert units.short_name(name, 40) == "…11.self_attention.linear_projection"
+    assert units.short_name(name, 22) == "…11…linear_projection"
     assert units.short_name("a_long_name_without_parts", 12) == "…thout_parts"
     assert units.short_name(name, 50) == name
 
@@ -340,7 +350,8 @@ def test_the_chrome_trace_has_complete_events_named_processes_and_lanes(
     assert len({event["args"]["name"] for event in threads}) == len(threads)
     named = {(event["pid"], event["tid"]) for event in threads}
     assert named == {(event["pid"], event["tid"]) for event in bars if event["cat"] != "step"}
-    assert sum(event["dur"] for event in bars if event["cat"] == "backward") == pytest.approx(3 * 500)
+    spent = 1000 * sum(record.phases["backward"])
+    assert sum(event["dur"] for event in bars if event["cat"] == "backward") == pytest.approx(spent)
 
 
 def test_bars_of_one_lane_of_the_trace_do_not_overlap(pictures: dict[str, Path]) -> None:

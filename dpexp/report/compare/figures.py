@@ -26,7 +26,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
     for row, (_, stack) in enumerate(stacks):
         left = 0.0
-        for phase in stack:
+        for phase in (phase for phase in stack if phase.is_visible):
             color = palette.color(phase.name)
             axes.barh(row, phase.median, left=left, height=0.66, color=color, **style.EDGE)
             left += phase.median
@@ -34,7 +34,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     drawn = [cell for cell, _ in stacks]
     style.rows(axes, [f"{label}\n{ids}" for label, ids in zip(labels(drawn), run_ids(drawn), strict=True)])
     axes.margins(x=0.12)
-    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
+    style.time_axis(axes)
     axes.xaxis.tick_top()
     where = f"{group.execution} on {group.machine[0]}"
     style.title(axes, f"Step time by phase, {where}, {dates(drawn)} (medians)")
@@ -61,6 +61,8 @@ def _scaling(axes: Axes, group: Group) -> None:
     axes.grid(axis="y", color=style.LINE, linewidth=0.6)
     baseline, cells = group.baseline, shown(group)
     counts = sorted({cell.devices for cell in cells})
+    if len(counts) < 3:
+        counts = sorted({*counts, *(counts[0] * 2**power for power in range(3))})
     ideal = [count / baseline.devices for count in counts]
     axes.plot(counts, ideal, color=style.SOFT, linestyle="--", label="ideal")
     lines: dict[str, list[Cell]] = {}
@@ -84,7 +86,7 @@ def _scaling(axes: Axes, group: Group) -> None:
     axes.set_yscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    style.log_axis(axes.yaxis, lambda value: f"{value:.10g}x")
     axes.set_xlabel("devices", color=style.INK)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=style.INK)
     where = f"{group.execution}, {group.machine[0]}"

@@ -20,9 +20,11 @@ from dpexp.report.figures import palette, style
 MOST_BOXES = 8
 """So many devices with copies get a box each; of more, those with the same content share one."""
 MOST_MODULES = 10
-MOST_LETTERS = 26
-LINE_HEIGHT, PADDING, GAP, BETWEEN = 0.2, 0.16, 0.22, 2.3
-BOX_WIDTH = 2.9
+MOST_LETTERS = 40
+"""Longer names of modules are shortened; a box is as wide as its lines."""
+LINE_HEIGHT, PADDING, GAP, BETWEEN = 0.2, 0.16, 0.22, 2.8
+LEAST_WIDTH, INDENT = 2.0, 0.12
+TITLE, LETTERS, LOADS = 9.5, 8.5, 8.0
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Box:
     column: int
     x: float = 0.0
     top: float = 0.0
+    width: float = LEAST_WIDTH
     min_height: float = 0.0
 
     @property
@@ -55,9 +58,10 @@ def layout_figure(record: Record) -> Figure:
     numbers = sorted({box.column for box in boxes})
     columns = [[box for box in boxes if box.column == number] for number in numbers]
     height = max(map(_stack_height, columns))
-    for index, column in enumerate(columns):
-        _stack(column, index * (BOX_WIDTH + BETWEEN), height)
-    width = len(columns) * BOX_WIDTH + (len(columns) - 1) * BETWEEN
+    x = 0.0
+    for column in columns:
+        x = _stack(column, x, height) + BETWEEN
+    width = x - BETWEEN
     figure = style.figure(max(6.0, width + 0.6), height + 1.0)
     axes = figure.add_subplot()
     axes.set_axis_off()
@@ -95,13 +99,14 @@ def _rows(record: Record) -> dict[str, int]:
 
 
 def _lines(place: layout.DeviceContents, rows: dict[str, int], used: list[str]) -> list[str]:
-    lines = [f"{_short(name)}  {units.size(count)}" for name, count in place.own.items()]
+    names = units.short_names([name or "(model)" for name in place.own], MOST_LETTERS)
+    lines = [f"{name}  {units.size(count)}" for name, count in zip(names, place.own.values(), strict=True)]
     if len(lines) > MOST_MODULES:
         rest = list(place.own.values())[MOST_MODULES - 1 :]
         lines[MOST_MODULES - 1 :] = [f"… {len(rest)} more modules  {units.size(sum(rest))}"]
     if place.copies:
-        names = list(place.copies)
-        what = _short(names[0]) if len(names) == 1 else f"{len(names)} modules"
+        names = units.short_names([name or "(model)" for name in place.copies], MOST_LETTERS)
+        what = names[0] if len(names) == 1 else f"{len(names)} modules"
         lines.append(f"copy of {what}  {units.size(sum(place.copies.values()))}")
     if place.device in rows:
         lines.append(f"computes {rows[place.device]} rows")
@@ -110,23 +115,25 @@ def _lines(place: layout.DeviceContents, rows: dict[str, int], used: list[str]) 
     return lines or ["no parameters"]
 
 
-def _short(module: str) -> str:
-    name = module or "(model)"
-    return name if len(name) <= MOST_LETTERS else f"…{name[1 - MOST_LETTERS :]}"
-
-
 def _stack_height(column: list[Box]) -> float:
     return sum(box.height for box in column) + GAP * (len(column) - 1)
 
 
-def _stack(column: list[Box], x: float, height: float) -> None:
-    """Place the boxes of a column from top to bottom, centred; a single box fills the height."""
+def _stack(column: list[Box], x: float, height: float) -> float:
+    """Place the boxes of a column from top to bottom, centred; a single box fills the height.
+
+    Returns the right edge of the column, which is as wide as its longest line.
+    """
+    titles = [style.text_width(box.title, TITLE, "bold") for box in column]
+    lines = [style.text_width(line, LETTERS) for box in column for line in box.lines]
+    width = max(LEAST_WIDTH, 3 * INDENT + max(titles + lines))
     if len(column) == 1:
         column[0].min_height = height
     top = height - (height - _stack_height(column)) / 2
     for box in column:
-        box.x, box.top = x, top
+        box.x, box.top, box.width = x, top, width
         top -= box.height + GAP
+    return x + width
 
 
 def _draw(axes: Axes, box: Box) -> None:
@@ -134,16 +141,18 @@ def _draw(axes: Axes, box: Box) -> None:
         corner = (box.x + shift, box.top - box.height + shift / 2)
         axes.add_patch(
             FancyBboxPatch(
-                corner, BOX_WIDTH - 0.08, box.height,
+                corner, box.width - 0.08, box.height,
                 boxstyle="round,pad=0,rounding_size=0.08", facecolor="white", edgecolor=style.SOFT,
             )
         )  # fmt: skip
     y = box.top - PADDING - LINE_HEIGHT / 2
-    left = box.x + 0.12
-    axes.text(left, y, style.escape(box.title), fontsize=9.5, fontweight="bold", color=style.INK, va="center")
+    left = box.x + INDENT
+    axes.text(
+        left, y, style.escape(box.title), fontsize=TITLE, fontweight="bold", color=style.INK, va="center"
+    )
     for line in box.lines:
         y -= LINE_HEIGHT
-        axes.text(left, y, style.escape(line), fontsize=8.5, color=style.INK, va="center")
+        axes.text(left, y, style.escape(line), fontsize=LETTERS, color=style.INK, va="center")
 
 
 def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:
@@ -169,7 +178,7 @@ def _connect(axes: Axes, source: Box, target: Box, sent: dict[str, int]) -> None
     inner, outer = (source, target) if outward else (target, source)
     y_outer = outer.top - outer.height / 2 + (0.09 if outward else -0.09)
     y_inner = min(max(y_outer, inner.top - inner.height + 0.1), inner.top - 0.1)
-    ends = [(inner.x + BOX_WIDTH - 0.04, y_inner), (outer.x - 0.06, y_outer)]
+    ends = [(inner.x + inner.width - 0.04, y_inner), (outer.x - 0.06, y_outer)]
     start, end = ends if outward else reversed(ends)
     arrow = {
         "arrowstyle": "-|>",
@@ -178,9 +187,10 @@ def _connect(axes: Axes, source: Box, target: Box, sent: dict[str, int]) -> None
         "path_effects": [withStroke(linewidth=3, foreground=style.SOFT)],
     }
     axes.annotate("", xy=end, xytext=start, arrowprops=arrow)
-    loads = " + ".join(f"{what} {units.size(count)}" for what, count in sent.items())
+    loads = (f"{what} {units.size(count)}".replace(" ", "\N{NO-BREAK SPACE}") for what, count in sent.items())
+    lines = style.wrapped(" + ".join(loads), BETWEEN - 0.4, LOADS)
     axes.text(
-        outer.x - 0.28, y_outer + (0.05 if outward else -0.05), loads, fontsize=8, color=style.INK,
+        outer.x - 0.28, y_outer + (0.05 if outward else -0.05), lines, fontsize=LOADS, color=style.INK,
         ha="right", va="bottom" if outward else "top",
         bbox={"facecolor": style.PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
     )  # fmt: skip

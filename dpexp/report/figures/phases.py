@@ -18,15 +18,17 @@ def phases_figure(record: Record) -> Figure:
     quartiles = [_quartiles(samples(record, bar.name)) for bar in bars]
     longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
     for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
-        axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
-        axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
+        if bar.is_visible:
+            axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
+            axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
         text = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
         end = max(bar.median, high) + 0.012 * longest
         axes.text(end, place, text, va="center", fontsize=9, color=style.INK)
-    style.rows(axes, ["    " * bar.depth + bar.name for bar in bars])
+    names = ["    " * bar.depth + bar.name for bar in bars]
+    style.rows(axes, names)
     for label in axes.get_yticklabels():
         label.set_horizontalalignment("left")
-    axes.tick_params(axis="y", pad=100)
+    axes.tick_params(axis="y", pad=8 + 72 * max(style.text_width(name, 9) for name in names))
     axes.set_xlim(0, longest * 1.3)
     style.time_axis(axes)
     where, total = f"{record.strategy} on {layout.stage(record)}", units.ms(step_ms(record))

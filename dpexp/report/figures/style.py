@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpexp.report import units
+from dpexp.report import ticks, units
 from dpexp.report.figures import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 DPI = 110
 MARKERS = "osD^vPX*"
+TITLE, BELOW = 11.0, 9.0
+"""The letters of a title and of the line below it, in points."""
+LINE_INCHES = 0.19
+"""The height of a further line of a title."""
+MOST_LABELS = 1.4
+"""The inches beside an axes that its labels may take where the line below a title must fit."""
+LABEL_LETTERS = 44
+"""Longer labels of rows are shortened."""
 EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
 """The outline of a bar."""
 
@@ -37,8 +47,12 @@ def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def plain(axes: Axes) -> None:
-    """Remove the frame except the lower line, and draw soft ticks and a light grid along x."""
+    """Remove the frame except the lower line; three soft ticks or more, and a light grid along x."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_facecolor(PAPER)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
@@ -48,23 +62,64 @@ def plain(axes: Axes) -> None:
 
 
 def rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
-    """Label the rows from top to bottom, with a margin above the first."""
-    axes.set_yticks(range(len(labels)), [escape(label) for label in labels])
+    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
+    lines = [label.partition("\n") for label in labels]
+    short = units.short_names([first for first, *_ in lines], LABEL_LETTERS)
+    texts = [escape("".join([name, *rest])) for name, (_, *rest) in zip(short, lines, strict=True)]
+    axes.set_yticks(range(len(labels)), texts)
     axes.set_ylim(len(labels) - 0.4, -margin)
 
 
 def time_axis(axes: Axes) -> None:
-    """Label the x axis with times; its values are in ms."""
-    axes.xaxis.set_major_formatter(lambda value, _: units.ms(value))
+    """Label the x axis with times in one unit; its values are in ms and its limits are set."""
+    factor, unit = units.time_unit(max(axes.get_xlim()))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value * factor:,.10g} {unit}")
     axes.tick_params(axis="x", labelsize=8, labelcolor=SOFT)
 
 
+def log_axis(axis: Axis, show: Callable[[float], str]) -> None:
+    """Three round ticks or more on a logarithmic axis whose limits are set, or whose data are drawn."""
+    low, high = sorted(axis.get_view_interval())
+    found = ticks.log_ticks(low, high)
+    axis.set_ticks(found, [show(tick) for tick in found])
+    axis.set_ticks([], minor=True)
+
+
 def title(axes: Axes, text: str, below: str = "") -> None:
-    """A title at the left; ``below`` in smaller letters under it."""
-    pad = 22 if below else 8
-    axes.set_title(escape(text), loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad)
+    """A title from the left edge, in as many lines as it needs; ``below`` in smaller letters under it."""
+    from matplotlib.figure import Figure
+
+    figure = axes.get_figure()
+    assert figure is not None
+    inches = figure.bbox.width / figure.get_dpi()
+    lines = wrapped(text, inches - 0.3, TITLE, "bold")
+    figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=TITLE, fontweight="bold", color=INK)
     if below:
-        axes.text(0, 1, escape(below), transform=axes.transAxes, fontsize=9, color=SOFT, va="bottom")
+        lines = wrapped(below, inches - MOST_LABELS, BELOW)
+        axes.set_title(lines, loc="left", fontsize=BELOW, color=SOFT)
+    if isinstance(figure, Figure):
+        figure.set_figheight(figure.get_figheight() + LINE_INCHES * lines.count("\n"))
+
+
+def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> str:
+    """The text in lines of at most this width, escaped; between words where it can be."""
+    letters = len(text)
+    while True:
+        lines = textwrap.wrap(text, max(1, letters))
+        widest = max((text_width(line, size, weight) for line in lines), default=0.0)
+        if widest <= inches or letters <= 1:
+            return escape("\n".join(lines))
+        letters = min(letters - 1, int(letters * inches / widest))
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """The width of a line of text in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    font = FontProperties(size=size, weight=weight)
+    width, _, _ = TextToPath().get_text_width_height_descent(text, font, ismath=False)
+    return 1.03 * float(width) / 72  # drawn in pixels it is up to 3% wider
 
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:

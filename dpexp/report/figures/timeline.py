@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from dpexp.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
+from dpexp.report.analysis.phases import SMALLEST_SHARE
 from dpexp.report.analysis.timeline import Bar, Step, typical
 from dpexp.report.figures import palette, style
 
@@ -21,9 +22,13 @@ def timeline_figure(record: Record, steps: list[Step]) -> Figure:
     step = typical(steps)
     assert step is not None
     lanes = step.lanes[:MOST_LANES]
+
+    def is_drawn(bar: Bar) -> bool:  # a share that reads 0.0% is no bar
+        return bar.ms > 0 and bar.ms >= SMALLEST_SHARE * step.ms
+
     figure, axes = style.figure_with_axes(WIDTH, MARGIN + LANE * len(lanes))
     for place, lane in enumerate(lanes):
-        for bar in lane.bars:
+        for bar in filter(is_drawn, lane.bars):
             _draw(axes, bar, place, step.ms)
     style.rows(axes, [lane.name for lane in lanes])
     axes.set_xlim(0, step.ms or 1)
@@ -34,7 +39,8 @@ def timeline_figure(record: Record, steps: list[Step]) -> Figure:
     style.title(axes, f"{where}: a step of {units.ms(step.ms)}{rows} (typical of {len(steps)})")
     if omitted := len(step.lanes) - len(lanes):
         axes.set_xlabel(f"and {omitted} more replicas, in timeline.html", color=style.SOFT)
-    shown = sorted((bar for lane in lanes for bar in lane.bars), key=lambda bar: (bar.start, -bar.ms))
+    bars = [bar for lane in lanes for bar in filter(is_drawn, lane.bars)]
+    shown = sorted(bars, key=lambda bar: (bar.start, -bar.ms))
     style.legend(axes, list(dict.fromkeys(bar.phase for bar in shown)))
     return figure
 
