@@ -8,6 +8,7 @@ import tracemalloc
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,19 +207,24 @@ def test_file_that_shrinks_during_a_run_is_an_error(log: Path) -> None:
 # --- in a run ------------------------------------------------------------------------------------
 
 
+SPARSE = {"virtual": 1, "options": {"sparse": True}}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"optimizer": "rowwise_adagrad"}, {"optimizer": "adam"}, {"optimizer": "adagrad"}]
+    ("strategy", "values"),
+    [
+        ("whole", {"virtual": 2}),
+        ("hybrid", {"virtual": 2}),
+        *[
+            ("hybrid", {**SPARSE, "optimizer": name})
+            for name in ("sgd", "rowwise_adagrad", "adam", "adagrad")
+        ],
+        ("hybrid", {"virtual": 1, "options": {"sparse": True, "pipeline": True}}),
+    ],
 )
-def test_hybrid_trains_on_a_log_as_a_single_device_does(log: Path, options: dict[str, str]) -> None:
-    config = RunConfig(
-        "hybrid",
-        model="dlrm:dim=4,hidden=8",
-        data=f"criteo:{log},rows=50",
-        batch_size=12,
-        virtual=1,
-        options={"sparse": True},
-        **options,
-    )
+def test_model_trains_on_a_log_as_on_a_single_device(log: Path, strategy: str, values: Any) -> None:
+    text = f"criteo:{log},rows=50"
+    config = RunConfig(strategy, model="dlrm:dim=4,hidden=8", data=text, batch_size=12, **values)
     assert verify(prepare(config)).passed
 
 

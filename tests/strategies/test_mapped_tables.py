@@ -204,7 +204,7 @@ def test_table_that_verification_would_copy_is_refused(folder: Path, monkeypatch
 def test_record_says_where_the_table_lies_and_has_the_digests_of_one_in_memory(folder: Path) -> None:
     words = ("hybrid", "--sparse", "--virtual", "1", "--steps", "5")
     in_memory = launching.run(*words, "--json")
-    in_file = launching.run(*words, "--table-file", str(folder), "--json")
+    in_file = launching.run(*words, "--pipeline", "--table-file", str(folder), "--json")
     then, now = (launching.record(result) for result in (in_memory, in_file))
     assert now["digest"] == then["digest"]
     assert now["steps"]["loss"] == then["steps"]["loss"]
