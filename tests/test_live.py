@@ -297,3 +297,9 @@ def test_a_model_that_returns_its_loss_gets_its_labels(name: str, dpexp_home: Pa
     record = dpexp.run("single", model=net, data=data, devices="cpu", **{**SHORT, "warmup": 0, "steps": 1})
     assert record.steps["loss"][0] == pytest.approx(expected)
     assert dpexp.run("whole", model=net, data=data, virtual=2, **SHORT).verification["passed"]
+
+
+def test_the_package_has_its_public_names_and_no_others() -> None:
+    assert all(getattr(dpexp, name) for name in dpexp.__all__)
+    with pytest.raises(AttributeError, match="module 'dpexp' has no attribute 'train'"):
+        dpexp.train  # noqa: B018
