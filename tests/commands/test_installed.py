@@ -22,13 +22,12 @@ QUICK = ["--virtual", "2", "--steps", "2", "--warmup", "1", "--phase-steps", "1"
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``bin`` of an environment with dpexp installed from the committed files and this one's packages."""
+    """The ``bin`` of an environment with dpexp installed from this folder, and with this one's packages."""
     folder = tmp_path_factory.mktemp("installed")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in listed.stdout.split("\0"):
-        if name.startswith(("dpexp/", "pyproject.toml", "README.md", "LICENSE")) and (ROOT / name).is_file():
-            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "source" / name)
+    left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "dpexp", folder / "source" / "dpexp", ignore=left_out)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "--quiet"]

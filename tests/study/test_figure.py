@@ -1,75 +1,61 @@
-"""Figures of experiments: whatever the data, no title is cut, no texts overlap, and ticks are round."""
+"""figure.png of an experiment: each kind of figure draws its data, and carries their digest."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
-from drawn_figures import axes_without_round_ticks, draw, illegible_texts
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from matplotlib.text import Text
 
-from dpexp.record import Row
 from dpexp.study import figure
-from dpexp.study.experiment import Bars, Curves, Dots, Lines, Splits
+from dpexp.study.experiment import Bars, Curves, Dots, Figure, Lines, RunsByCell, Splits, load
+from dpexp.study.readme import ExperimentReadme
 
-TITLES = st.sampled_from(
-    [
-        "Short",
-        "A step of the small CNN, a global batch of 4096 rows, over processes of one thread " * 2,
-        "W" * 150,
-    ]
-)
-LABELS = [
-    "single device",
-    "2 processes (DDP)",
-    "encoder.layers.11.self_attention.linear_projection, 2 devices",
-]
-VALUES = st.floats(1e-4, 1e6)
+ROOT = Path(__file__).resolve().parents[2]
+OF_KIND: dict[type[Any], str] = {
+    Bars: "whole_vs_block",
+    Curves: "batch_times_n",
+    Dots: "equivalence",
+    Lines: "why_slower",
+    Splits: "seed_tables",
+}
+"""An experiment with a figure of each kind."""
 
 
-def check(spec: figure.Spec, data: list[Row]) -> None:
-    drawn = figure.draw(spec, data)
-    draw(drawn)
-    assert illegible_texts(drawn) == []
-    assert axes_without_round_ticks(drawn) == []
+def figure_of(name: str) -> tuple[Figure, RunsByCell]:
+    experiment = load(ROOT / "experiments" / name)
+    return experiment.figure, ExperimentReadme(experiment).main_runs
 
 
-@settings(max_examples=8, deadline=None)
-@given(TITLES, st.lists(VALUES, min_size=1, max_size=3), st.floats(0.01, 1))
-def test_bars_are_legible(title: str, values: list[float], limit: float) -> None:
-    rows = zip(LABELS, values, strict=False)
-    data = [{"label": label, "value": value, "dots": [0.9 * value, value]} for label, value in rows]
-    check(Bars(title, "step_ms", {}, {"the limit of verification": limit * max(values)}), data)
+def test_there_is_an_experiment_with_each_kind_of_figure() -> None:
+    assert set(OF_KIND) == set(Figure.__args__)  # type: ignore[attr-defined]
 
 
-@settings(max_examples=8, deadline=None)
-@given(TITLES, VALUES, st.lists(st.floats(0.3, 3), min_size=6, max_size=6), st.booleans())
-def test_lines_are_legible(title: str, scale: float, factors: list[float], is_ratio: bool) -> None:
-    xs = (8, 128, 2048)
-    data = []
-    for label, ys in zip(LABELS, (factors[:3], factors[3:]), strict=False):
-        values = list(ys) if is_ratio else [scale * y for y in ys]
-        data.append({"label": label, "x": list(xs), "y": values, "low": values, "high": values})
-    against = {label: dict.fromkeys(xs, "single") for label in LABELS} if is_ratio else {}
-    check(Lines(title, "step_ms", "rows in a batch", {}, against), data)
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_figure_shows_every_row_of_its_data_and_no_other_records(kind: type[Any], tmp_path: Path) -> None:
+    spec, runs = figure_of(OF_KIND[kind])
+    assert isinstance(spec, kind)
+    data = figure.figure_data(spec, runs)
+    texts = " ".join(text.get_text() for text in figure.draw(spec, data).findobj(Text))
+    assert {row["label"] for row in data if row["label"] not in texts} == set()
+    assert len(data) > 1
+    path = tmp_path / "figure.png"
+    figure.save(spec, runs, path)
+    assert figure.shows(path, spec, runs)
+    assert not figure.shows(path, dataclasses.replace(spec, title="another"), runs)
 
 
-@settings(max_examples=4, deadline=None)
-@given(TITLES, st.lists(st.floats(1e-17, 1e-9), min_size=3, max_size=3))
-def test_dots_are_legible(title: str, values: list[float]) -> None:
-    data = [
-        {"row": row, "label": label, "value": value}
-        for row, (label, value) in itertools.product(("linear", "cnn"), zip(LABELS[:2], values, strict=False))
-    ]
-    check(
-        Dots(title, "step_ms", {}, {"limit of verification": 1e-12, "mean of the pieces' means": 0.1}), data
-    )
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_cell_that_was_not_measured_is_left_out(kind: type[Any]) -> None:
+    spec, runs = figure_of(OF_KIND[kind])
+    whole = figure.figure_data(spec, runs)
+    fewer = [figure.figure_data(spec, {**runs, cell: []}) for cell in runs]
+    assert [data for data in fewer if data != whole], "no cell is in the figure"
+    assert all(len(str(data)) <= len(str(whole)) for data in fewer)
 
 
-@pytest.mark.parametrize("loss", [2.3, 1e-7, 4e9])
-def test_splits_and_curves_are_legible(loss: float) -> None:
-    title = "A batch is cut in order; the last one leaves devices idle " * 3
-    check(Splits(title, {}), [{"label": label, "rows": [4, 4, 2]} for label in LABELS])
-    curve = {"x": [100, 200, 5000], "y": [loss, loss / 2, loss / 3]}
-    check(Curves(title, {}, 100), [{"label": label, **curve} for label in LABELS[:2]])
+def test_a_file_that_is_no_picture_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "figure.png").write_text("no picture")
+    assert figure.stored_digest(tmp_path / "figure.png") is None
