@@ -73,6 +73,12 @@ class Timer:
         for name, ms in self._step_ms.items():
             self.phases.setdefault(name, []).append(ms)
 
+    @property
+    def first_step_s(self) -> float:
+        """The time of the first recorded step."""
+        row = next(row for row in self.timeline if row["phase"] == "step")
+        return float(row["end_us"] - row["start_us"]) / 1e6
+
     def at_end(self, measure: Callable[[], None]) -> None:
         """Call ``measure`` at the end of the recorded step, to ``add`` what was measured elsewhere."""
         self._at_end.append(measure)

@@ -1,7 +1,8 @@
 """Machine peak: the FLOP/s of a device in products of square matrices, to which the FLOP/s of runs compare.
 
 Measured in a tenth of a second where nothing else of the run computes, once for each machine, device, dtype
-and number of threads, and kept in ``DPEXP_HOME/peaks.json``. Delete that file to measure again.
+and number of threads, and kept in ``DPEXP_HOME/peaks.json``. A run that was faster measures it again: the
+machine was busy then.
 """
 
 import contextlib
@@ -32,8 +33,10 @@ LEAST_FLOPS = 1_000_000
 """The time of a smaller step is not that of arithmetic, and says nothing beside a peak."""
 
 
-def machine_peak(prepared: Prepared, flops: Mapping[str, int]) -> Row:
+def machine_peak(prepared: Prepared, flops: Mapping[str, int], step_s: float) -> Row:
     """``peak`` of a Record's ``work``; empty for small steps and several hosts, and where it is not known.
+
+    ``step_s`` is the time that a step of these FLOPs took.
 
     ``devices`` is how many such devices, or processes on the host, the run's FLOP/s are a share of.
     """
@@ -42,27 +45,29 @@ def machine_peak(prepared: Prepared, flops: Mapping[str, int]) -> Row:
     is_known = device.type in ("cpu", "cuda") and len({member.host for member in group.members}) < 2
     if sum(flops.values()) < LEAST_FLOPS or not is_known:
         return {}
+    cores = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
+    count = min(group.size, cores) if device == devices.HOST else max(group.size, len(used))
+    dtype, reached = getattr(torch, config.autocast or config.dtype), sum(flops.values()) / step_s / count
     try:
-        peak = kept_peak(home(), device, getattr(torch, config.autocast or config.dtype))
+        return {"peak": kept_peak(home(), device, dtype, reached) | {"devices": count}}
     except RuntimeError:  # the device has no product of this dtype
         return {}
-    cores = max(1, (os.cpu_count() or 1) // peak["threads"])
-    count = min(group.size, cores) if device == devices.HOST else max(group.size, len(used))
-    return {"peak": peak | {"devices": count}}
 
 
-def kept_peak(home: Path, device: torch.device, dtype: torch.dtype) -> Row:
+def kept_peak(home: Path, device: torch.device, dtype: torch.dtype, reached: float = 0.0) -> Row:
     """The peak of the device from the file in ``home``, or measured and added to it.
 
+    Where a run has ``reached`` more FLOP/s than the kept peak, the larger one of two is kept.
     ``{device, dtype, threads, size, flops_per_s}``: the last is the spread of the products' rates.
     """
     name = cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device)
     facts = {"device": name, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
     key, path = " ".join(map(str, (platform.node(), *facts.values()))), home / FILE
     kept = _read(path)
-    if key not in kept:
+    if key not in kept or kept[key]["flops_per_s"]["max"] < reached:
         size, rates = probe(device, dtype)
-        kept[key] = facts | {"size": size, "flops_per_s": spread(rates)}
+        measured = facts | {"size": size, "flops_per_s": spread(rates)}
+        kept[key] = max(kept.get(key, measured), measured, key=lambda peak: peak["flops_per_s"]["max"])
         with contextlib.suppress(OSError):  # else the next run measures it again
             write_atomically(path, json.dumps(kept, indent=1).encode())
     found: Row = kept[key]

@@ -277,6 +277,6 @@ class Measurement:
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
-            work |= machine_peak(self._prepared, work.get("flops", {}))
+            work |= machine_peak(self._prepared, work.get("flops", {}), self.trainer.timer.first_step_s)
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()

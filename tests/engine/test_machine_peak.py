@@ -42,6 +42,17 @@ def test_a_peak_is_measured_once_for_each_dtype_and_number_of_threads(
     assert probed == [torch.bfloat16, torch.float32]
 
 
+def test_a_peak_that_a_run_has_passed_is_measured_again(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was busy when it was measured; if it is busy now, the larger figure stays."""
+    rates = iter([5.0, 9.0, 7.0])
+    monkeypatch.setattr(machine_peak, "probe", lambda *_: (1, [next(rates)]))
+    found = [kept_peak(dpexp_home, HOST, torch.float32, reached) for reached in (0.0, 4.0, 6.0, 9.5, 8.0)]
+    assert [peak["flops_per_s"]["max"] for peak in found] == [5, 5, 9, 9, 9]
+    assert next(rates, None) is None
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}'])
 def test_a_damaged_file_of_peaks_is_measured_again(
     dpexp_home: Path, monkeypatch: pytest.MonkeyPatch, content: str
@@ -61,7 +72,7 @@ def test_a_probe_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_has_the_share_of_the_peak_and_a_small_or_planned_one_measures_nothing(
     dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rate = 1e9
+    rate = 1e15
     monkeypatch.setattr(machine_peak, "probe", lambda *_: (512, [rate / 2, rate, rate / 2]))
     recorded(dpexp_home, RunConfig("single", **SHORT), "small")
     dry_run(RunConfig("single", model=LARGE, devices="cpu"))

@@ -18,6 +18,7 @@ from dpexp.config import RunConfig
 from dpexp.engine.live_storages import LiveStorages, size
 from dpexp.engine.measure import Measurement
 from dpexp.record import Record, Row
+from dpexp.tracking.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
 FLOAT = 4
@@ -202,6 +203,14 @@ def test_flops_are_those_of_the_counter_of_pytorch(dpexp_home: Path) -> None:
     # backward has a product for the weights, and but for the first layer one for the inputs
     assert found["flops"] == {"forward": DEPTH * product, "backward": (2 * DEPTH - 1) * product}
     assert {"sum"} <= set(found["not_counted"])
+
+
+def test_the_figures_are_metrics_of_mlflow(dpexp_home: Path) -> None:
+    record = profiled(dpexp_home, "whole", virtual=2, optimizer="adam")
+    metrics = summary_metrics(record)
+    assert metrics["summary/memory_bytes/optimizer"] == 2 * PARAMETERS
+    assert metrics["summary/flops/backward"] == record.work["flops"]["backward"]
+    assert metrics["summary/flops_per_s"] == record.summary["flops_per_s"]
 
 
 def test_recomputation_is_work(dpexp_home: Path) -> None:

@@ -89,8 +89,13 @@ def test_only_recorded_steps_run_a_python_hook(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_under_torchrun_only_the_first_rank_prints_and_records() -> None:
-    found = record(torchrun(3, "ddp", *SHORT))
+    found = record(torchrun(3, "ddp", "--reduction", "tokens", *SHORT))
     assert len(found["devices"]["ranks"]) == 3
+    assert (found["work"]["rows"], found["work"]["tokens"]) == (30, 60)  # of all ranks
+    assert found["work"]["flops"]["forward"] == 30 * 2 * 5 * 2
+    assert [(row["rank"], row["activations"] > 0) for row in found["memory_use"]] == [
+        (rank, True) for rank in range(3)
+    ]
     assert found["verification"]["passed"] is True
     folders = list((Path(os.environ["DPEXP_HOME"]) / "runs").iterdir())
     assert [folder.name for folder in folders] == [found["run_id"]]
