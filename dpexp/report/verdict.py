@@ -84,10 +84,11 @@ def _step_time(record: Record) -> str:
     usual = usual_steps(record)
     if usual is None:
         return ""
+    rate = work.rate(record, ", ") if "peak_share" in record.summary else ""  # else it is not of arithmetic
     share = f" ({units.percent(usual.iqr / usual.median)})" if usual.median else ""
     return (
         f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, "
-        f"IQR {units.ms(usual.iqr)}{share}{work.rate(record, ', ')}"
+        f"IQR {units.ms(usual.iqr)}{share}{rate}"
     )
 
 
