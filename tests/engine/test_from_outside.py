@@ -95,7 +95,7 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
     found = json.loads(done.stdout)
     assert found["execution"] == "virtual"
     calls = [json.loads(line) for line in log.read_text().splitlines()]
-    calls = calls[-STEPS - 1 - PHASE_STEPS :]  # the measured steps, one forward in eval mode, the phases
+    calls = calls[-STEPS - 2 - PHASE_STEPS :]  # measured, one in eval mode, phases, the profile
     times, following = found["steps"]["time_ms"], calls[1:]
     assert found["steps"]["samples"] == [rows for _, _, rows, _ in calls[:STEPS]]
     inside = [end - start for start, end, *_ in calls[:STEPS]]
