@@ -55,7 +55,7 @@ const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) 
 /** The part of a text that is drawn and the part that is not: a bar's name is whole in its bar or not drawn. */
 const cutTexts = () => texts().filter(({element, box}) => {
   const bar = element.closest(".bar"), clip = (bar ?? element.closest("section") ?? document.documentElement).getBoundingClientRect();
-  if (bar && !overlap(box, clip)) return false;
+  if ((bar && !overlap(box, clip)) || element.closest(".wide")) return false; // a wide table scrolls
   const names = element.closest(".axis .track")?.getBoundingClientRect();
   const left = names ? Math.max(clip.left, element.closest(".axis").firstChild.getBoundingClientRect().right) : clip.left;
   const right = bar ? clip.right : Math.min(clip.right, document.documentElement.clientWidth);

@@ -17,8 +17,10 @@ from dpexp import report
 from dpexp.record import Record
 from dpexp.report.analysis import timeline
 from dpexp.report.render import page as pages
+from dpexp.report.sections import Section, Table
 
 MEASURES = (Path(__file__).parents[1] / "helpers" / "pictures.js").read_text()
+DEEP = [f"encoder.layers.{number}.self_attention.linear_projection" for number in range(4)]
 SCALES = {"0.2 µs": 1e-4, "2 ms": 1.0, "17 ms": 8.6, "999.7 ms": 499.85, "200 s": 1e5}
 
 
@@ -68,6 +70,11 @@ def measured(page: Page) -> dict[str, Any]:
             illegible: pictures.illegible(),
         })"""
     )
+    return found
+
+
+def scrolls_sideways(page: Page) -> bool:
+    found: bool = page.evaluate("document.documentElement.scrollWidth > innerWidth")
     return found
 
 
@@ -154,6 +161,7 @@ def test_a_notebook_follows_its_theme_and_not_the_systems(
     found = measured(page)
     assert not found["illegible"]
     assert not found["cut"] + found["overlapping"]
+    assert not scrolls_sideways(page)
     paper = page.evaluate("getComputedStyle(document.querySelector('.dpexp')).backgroundColor")
     colors = {
         "light": "rgb(255, 255, 255)",
@@ -163,6 +171,21 @@ def test_a_notebook_follows_its_theme_and_not_the_systems(
     assert paper == colors.get(theme, "rgb(255, 255, 255)" if system == "light" else "rgb(22, 25, 29)")
     assert len(found["ticks"]) >= 3
     assert are_round(found["ticks"])
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_a_page_with_wide_tables_and_pictures_does_not_scroll_sideways(
+    page: Page, tmp_path: Path, system: Any
+) -> None:
+    table = Table(tuple(DEEP), (tuple(DEEP),))
+    body = pages.section(Section("Shapes", table=table))
+    picture = '<img src=\'data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" width="1200"/>\'>'
+    page.emulate_media(color_scheme=system)
+    page.set_viewport_size({"width": 600, "height": 600})
+    shown(page, tmp_path / "report.html", pages.document("Comparison", body + picture))
+    assert page.evaluate("document.querySelector('table').clientWidth") > 600
+    assert not scrolls_sideways(page)
+    assert not measured(page)["illegible"]
 
 
 def test_a_share_that_reads_0_draws_nothing(page: Page, tmp_path: Path) -> None:

@@ -138,20 +138,24 @@ def section(section: Section) -> str:
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>")
     if section.bars:
-        parts.append("<table>" + "".join(map(_phase, section.bars)) + "</table>")
+        parts.append(_rows(map(_phase, section.bars)))
     if section.table is not None and section.table.rows:
         parts.append(_table(section.table))
     if section.commands:
-        rows = (_row([escape(what), f"<code>{escape(line)}</code>"]) for what, line in section.commands)
-        parts.append(f"<table>{''.join(rows)}</table>")
+        commands = (_row([escape(what), f"<code>{escape(line)}</code>"]) for what, line in section.commands)
+        parts.append(_rows(commands))
     return "".join(parts)
 
 
 def _table(content: Table) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in content.columns)
-    rows = "".join(_row(map(escape, row)) for row in content.rows)
     more = f"<p>… and {content.more} more rows</p>" if content.more else ""
-    return f"<table><tr>{head}</tr>{rows}</table>{more}"
+    return _rows([f"<tr>{head}</tr>", *(_row(map(escape, row)) for row in content.rows)]) + more
+
+
+def _rows(rows: Iterable[str]) -> str:
+    """A table; one that is wider than the page scrolls, and the page does not."""
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
 
 
 def _row(cells: Iterable[str]) -> str:
