@@ -27,11 +27,13 @@ OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
-    "test_checkpoint",
-    "test_ddp",
-    "test_docs",
+    "test_jobs",
     "test_hosts",
     "test_servers",
+    "test_docs",
+    "test_checkpoint",
+    "test_ddp",
+    "test_run",
     "test_uploader_process",
     "test_upload",
     "test_restarts",
@@ -45,12 +47,21 @@ LONG = (
     "test_installed",
     "test_custom",
 )
-"""The test files that take longest: they run first, so that no worker has one left at the end."""
+"""The test files that take longest, in this order: they run first, so that none is left at the end."""
 
 
 def in_ci() -> bool:
     """True where the environment says ``CI``, as CI services do."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Two workers a core, at most four: many tests wait, for servers, lost hosts and time limits."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, 2 * cores)
 
 
 def pytest_configure() -> None:
@@ -140,7 +151,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Torch is imported only if a test needs accelerators. The longest files come first.
     """
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    places = {stem: place for place, stem in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
     without = [item for item in items if lacks_extra(item)]
     if without:
         config.hook.pytest_deselected(items=without)

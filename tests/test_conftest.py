@@ -41,6 +41,15 @@ def pytest_on(
     )
 
 
+WORKERS = "import os\ndef test_a():\n    assert os.environ['PYTEST_XDIST_WORKER_COUNT'] == '{}'\n"
+
+
+def test_there_are_two_workers_a_core_and_at_most_four(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    done = pytest_on(WORKERS.format(min(4, 2 * cores)), tmp_path, ci="", workers="auto")
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_every_long_file_exists(name: str) -> None:
     assert list((ROOT / "tests").rglob(f"{name}.py"))
