@@ -26,19 +26,22 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config import ConfigError, RankOptions, RunConfig, home, names
+from dpexp.config import REFERENCE, ConfigError, RankOptions, RunConfig, home, names
 from dpexp.engine.environment import environment
 from dpexp.record import (
     RECORD,
     Journal,
     JournalError,
     Record,
+    Row,
     finish,
     folders,
     load,
     new_run_id,
     now,
+    speed_up,
     summaries,
+    usual_steps,
     write_atomically,
 )
 from dpexp.report.sections import command
@@ -166,6 +169,7 @@ class Sweep:
                 journal.set(wall_s | {"summary.rounds": self.rounds})
                 journal.flush()
                 report(result)
+            journal.set({"summary.speed_ups": self.speed_ups()})
         return completed
 
     def one_by_one(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
@@ -174,6 +178,20 @@ class Sweep:
             if self._is_over(run):
                 return
             yield self._run(run)
+
+    def speed_ups(self) -> list[Row]:
+        """``{run, speed_up}`` of each run over the single device of its round, for the same global batch."""
+        by_round: dict[str, list[Record]] = {}
+        for path in sorted(self.records.glob("*.r*.json")):
+            by_round.setdefault(path.stem.rpartition(".r")[2], []).append(read_record(path))
+        rows = []
+        for records in by_round.values():
+            single = next((usual_steps(each) for each in records if each.strategy == REFERENCE), None)
+            for record in records:
+                usual = usual_steps(record)
+                if single is not None and usual is not None and usual.rows == single.rows and usual.median:
+                    rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
+        return rows
 
     def _is_over(self, run: PlannedRun) -> bool:
         """Whether this run would begin a round although the rounds so far have decided the claims."""

@@ -4,7 +4,7 @@
 params                the flat config
 metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``, ``system/<name>``
 metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
-single metrics        ``summary/…``
+single metrics        ``summary/…``, with bytes moved, peak memory and errors; ``HEADLINES``
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``
 artifacts             ``record.json``, ``long_values.json``, the figures; a sweep's comparison in ``report/``
@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dpexp.record import Record, Row
+from dpexp.record import Record, Row, usual_steps
+from dpexp.report.analysis import communication
 
 MAX_KEY = 250
 MAX_PARAM = 6000
@@ -35,8 +36,25 @@ KINDS = ("steps", "phases", "metrics", "system")
 _SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
 """The keys of a summary that every delivery wrote from the first version on. An earlier end of the run may
 have had them, and the last has not."""
+_LATER = ("bytes_moved", "peak_memory", "verification")
+"""The keys beside a Record's summary that are single metrics as well."""
+HEADLINES = ("step_ms", "bytes_moved", "peak_MB", "max_error")
+"""Figures by which runs are compared, rounded: the columns of MLflow's list of runs, with ``speed_up``."""
+SPEED_UP = "speed_up"
+"""The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
+_COLUMNS = (
+    *(f"metrics.`{key}`" for key in (HEADLINES[0], SPEED_UP, *HEADLINES[1:])),
+    *(f"tags.`dpexp.{key}`" for key in ("strategy", "execution", "verified")),
+)
+VIEW = "dpexp"
+"""The name of the view of an experiment's runs that dpexp's links open."""
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_STATE = json.dumps({"selectedColumns": _COLUMNS})
+"""The experiment's tag, and its value, in which MLflow keeps that view: which columns it shows."""
 _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
+_FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
+"""The first columns of tables."""
 _METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
 
 
@@ -117,7 +135,29 @@ def summary_metrics(record: Record) -> dict[str, float]:
     can_resume = record.config.get("snapshot_every") or record.config.get("resume")
     if record.status == "killed" and can_resume:
         return {}
-    return dict(_numbers("summary", record.summary))
+    more = {
+        "bytes_moved": communication.totals(record) or {},
+        "peak_memory": record.memory,
+        "verification": _errors(record),
+    }
+    return dict(_numbers("summary", record.summary | more)) | _headlines(record)
+
+
+def _errors(record: Record) -> dict[str, float]:
+    errors = {key: value for key, value in record.verification.items() if key.endswith("_error")}
+    return {key: float(value) for key, value in errors.items() if value is not None}
+
+
+def _headlines(record: Record) -> dict[str, float]:
+    """The figures of ``HEADLINES`` that are known, short enough for a column of MLflow's table."""
+    usual, moved, errors = usual_steps(record), communication.totals(record), _errors(record)
+    figures = {
+        "step_ms": None if usual is None else float(f"{usual.median:.4g}"),
+        "bytes_moved": None if moved is None else sum(moved.values()),
+        "peak_MB": max(record.memory.values()) / 1e6 if record.memory else None,
+        "max_error": float(f"{max(errors.values()):.2g}") if errors else None,
+    }
+    return {key: float(value) for key, value in figures.items() if value is not None}
 
 
 def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -132,15 +172,15 @@ def is_own_metric(record: Record, key: str) -> bool:
     """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
     kind, _, name = key.partition("/")
     if kind == "summary":
-        own = map(valid_key, (*_SUMMARY, *record.summary))
+        own = map(valid_key, (*_SUMMARY, *_LATER, *record.summary))
         return name.partition("/")[0] in set(own)
-    return kind in ("system", "time_ms") or key in series(record)
+    return kind in ("system", "time_ms") or key in HEADLINES or key in series(record)
 
 
 def may_lack(key: str) -> bool:
     """Whether a complete MLflow run may lack this metric: what delivered it may not have known it."""
     kind, _, name = key.partition("/")
-    return kind == "summary" and name.partition("/")[0] not in _SUMMARY
+    return key in HEADLINES or (kind == "summary" and name.partition("/")[0] not in _SUMMARY)
 
 
 def is_own_tag(key: str) -> bool:
@@ -214,8 +254,12 @@ def _cut_tables(record: Record) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Rows as the JSON of ``log_table``, which MLflow shows as a table and compares across runs."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Rows as the JSON of ``log_table``, which MLflow shows as a table and compares across runs.
+
+    What readers look for comes first.
+    """
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = [*(key for key in _FIRST if key in found), *(key for key in found if key not in _FIRST)]
     data = [[_cell(row.get(key)) for key in columns] for row in rows]
     return json.dumps({"columns": columns, "data": data})
 

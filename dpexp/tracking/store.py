@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from dpexp.config.names import folder_name
 from dpexp.config.process import UI_PORT, command
 from dpexp.record import redact
+from dpexp.tracking import content
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
 from dpexp.tracking.sqlite_file import SqliteFile
@@ -139,9 +140,15 @@ class Store:
             raise StoreError(f"{message}, or give --experiment another name")
         return str(experiment.experiment_id)
 
+    def write_view(self, experiment_id: str) -> None:
+        """Write the view of the experiment's runs that links open, unless it is there."""
+        tags = self.client.get_experiment(experiment_id).tags
+        if tags.get(content.VIEW_TAG) != content.VIEW_STATE:
+            self.client.set_experiment_tag(experiment_id, content.VIEW_TAG, content.VIEW_STATE)
+
     def where(self, experiment_id: str, mlflow_run_id: str) -> str:
         """Where the user finds a run: a link, after the command that serves it where there is no server."""
-        page = f"#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        page = f"#/experiments/{experiment_id}/runs/{mlflow_run_id}?workflowType=machine_learning"
         if self.is_http:
             return f"{without_login(self.uri)}/{page}"
         return f"{command('ui')} shows it at http://127.0.0.1:{UI_PORT}/{page}"

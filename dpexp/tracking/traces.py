@@ -8,7 +8,8 @@
         replica 0 on cpu:0
         replica 1 on cpu:1
 
-One or two steps: the typical one, and the smallest batch (the last of an epoch) where its size differs.
+Two steps: the typical one, and the smallest batch (the last of an epoch) where its size differs, else the
+slowest step. A run with a single phase-timed step has one.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record)
 
 
 def select_steps(candidates: list[Step]) -> list[Step]:
-    """The typical step, and the first step with the smallest batch where its size differs."""
+    """The typical step, and the first with the smallest batch where its size differs, else the slowest."""
     usual = typical(candidates)
     if usual is None:
         return []
-    smallest = min(candidates, key=lambda step: (step.rows or 0, step.number))
-    return [usual] if smallest.rows == usual.rows else [usual, smallest]
+    other = min(candidates, key=lambda step: (step.rows or 0, step.number))
+    if other.rows == usual.rows:
+        other = max(
+            (step for step in candidates if step is not usual), key=lambda step: step.ms, default=usual
+        )
+    return [usual] if other is usual else [usual, other]
 
 
 def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> None:

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.record import private_umask, redact
+from dpexp.tracking import content
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, without_login
 
 OPEN_STORE = (
@@ -43,7 +44,9 @@ def links(base: str) -> list[tuple[str, str]]:
     request = urllib.request.Request(url, json.dumps(_NEWEST).encode(), headers)
     with _WITHOUT_PROXY.open(request, timeout=10) as response:
         experiments = json.load(response).get("experiments", [])
-    return _links(base, {experiment["experiment_id"]: experiment["name"] for experiment in experiments})
+    found = {each["experiment_id"]: each for each in experiments}
+    tags = {number: {tag["key"] for tag in each.get("tags", [])} for number, each in found.items()}
+    return _links(base, {number: each["name"] for number, each in found.items()}, tags)
 
 
 def remote_links(store: Store) -> list[tuple[str, str]] | None:
@@ -51,13 +54,17 @@ def remote_links(store: Store) -> list[tuple[str, str]] | None:
     if not store.is_http:
         return None
     base, experiments = without_login(store.uri), store.client.search_experiments(**_NEWEST)
-    return _links(base, {experiment.experiment_id: experiment.name for experiment in experiments})
+    named = {each.experiment_id: each.name for each in experiments}
+    return _links(base, named, {each.experiment_id: each.tags for each in experiments})
 
 
-def _links(base: str, names: dict[str, str]) -> list[tuple[str, str]]:
-    """The links to experiments, whose names are given by id."""
+def _links(base: str, names: Mapping[str, str], tags: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
+    """The links to experiments, by id, with the columns of dpexp's view where the tags have it."""
     used = [number for number in names if number != DEFAULT_EXPERIMENT] or names
-    return [(names[n], f"{base}/#/experiments/{n}/runs?workflowType=machine_learning") for n in used]
+    views = {n: f"&viewStateShareKey={content.VIEW}" if content.VIEW_TAG in tags[n] else "" for n in used}
+    return [
+        (names[n], f"{base}/#/experiments/{n}/runs?workflowType=machine_learning{views[n]}") for n in used
+    ]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpexp.config import names
 from dpexp.record import COMPARISON, JOURNAL, RECORD, Record, is_open, load, load_closed
 from dpexp.record.seal import checksum
-from dpexp.tracking import additions, content, ledger
+from dpexp.tracking import additions, content, ledger, speed_ups
 from dpexp.tracking.content import Point
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.ledger import LedgerEntry
@@ -205,6 +205,8 @@ class Upload:
         run = self._without_other_summary(self.attach(), record)
         run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
         run.write_summary(record)
+        self.store.write_view(run.experiment_id)
+        speed_ups.write(run, self.folder, record)
         if self._may_exist:
             additions.copy(run, record, self._samples)
         run.write_files(record, self.folder / RECORD)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import script
+from record_factory import whole
 
 from dpexp.config import ConfigError
 from dpexp.engine.environment import lock
@@ -72,6 +73,20 @@ def test_only_keeps_the_single_device(experiment: Experiment) -> None:
     assert {run.cell for run in plan_runs(experiment, only="qui*")} == {"single", "quick"}
     with pytest.raises(ConfigError, match=r"no cell matches 'quik'.*did you mean 'quick'"):
         plan_runs(experiment, only="quik")
+
+
+def test_a_runs_speed_up_is_over_the_single_device_of_its_round(experiment: Experiment) -> None:
+    sweep = Sweep.new(experiment)
+    sweep.records.mkdir(parents=True)
+    for name, strategy, step_ms in (
+        ("single.r1", "single", 4),
+        ("two.r1", "whole", 2),
+        ("two.r2", "whole", 8),
+    ):
+        record = whole(2, run_id=name, strategy=strategy, step_ms=step_ms)
+        (sweep.records / f"{name}.json").write_text(record.to_json())
+    found = {row["run"]: row["speed_up"] for row in sweep.speed_ups()}
+    assert found == {"single.r1": 1, "two.r1": pytest.approx(2)}  # the second round has no single device
 
 
 def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(

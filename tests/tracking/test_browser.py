@@ -138,6 +138,13 @@ def only_local_requests(visit: Visit) -> Iterator[None]:
 def test_the_printed_link_lands_on_the_runs(visit: Visit) -> None:
     visit.runs()
     expect(visit.page.get_by_role("link", name="overlap")).to_be_visible()
+    for column in ("step_ms", "bytes_moved", "peak_MB", "max_error", "dpexp.strategy", "dpexp.verified"):
+        expect(visit.page.get_by_text(column, exact=True).first).to_be_visible()
+
+
+def test_a_sweeps_runs_have_speed_ups(visit: Visit) -> None:
+    visit.runs("replicas")
+    expect(visit.page.get_by_text("speed_up", exact=True).first).to_be_visible()
 
 
 def test_the_runs_page_opens_with_the_summary(visit: Visit) -> None:

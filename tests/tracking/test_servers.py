@@ -61,7 +61,7 @@ def test_a_server_gets_the_same_run_as_the_embedded_store(dpexp_home: Path, serv
     delivery = driver.delivery()
     assert driver.wait() == 0
     link = f"{address}/#/experiments/{delivery['experiment_id']}/runs/{delivery['mlflow_run_id']}"
-    assert delivery["message"] == link
+    assert delivery["message"] == f"{link}?workflowType=machine_learning"
     assert script("runs.py", "sync", driver.run_id).returncode == 0
     embedded = everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", driver.run_id)
     assert everything(address, driver.run_id) == embedded

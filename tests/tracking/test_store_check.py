@@ -264,6 +264,15 @@ def test_a_run_delivered_before_a_summary_had_a_figure_is_stored(
     assert folder in sync.lost(home)
 
 
+def test_a_run_delivered_before_there_were_headlines_is_stored(home: Path) -> None:
+    folder = delivered(home, "without")
+    for table in ("metrics", "latest_metrics"):
+        keys = ", ".join(f"'{key}'" for key in content.HEADLINES)
+        changed(home, "without", f"DELETE FROM {table} WHERE key IN ({keys}) AND run_uuid = ?")
+    assert folder not in sync.lost(home)
+    assert checked(home, folder) == []
+
+
 def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     folder = delivered(home, "forgotten")
     changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")

@@ -48,7 +48,7 @@ def test_a_runs_traces_are_its_typical_and_its_last_batch(store: tuple[str, str]
 
 
 def test_replicas_are_spans_inside_parallel_apply_that_overlap(store: tuple[str, str]) -> None:
-    (trace,) = delivered(store, whole(2))
+    trace, *_ = delivered(store, whole(2))
     spans = {span.name: span for span in trace.data.spans}
     first, second = spans["replica 0 on cpu:0"], spans["replica 1 on cpu:1"]
     assert first.parent_id == second.parent_id == spans["parallel_apply"].span_id
@@ -57,7 +57,7 @@ def test_replicas_are_spans_inside_parallel_apply_that_overlap(store: tuple[str,
 
 
 def test_spans_carry_shapes_devices_and_bytes(store: tuple[str, str]) -> None:
-    (trace,) = delivered(store, whole(2))
+    trace, *_ = delivered(store, whole(2))
     spans = {span.name: span for span in trace.data.spans}
     replica = spans["replica 1 on cpu:1"]
     assert replica.inputs == {"replica": 1, "device": "cpu:1", "shapes": "(15, 5)"}
@@ -74,7 +74,7 @@ def test_phases_inside_a_phase_are_its_children(store: tuple[str, str]) -> None:
         record.timeline.append(
             row | {"phase": "forward", "start_us": row["start_us"] - 1, "end_us": row["end_us"] + 1200}
         )
-    (trace,) = delivered(store, record)
+    trace, *_ = delivered(store, record)
     spans = {span.name: span for span in trace.data.spans}
     root = trace.data.spans[0]
     assert spans["scatter"].parent_id == spans["forward"].span_id
@@ -82,7 +82,7 @@ def test_phases_inside_a_phase_are_its_children(store: tuple[str, str]) -> None:
 
 
 def test_spans_have_the_durations_of_the_record(store: tuple[str, str]) -> None:
-    (trace,) = delivered(store, whole(2))
+    trace, *_ = delivered(store, whole(2))
     backward = next(span for span in trace.data.spans if span.name == "backward")
     assert backward.end_time_ns - backward.start_time_ns == pytest.approx(500_000, abs=2)
 
@@ -91,6 +91,18 @@ def test_hybrid_shows_the_transfer_with_its_bytes(store: tuple[str, str]) -> Non
     trace = delivered(store, hybrid())[0]
     transfer = next(span for span in trace.data.spans if span.name == "transfer")
     assert transfer.outputs["bytes"] == 30 * 10 * 4
+
+
+def test_a_run_of_equal_batches_has_its_typical_and_its_slowest_step() -> None:
+    record = whole(2, batches=(30,))
+    slow = max(row["end_us"] for row in record.timeline if row["phase"] == "step" and row["step"] == 1) + 9e4
+    for row in record.timeline:
+        if row["phase"] == "step" and row["step"] == 1:
+            row["end_us"] = slow
+    usual, slowest = select_steps(steps(record))
+    assert slowest.number == 1 != usual.number
+    record.timeline = [row for row in record.timeline if row["step"] == 2]
+    assert [step.number for step in select_steps(steps(record))] == [2]
 
 
 def test_a_record_without_timeline_has_no_trace(store: tuple[str, str]) -> None:

@@ -49,7 +49,8 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
     served: tuple[subprocess.Popen[str], int, str],
 ) -> None:
     process, port, line = served
-    assert line == f"dpexp: http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning\n"
+    query = "workflowType=machine_learning&viewStateShareKey=dpexp"
+    assert line == f"dpexp: http://127.0.0.1:{port}/#/experiments/1/runs?{query}\n"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as page:
         assert page.status == 200
     as_remote = script("ui.py", MLFLOW_TRACKING_URI=f"http://me:hunter22@127.0.0.1:{port}")

@@ -101,9 +101,10 @@ def test_a_run_is_found_at_a_whole_address_with_and_without_a_server(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, _, page = Store.from_environment(home).where("1", "ab").partition(" shows it at ")
-    assert (command, page) == ("python scripts/ui.py", "http://127.0.0.1:5000/#/experiments/1/runs/ab")
+    run = "#/experiments/1/runs/ab?workflowType=machine_learning"
+    assert (command, page) == ("python scripts/ui.py", f"http://127.0.0.1:5000/{run}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:8080/")
-    assert Store.from_environment(home).where("1", "ab") == "https://host:8080/#/experiments/1/runs/ab"
+    assert Store.from_environment(home).where("1", "ab") == f"https://host:8080/{run}"
 
 
 def test_what_mlflow_has_is_what_is_expected_of_the_record(home: Path, uri: str) -> None:
@@ -118,6 +119,46 @@ def test_what_mlflow_has_is_what_is_expected_of_the_record(home: Path, uri: str)
     expected = content.expected_metrics(fold(journal.path))
     assert {key: points for key, points in stored.items() if key not in system} == expected
     assert expected["accuracy"] == {1: 0.5, 2: 0.5, 3: 0.75}
+
+
+def test_the_list_of_runs_has_columns_for_what_runs_are_compared_by(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "columns")
+    journals.observe(journal)
+    journals.step(journal, 0, 30)
+    journal.set(memory={"cpu": 250_000_000, "cuda:0": 1_500_000_000})
+    deliver(home, journals.end(journal))
+    found = only_run(uri, "columns")
+    metrics = found.data.metrics
+    assert metrics["step_ms"] == pytest.approx(metrics["summary/step_ms/median"], rel=1e-3)
+    assert (metrics["peak_MB"], metrics["max_error"]) == (1500, 3e-16)
+    assert metrics["summary/peak_memory/cpu"] == 250_000_000
+    assert metrics["summary/verification/gradient_error"] == 2e-16
+    moved = [metrics[f"summary/bytes_moved/{way}"] for way in ("forward", "backward")]
+    assert metrics["bytes_moved"] == sum(moved)
+    view = MlflowClient(uri).get_experiment(found.info.experiment_id).tags[content.VIEW_TAG]
+    assert {f"metrics.`{key}`" for key in content.HEADLINES} < set(json.loads(view)["selectedColumns"])
+
+
+@pytest.mark.parametrize("first", ["sweep", "run"])
+def test_a_sweeps_runs_get_their_speed_ups_whichever_is_delivered_first(
+    home: Path, uri: str, first: str
+) -> None:
+    sweep = journals.begin(home / "runs", "parent", strategy="sweep")
+    sweep.set({"summary.speed_ups": [{"run": "child", "speed_up": 1.5}, {"run": "../gone", "speed_up": 2.0}]})
+    run = journals.begin(home / "runs", "child", parent="parent")
+    for journal in (sweep, run) if first == "sweep" else (run, sweep):
+        deliver(home, journals.end(journal))
+    assert only_run(uri, "child").data.metrics["speed_up"] == 1.5
+    assert sync.problems(home, run.folder, with_store=True) == []
+    deliver(home, run.path)
+    assert [value for _, value, _ in everything(uri, "child")["metrics"]["speed_up"]] == [1.5]
+
+
+def test_shapes_show_module_inputs_and_outputs_first() -> None:
+    row = {"batch": 0, "scope": "outside", "module": "fc", "replica": None, "device": "cpu"}
+    columns = json.loads(content.table([row | {"inputs": [[2]], "outputs": [[1]]}]))["columns"]
+    assert columns[:3] == ["module", "inputs", "outputs"]
+    assert set(columns) == {*row, "inputs", "outputs"}
 
 
 def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
