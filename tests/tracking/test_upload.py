@@ -451,6 +451,20 @@ def test_concurrent_syncs_deliver_each_run_once(home: Path, uri: str) -> None:
     assert sync.undelivered(home) == []
 
 
+def test_a_run_that_another_process_delivers_is_not_delivered_twice(
+    home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = journals.complete(home / "runs", "one")
+    finish(journal)
+    monkeypatch.setattr(sync, "DELIVERY_LOCK_TIMEOUT_S", 0.1)
+    with ledger.delivery_lock(journal.parent, 1):
+        (result,) = sync.deliver(home, [journal.parent])
+    assert (result.state, result.is_well) == ("not delivered", False)
+    assert result.message == "another process is delivering run one"
+    assert not mlflow_runs(uri, "one")
+    assert [each.state for each in sync.deliver(home, [journal.parent])] == ["delivered"]
+
+
 def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "live")
     live = Upload(opened(home), journal.path, fresh=True)
