@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -185,10 +186,12 @@ def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
         return None
     if on != "slurm":
         raise ConfigError(f"--on {on}: only slurm is known; without --on the runs are made here")
+    from tqdm import tqdm
+
     from dpexp.study.jobs import in_jobs, slurm
 
     executor = slurm(current.folder, options)
-    return lambda sweep, planned: in_jobs(sweep, planned, executor)
+    return lambda sweep, planned: in_jobs(sweep, planned, executor, partial(tqdm.write, file=sys.stderr))
 
 
 def _run(current: Sweep, missing: list[PlannedRun], way: Way | None) -> int:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -165,18 +165,24 @@ def _was_terminated(completed: CompletedRun) -> bool:
 # --- where the sweep was started -----------------------------------------------------------------
 
 
-def in_jobs(sweep: Sweep, planned: list[PlannedRun], executor: Executor) -> Generator[CompletedRun]:
+def in_jobs(
+    sweep: Sweep, planned: list[PlannedRun], executor: Executor, tell: Callable[[str], None] = print
+) -> Generator[CompletedRun]:
     """Submit a job for each round, and yield its runs as they end; those of a lost job have an error.
 
     Ctrl-C cancels the jobs. When this process dies they go on, and ``--resume`` waits for them.
+    Raises ConfigError for a job that Slurm refuses; then none is left.
     """
     (sweep.folder / JOBS).mkdir(exist_ok=True)
     known, lines = load(sweep.folder).summary, Lines(sweep)
     yield from (run for run in lines.read() if f"wall_s.{run.planned.name}" not in known)
     rounds = {number: [*runs] for number, runs in groupby(planned, key=lambda run: run.round)}
-    jobs = {number: _job(sweep, runs, executor) for number, runs in rounds.items()}
+    jobs: dict[int, Job[None]] = {}
     gone: dict[int, float] = {}
     try:
+        for number, runs in rounds.items():
+            jobs[number] = _job(sweep, runs, executor)
+            tell(f"round {number}: job {jobs[number].job_id}")
         while jobs:
             alive = _alive(jobs.values())  # before reading: an ended job writes no more lines
             for completed in lines.read():
@@ -190,7 +196,7 @@ def in_jobs(sweep: Sweep, planned: list[PlannedRun], executor: Executor) -> Gene
                     del jobs[number]
             if jobs:
                 time.sleep(POLL_S)
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, ConfigError):
         for job in jobs.values():
             job.cancel(check=False)
         raise
@@ -232,7 +238,10 @@ def _job(sweep: Sweep, planned: list[PlannedRun], executor: Executor) -> Job[Non
         earlier: Job[None] = executor.job_class(folder, path.read_text())
         if earlier.job_id in _alive([earlier]):
             return earlier
-    job = executor.submit(Round(sweep, planned))
+    try:
+        job = executor.submit(Round(sweep, planned))
+    except RuntimeError as error:  # submitit's, with the message of sbatch
+        raise ConfigError(f"--on slurm: {' '.join(str(error).split())}") from None
     write_atomically(path, job.job_id.encode(), private=False)
     return job
 

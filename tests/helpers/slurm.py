@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from launching import free_port
+
+from dpexp.config.process import end_with_parent
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 PLACES = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
@@ -50,51 +56,46 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=host, ports=free_ports(2), user=getpass.getuser(), folder=folder))
+    ports, user = (free_port(), free_port()), getpass.getuser()
+    conf.write_text(CONF.format(host=host, ports=ports, user=user, folder=folder))
     environment = {"SLURM_CONF": str(conf), "PATH": PLACES}
     munge = [f"--{name}={folder}/munge.{name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
-    with contextlib.ExitStack() as daemons:
-        daemons.enter_context(
-            daemon(folder, ["munged", "-F", "--force", *munge, f"--key-file={folder}/munge.key"])
-        )
-        wait_for(lambda: (folder / "munge.socket").exists())
-        daemons.enter_context(daemon(folder, ["slurmctld", "-D", "-c", "-f", str(conf)]))
-        daemons.enter_context(daemon(folder, ["slurmd", "-D", "-c", "-f", str(conf)]))
-        wait_for(lambda: "idle" in command(environment, "sinfo", "--noheader", "--format=%T"))
-        try:
-            yield environment
-        finally:
-            command(environment, "scancel", f"--user={getpass.getuser()}")
-            wait_for(lambda: not command(environment, "squeue", "--noheader"))
-
-
-@contextlib.contextmanager
-def daemon(folder: Path, words: list[str]) -> Iterator[None]:
-    program = shutil.which(words[0], path=PLACES)
-    assert program is not None
-    with open(folder / f"{words[0]}.log", "wb") as log:
-        process = subprocess.Popen([program, *words[1:]], stdout=log, stderr=log)
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        yield
+        key = f"--key-file={folder}/munge.key"
+        daemons["munged"] = start(folder, "munged", "-F", "--force", key, *munge)
+        wait_for(lambda: (folder / "munge.socket").exists(), daemons, folder)
+        for name in ("slurmctld", "slurmd"):
+            daemons[name] = start(folder, name, "-D", "-c", "-f", str(conf))
+        is_idle = ("sinfo", "--noheader", "--format=%T")
+        wait_for(lambda: "idle" in command(environment, *is_idle), daemons, folder)
+        yield environment
+        command(environment, "scancel", f"--user={user}")
+        wait_for(lambda: not command(environment, "squeue", "--noheader"), daemons, folder)
     finally:
-        process.terminate()
-        process.wait()
+        for process in reversed(daemons.values()):
+            process.terminate()
+            process.wait()
 
 
-def command(environment: dict[str, str], *words: str) -> str:
-    """What a command of Slurm prints."""
-    done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=False)
-    return done.stdout
+def start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
+    """A daemon that ends with this process."""
+    program = shutil.which(name, path=PLACES)
+    assert program is not None
+    ends = functools.partial(end_with_parent, signal.SIGTERM)
+    with open(folder / f"{name}.log", "wb") as log:
+        return subprocess.Popen([program, *words], stdout=log, stderr=log, preexec_fn=ends)
 
 
-def wait_for(holds: object) -> None:
-    while not holds():  # type: ignore[operator]
+def wait_for(holds: Callable[[], bool], daemons: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
+    """Raises AssertionError with its log for a daemon that has ended."""
+    while not holds():
+        for name, process in daemons.items():
+            assert process.poll() is None, (folder / f"{name}.log").read_text()
         time.sleep(0.1)
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as sockets:
-        opened = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for one in opened:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in opened]
+def command(environment: dict[str, str], *words: str) -> str:
+    """What a command of Slurm prints; ``failed`` where it fails, as it may on a busy machine."""
+    done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return "failed" if done.returncode else done.stdout

@@ -206,10 +206,10 @@ def test_on_slurm_a_resumed_sweep_waits_for_its_job_which_is_requeued(
         yield from ()
 
     def requeue() -> None:
-        wait_until(lambda: "slow" in swept.started(experiment))
+        wait_until(lambda: swept.started(experiment).count("slow") == 2)
         job = (sweep.folder / jobs.JOBS / "round-1.job").read_text()
         subprocess.run(["scontrol", "requeue", job], check=True)
-        wait_until(lambda: swept.started(experiment).count("slow") >= 3)
+        wait_until(lambda: swept.started(experiment).count("slow") == 3)
         (experiment.folder / "mended").touch()
 
     sweep.run([], lambda completed: None, dies)
@@ -228,12 +228,34 @@ def test_on_slurm_a_resumed_sweep_waits_for_its_job_which_is_requeued(
     assert load(sweep.folder).summary["done"] == 4
 
 
+@pytest.mark.usefixtures("on_slurm")
+def test_on_slurm_an_interrupted_sweep_and_a_refused_job_leave_no_job(
+    experiment: Experiment, sweep: Sweep, dpexp_home: Path
+) -> None:
+    def interrupt(completed: CompletedRun) -> None:
+        raise KeyboardInterrupt
+
+    def way(sweep: Sweep, planned: list[PlannedRun]) -> Generator[CompletedRun]:
+        return jobs.in_jobs(sweep, planned, jobs.slurm(sweep.folder, ["time=5"]))
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(ROUNDS, interrupt, way)
+    wait_until(lambda: not slurm.command({}, "squeue", "--noheader"))
+    assert "slow.r1" not in {path.stem for path in sweep.records.iterdir()}
+    other = Sweep.new(experiment)
+    with pytest.raises(ConfigError, match=r"--on slurm: sbatch: error: .*invalid partition"):
+        other.run(
+            ROUNDS, interrupt, lambda *run: jobs.in_jobs(*run, jobs.slurm(other.folder, ["partition=none"]))
+        )
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 @pytest.mark.usefixtures("on_slurm")
 def test_on_slurm_the_command_delivers_the_runs_under_one_parent(dpexp_home: Path) -> None:
     words = ["single", "--devices", "cpu", "--steps", "2", "--phase-steps", "0", "--repeat", "1"]
     done = script("sweep.py", *words, "--on", "slurm", "--slurm", "time=5")
     assert done.returncode == 0, done.stderr
+    assert "round 1: job " in done.stderr
     assert "2 of 2 runs are in MLflow" in done.stderr
     assert "Comparison 1: 1 config" in done.stdout
     children = [load(folder) for folder in (dpexp_home / "runs").iterdir()]
