@@ -80,8 +80,8 @@ def compare_records(
         _fact("devices", _named(then), _named(now)),
         _fact("verification", _verdict(then), _verdict(now)),
         Check("data", same_data, True, "the samples' SHA-256"),
-        Check("shapes", then.shapes == now.shapes, True, _rows(then.shapes, now.shapes)),
-        Check("device map", then.device_map == now.device_map, True, _rows(then.device_map, now.device_map)),
+        _rows("shapes", then.shapes, now.shapes),
+        _rows("device map", then.device_map, now.device_map),
         _fact("rows of the steps", then.steps["samples"], now.steps["samples"]),
         _fact("phases", sorted(then.phases), sorted(now.phases)),
         _bits("weights", then, now, same_bits),
@@ -138,16 +138,17 @@ def _verdict(record: Record) -> Row:
     return {name: record.verification.get(name) for name in ("checked", "passed", "dtype")}
 
 
-def _rows(then: list[Row], now: list[Row]) -> str:
-    """How many rows are equal, or the first that is not."""
+def _rows(what: str, then: list[Row], now: list[Row]) -> Check:
+    """Whether rows are equal in the keys that they had then: a later dpexp may write more."""
     for number, (before, after) in enumerate(zip(then, now, strict=False)):
-        if before != after:
-            keys = [key for key in before if before[key] != after.get(key)]
+        keys = [key for key in before if before[key] != after.get(key)]
+        if keys:
             changes = ", ".join(f"{key} {before[key]} -> {after.get(key)}" for key in keys)
-            return f"row {number} (module '{before.get('module')}') differs: {changes}"
+            where = f"row {number} (module '{before.get('module')}')"
+            return Check(what, False, True, f"{where} differs: {changes}")
     if len(then) != len(now):
-        return f"{len(then)} rows then, {len(now)} now"
-    return f"all {len(then)} rows equal"
+        return Check(what, False, True, f"{len(then)} rows then, {len(now)} now")
+    return Check(what, True, True, f"all {len(then)} rows equal")
 
 
 def _bits(part: str, then: Record, now: Record, same_bits: bool) -> Check:

@@ -73,6 +73,15 @@ def test_bits_need_not_be_equal_under_another_torch_or_cpu_but_shapes_must(fact:
     assert "cpu:7" in checked(result, "shapes")[2]
 
 
+@pytest.mark.parametrize("rows", ["shapes", "device_map"])
+def test_a_record_is_reproduced_by_a_later_dpexp_whose_rows_have_more_keys(rows: str) -> None:
+    then, now = pair()
+    setattr(now, rows, [{**row, "more": 1} for row in getattr(now, rows)])
+    assert compare_records(then, now).is_reproduced
+    assert not compare_records(now, then).is_reproduced
+    assert "more 1 -> None" in checked(compare_records(now, then), rows.replace("_", " "))[2]
+
+
 def test_a_difference_of_the_environment_names_what_it_affects() -> None:
     then, now = pair()
     now.environment |= {"threads": 4, "host": "another"}
