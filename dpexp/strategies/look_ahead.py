@@ -44,8 +44,8 @@ from dpexp.devices import Copies
 from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph, tables
 from dpexp.strategies.table_shards import Table
 
-LEAST_MS, TRIALS = 0.3, 5
-"""Lookups that take less than ``LEAST_MS`` in the fastest of ``TRIALS`` steps are not worth a thread."""
+TRIALS = 4
+"""So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""
 
 
 class Serial:
@@ -54,7 +54,7 @@ class Serial:
     def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
         """The batches, one for each step; close it where its loop ends early.
 
-        ``always`` looks ahead even where that takes longer than it saves.
+        ``always`` looks ahead even where that is slower.
         """
         yield from batches
 
@@ -79,14 +79,11 @@ class Reads:
 
 @dataclass(eq=False)
 class Step:
-    """A batch, and the lookups that were done ahead: those that its forward has not come to yet.
-
-    ``lookup_ms`` is the time of lookups that the step did itself.
-    """
+    """A batch, and the lookups that were done ahead: those that its forward has not come to yet."""
 
     batch: Batch
     future: Future[Reads] | None = None
-    lookup_ms: float = 0.0
+    is_ahead: bool = False
     left: deque[tuple[Lookup, torch.Tensor]] = field(default_factory=deque)
 
 
@@ -104,7 +101,8 @@ class LookAhead(Serial):
         self._step: Step | None = None
         self._ended = 0  # the number of the last update that has ended
         self._thread = threading.local()
-        self._trials: list[float] = []  # ms of lookups in the first steps
+        self._serial_s, self._ahead_s = list[float](), list[float]()  # of full batches, at first
+        self._full = 0  # rows of a full batch
         self._first: dict[torch.Tensor, int] = {}  # the number of each table's first row in written
         rows = 0
         for table in dict.fromkeys(each for host in hosts for each in tables(host)):
@@ -125,12 +123,12 @@ class LookAhead(Serial):
                 waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
                 for each in waiting if self._calls is not None and (always or self._pays) else ():
                     each.future = each.future or thread.submit(self._read_ahead, each.batch)
+                start = time.perf_counter()
                 with nullcontext() if self._calls is not None else self._learning(step.batch):
                     self._step = step
                     yield step.batch
                     self._step = None
-                if len(self._trials) < TRIALS:
-                    self._trials.append(step.lookup_ms)
+                self._add_trial(step, time.perf_counter() - start)
         finally:
             self._step = None
             thread.shutdown(wait=True, cancel_futures=True)
@@ -150,8 +148,17 @@ class LookAhead(Serial):
 
     @property
     def _pays(self) -> bool:
-        """Whether the lookups of the first steps, which did their own, took long enough."""
-        return LEAST_MS == 0 or (len(self._trials) == TRIALS and min(self._trials) >= LEAST_MS)
+        """Whether to look ahead: not in the first steps, then to time it, then if it was the faster."""
+        if len(self._ahead_s) < TRIALS:
+            return len(self._serial_s) >= TRIALS
+        return TRIALS == 0 or min(self._ahead_s) < min(self._serial_s)
+
+    def _add_trial(self, step: Step, seconds: float) -> None:
+        is_first = not self._full
+        self._full = max(self._full, step.batch.rows)
+        trials = self._ahead_s if step.is_ahead else self._serial_s
+        if not is_first and step.batch.rows == self._full and len(trials) < TRIALS:
+            trials.append(seconds)
 
     @contextmanager
     def _learning(self, batch: Batch) -> Iterator[None]:
@@ -194,14 +201,11 @@ class LookAhead(Serial):
             if lookup.is_of(table, args, kwargs):
                 return vectors
             step.left.clear()
-        start = time.perf_counter()
-        vectors = forward(*args, **kwargs)
-        step.lookup_ms += (time.perf_counter() - start) * 1e3
-        return vectors
+        return forward(*args, **kwargs)
 
     def _receive(self, step: Step, reads: Reads) -> None:
         """Read again what was written since, and let the forward have the vectors."""
-        step.future = None
+        step.future, step.is_ahead = None, True
         self._mark_writes_of_others()
         self._copies.wait([each.vectors for each in reads.lookups], reads.ready)
         stale = (self._written.index_select(0, reads.rows) > reads.version).nonzero().squeeze(1)

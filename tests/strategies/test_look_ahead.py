@@ -25,7 +25,7 @@ from dpexp.engine.optimizer_names import FOR_SPARSE
 from dpexp.engine.prepare import prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
-from dpexp.strategies.look_ahead import TRIALS, LookAhead
+from dpexp.strategies.look_ahead import LookAhead
 from dpexp.strategies.wrappers import parts
 from dpexp.timing import Timer
 
@@ -77,7 +77,7 @@ def threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def looks_ahead_from_the_first_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("dpexp.strategies.look_ahead.LEAST_MS", 0.0)
+    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 0)
     yield
     assert threads() == []
 
@@ -282,14 +282,19 @@ def test_the_steps_of_a_verification_look_ahead() -> None:
     assert not verify(wrong).passed
 
 
-def test_lookups_that_take_less_time_than_a_thread_are_not_done_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for least_ms, count in ((1e9, 0), (1e-9, 20 - TRIALS - 1)):
-        monkeypatch.setattr("dpexp.strategies.look_ahead.LEAST_MS", least_ms)
-        steps = trainer(pipeline=True)
-        trained(steps, [batch(ids) for ids in power_law(20)])
-        assert look_ahead(steps).rows_ahead == 6 * count
+@pytest.mark.parametrize("slower", ["serial", "ahead"])
+def test_further_steps_are_of_the_kind_that_was_faster(slower: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the step that learns, two serial ones, one that switches and two that look ahead."""
+    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 2)
+    steps = trainer(pipeline=True)
+    ahead = look_ahead(steps)
+    durations = {"serial": 1.0, "ahead": 2.0} if slower == "ahead" else {"serial": 2.0, "ahead": 1.0}
+    add = ahead._add_trial
+    monkeypatch.setattr(
+        ahead, "_add_trial", lambda step, _: add(step, durations["ahead" if step.is_ahead else "serial"])
+    )
+    trained(steps, [batch(ids) for ids in power_law(20)])
+    assert ahead.rows_ahead == 6 * (3 if slower == "ahead" else 20 - 4)
 
 
 # --- ends -------------------------------------------------------------------------------------------
