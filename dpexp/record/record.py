@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dpexp.record.packing import unpack
+from dpexp.record.phase_times import stage_figures
 from dpexp.record.schema import wrong_types
 from dpexp.record.step_times import spread, usual_steps
 from dpexp.record.work_figures import work_figures
@@ -151,7 +152,7 @@ class Record:
             },
             "phase_coverage": _coverage(self.timeline),
         }
-        self.summary |= work_figures(self)
+        self.summary |= work_figures(self) | stage_figures(self)
         if missing := len(self.missing_steps()):
             self.summary["missing_steps"] = missing
         flags = count_nonfinite({"loss": self.steps["loss"], **self.metrics})

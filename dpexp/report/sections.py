@@ -16,7 +16,7 @@ from dpexp.config.process import command as command_of
 from dpexp.live import live_options
 from dpexp.record import Record, Row
 from dpexp.report import units, verdict
-from dpexp.report.analysis import communication, layout, work
+from dpexp.report.analysis import communication, layout, stages, work
 from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
@@ -235,7 +235,7 @@ def _phases(record: Record) -> Section | None:
     line = f"share of a step, medians of {max(bar.n for bar in bars)} steps"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
-    return Section("Where a step goes", (line,), bars=bars)
+    return Section("Where a step goes", (line, *stages.lines(record)), bars=bars)
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

@@ -99,6 +99,7 @@ class LookAhead(Serial):
         self._copies = Copies(device)
         self._calls: list[HostCall] | None = None
         self._step: Step | None = None
+        self._waiting = deque[Step]()  # the batches after the current one
         self._ended = 0  # the number of the last update that has ended
         self._thread = threading.local()
         self._serial_s, self._ahead_s = list[float](), list[float]()  # of full batches, at first
@@ -117,7 +118,7 @@ class LookAhead(Serial):
         source = _without_draws(batches)
         thread = ThreadPoolExecutor(1, "dpexp look-ahead")
         try:
-            waiting = deque(map(Step, islice(source, 1)))
+            self._waiting = waiting = deque(map(Step, islice(source, 1)))
             while waiting:
                 step = waiting.popleft()
                 waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
@@ -130,13 +131,16 @@ class LookAhead(Serial):
                     self._step = None
                 self._add_trial(step, time.perf_counter() - start)
         finally:
-            self._step = None
+            self._step, self._waiting = None, deque()
             thread.shutdown(wait=True, cancel_futures=True)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         self._mark_writes_of_others()
-        for weight, first in self._first.items():
+        is_needed = any(
+            step.future is not None for step in self._waiting
+        )  # later reads begin after the update
+        for weight, first in self._first.items() if is_needed else ():
             gradient = weight.grad
             if gradient is not None and gradient.is_sparse:
                 self._written.index_fill_(0, gradient._indices()[0] + first, self._ended + 1)

@@ -12,10 +12,10 @@ from typing import Any
 
 from dpexp.config import ConfigError, unknown
 from dpexp.record import present, spread, usual_times
+from dpexp.record.phase_times import samples as phase_samples
 from dpexp.report import units
 from dpexp.report.analysis import communication, layout
 from dpexp.report.analysis.intervals import typical
-from dpexp.report.analysis.phases import samples as phase_samples
 from dpexp.report.analysis.shapes import batches
 from dpexp.study.experiment import MeasuredRun
 

@@ -5,11 +5,11 @@ so that a new strategy needs no change here.
 """
 
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dpexp.record import Record, Row, present, spread
+from dpexp.record import Record, Row, spread
+from dpexp.record.phase_times import samples, step_ms
 from dpexp.report import units
 from dpexp.report.analysis.communication import by_phase
 
@@ -55,46 +55,6 @@ def phases(record: Record) -> list[Phase]:
             spread_of = (figures["median"], figures["iqr"], figures["n"])
             found.append(Phase(name, depth, *spread_of, share, moved.get(name, 0)))
     return found
-
-
-def samples(record: Record, name: str) -> list[float]:
-    """Times in ms of a phase in the steps of the usual batch size; in all steps where sizes are unknown."""
-    usual, times = usual_numbers(record), record.phases[name]
-    count = sum(row["phase"] == "step" for row in record.timeline)
-    if usual is None or count != len(times):
-        return present(times)
-    return present(ms for number, ms in enumerate(times) if number in usual)
-
-
-def step_samples(record: Record) -> list[float]:
-    """Times in ms of the phase-timed steps of the usual batch size."""
-    usual = usual_numbers(record)
-    return [
-        (row["end_us"] - row["start_us"]) / 1000
-        for row in record.timeline
-        if row["phase"] == "step" and (usual is None or row["step"] in usual)
-    ]
-
-
-def step_ms(record: Record) -> float:
-    """Median time in ms of those steps; 0 without steps."""
-    return statistics.median(step_samples(record) or [0.0])
-
-
-def rows_of(record: Record, step: int) -> int | None:
-    """Rows of the batch of a phase-timed step; phase-timed steps start at the first batch of an epoch."""
-    total, size = record.data.get("samples"), record.config.get("batch_size")
-    if not total or not size or min(total, size) < 1:
-        return None
-    return int(min(size, total - size * (step % -(-total // size))))
-
-
-def usual_numbers(record: Record) -> set[int] | None:
-    """The phase-timed steps whose batch has the most frequent size; None where sizes are unknown."""
-    numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
-    sizes = {number: rows for number in numbers if (rows := rows_of(record, number)) is not None}
-    usual = max(statistics.multimode(sizes.values()), default=None)
-    return {number for number, rows in sizes.items() if rows == usual} or None
 
 
 def parents(timeline: list[Row]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
+from dpexp.record.phase_times import rows_of
 from dpexp.report.analysis import communication, layout
-from dpexp.report.analysis.phases import rows_of
 from dpexp.report.analysis.shapes import Batches, Shape, batches
 
 Shapes = tuple[Shape, ...]

@@ -5,9 +5,10 @@ import statistics
 from matplotlib.figure import Figure
 
 from dpexp.record import Record
+from dpexp.record.phase_times import samples, step_ms
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.phases import phases, samples, step_ms
+from dpexp.report.analysis.phases import phases
 from dpexp.report.figures import palette, style
 
 

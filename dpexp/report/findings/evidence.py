@@ -4,11 +4,11 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpexp.record import Record, steps_by_rows, usual_steps
+from dpexp.record import Record, phase_times, steps_by_rows, usual_steps
 from dpexp.record.record import union_length
 from dpexp.report.analysis import layout
-from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.intervals import Interval, mean_interval
+from dpexp.report.analysis.phases import phases
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
 
@@ -58,15 +58,15 @@ class Evidence:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.phases = {phase.name: phase for phase in phase_tree.phases(record)}
-        self.step_ms = phase_tree.step_ms(record)  # the median of the phase-timed steps
+        self.phases = {phase.name: phase for phase in phases(record)}
+        self.step_ms = phase_times.step_ms(record)  # the median of the phase-timed steps
         self.batches = batches(record)
         self.usual = usual_steps(record)
         self.devices = layout.without_host(record)
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""
-        usual = phase_tree.usual_numbers(self.record)
+        usual = phase_times.usual_numbers(self.record)
         intervals: dict[int, list[tuple[float, float]]] = {}
         for row in self.record.timeline:
             if row["replica"] is not None and (usual is None or row["step"] in usual):

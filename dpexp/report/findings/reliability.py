@@ -2,8 +2,8 @@
 
 import statistics
 
+from dpexp.record import phase_times
 from dpexp.report import units
-from dpexp.report.analysis import phases as phase_tree
 from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence, Finding
 
@@ -37,7 +37,7 @@ def phase_sum(evidence: Evidence) -> Finding | None:
             "Read the phases as parts of what they cover; a larger --batch-size makes the gaps smaller.",
             {"coverage": coverage},
         )
-    usual, timed = evidence.usual, phase_tree.step_samples(evidence.record)
+    usual, timed = evidence.usual, phase_times.step_samples(evidence.record)
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
     slower = ratio_within_run(timed, usual.times)
