@@ -38,7 +38,7 @@
     }
   };
 
-  // The axis of what a section shows; a label near an end moves inwards.
+  // The axis of what a section shows; a label that lacks room moves aside, as far as it stays at its tick.
   const drawAxis = (section) => {
     const track = section.querySelector(".axis .track"), end = Number(section.dataset.end);
     if (!end || !track.clientWidth) return;
@@ -52,12 +52,12 @@
       mark.append(label);
       return mark;
     }));
-    let free = from;
+    let free = from + 1;
     for (const {offsetLeft: at, firstChild: label} of [...track.children]) {
-      const width = label.offsetWidth + 1, left = Math.max(from + 1, Math.min(at - width / 2, to - width - 1));
+      const width = label.offsetWidth + 1, left = Math.max(free, Math.min(at - width / 2, to - width - 1));
       label.style.transform = `translateX(${left - at}px)`;
-      label.hidden = left < free;
-      if (!label.hidden) free = left + width + 4;
+      label.hidden = left > at + 1 || left + width > to;
+      if (!label.hidden) free = left + width + 3;
     }
   };
 

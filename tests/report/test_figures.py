@@ -153,6 +153,8 @@ TOGETHER = {
     "block": ["forward", "scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer"],
     "hybrid": ["embedding", "transfer", "dense", "parallel_apply", "gather", "loss", "backward", "optimizer"],
     "ddp": ["transfer", "forward", "loss", "backward", "allreduce", "optimizer"],
+    "fsdp": ["transfer", "all-gather", "forward", "loss", "backward", "reduce-scatter", "optimizer"],
+    "hybrid on ranks": ["embedding", "all_to_all_ids", "dense", "loss", "backward", "allreduce_tables"],
 }
 
 

@@ -91,9 +91,9 @@ def test_a_timeline_is_legible_at_every_zoom_and_width(page: Page, tmp_path: Pat
     record = generated(seed)
     page.emulate_media(color_scheme="dark" if seed % 2 else "light")
     shown(page, tmp_path / "timeline.html", pages.timeline_page(record, timeline.steps(record)))
-    for width in (1400, 420):
+    for width in (1400, 360):
         page.set_viewport_size({"width": width, "height": 600})
-        for clicks, along in ((0, 0.0), (1, 0.0), (1, 0.37), (2, 1.0), (5, 0.37), (9, 0.81)):
+        for clicks, along in ((0, 0.0), (1, 0.0), (1, 0.37), (2, 1.0), (5, 0.37), (12, 0.81)):
             page.evaluate(
                 """([clicks, along]) => {
                     const press = (id) => document.getElementById(id).click();

@@ -68,7 +68,7 @@ def _scaling(axes: Axes, group: Group) -> None:
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
         lines.setdefault(cell.first.strategy, []).append(cell)
-    colors = list(palette.PHASES.values())
+    colors = list(dict.fromkeys(palette.PHASES.values()))
     for number, (strategy, line) in enumerate(sorted(lines.items())):
         line.sort(key=lambda cell: cell.devices)
         gains = [Interval(1, 1, 1) if cell is baseline else cell.speed_up(baseline) for cell in line]

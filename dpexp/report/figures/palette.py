@@ -19,6 +19,13 @@ PHASES = {
     "transfer": "#FF2E72",
     "dense": "#277492",
     "allreduce": "#988523",
+    "allreduce_tables": "#BC8100",
+    "all_to_all_ids": "#AF510E",
+    "all_to_all_vectors": "#AF510E",
+    "all_to_all_gradients": "#AF510E",
+    "all-gather": "#948C40",
+    "backward all-gather": "#948C40",
+    "reduce-scatter": "#BC8100",
 }
 STEP = "#687482"
 OTHER = "#808890"

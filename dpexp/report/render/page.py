@@ -20,7 +20,7 @@ from dpexp.report.sections import Section, Table
 
 MOST_STEPS = 20
 """Further steps are left out of the page; trace.json has them all."""
-LANE_LETTERS = 26
+LANE_LETTERS = 22
 """Longer names of lanes are shortened."""
 
 
