@@ -13,6 +13,8 @@ from torch import nn
 from dpexp.config import ConfigError, CustomOptions, RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
+from dpexp.record import Record
+from dpexp.report.analysis.communication import moves, totals
 
 LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "planted_bugs"
@@ -41,6 +43,9 @@ def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
     assert {tuple(row["local_shape"]) for row in weights} == {(5, 10)}
     outside = [row for row in found["shapes"] if row["module"] == "" and row["batch"] == 0]
     assert [(row["replica"], row["inputs"]) for row in outside] == [(rank, [[5, 10]]) for rank in range(4)]
+    counted = totals(Record.from_dict(found))
+    assert counted is not None
+    assert min(counted["forward"], counted["backward"]) > 0
     single = json.loads(run("single", "--model", "blocks", *SHORT).stdout)
     assert found["steps"]["loss"] == pytest.approx(single["steps"]["loss"], rel=1e-5)
 
@@ -67,6 +72,8 @@ def test_stages_of_a_pipeline_are_verified_together() -> None:
     )
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
+    moved = {move.what for move in moves(Record.from_dict(found))}
+    assert moved & {"send", "broadcast"}, moved  # between the stages, as they were counted
     held = {(row["module"], row["device"]) for row in found["device_map"]}
     assert held == {(str(layer), "cpu:0" if layer < 7 else "cpu:1") for layer in range(13)}
 
