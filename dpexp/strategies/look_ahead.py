@@ -137,9 +137,8 @@ class LookAhead(Serial):
     @contextmanager
     def writing(self) -> Iterator[None]:
         self._mark_writes_of_others()
-        is_needed = any(
-            step.future is not None for step in self._waiting
-        )  # later reads begin after the update
+        # reads that have not begun yet begin after the update
+        is_needed = any(step.future is not None for step in self._waiting)
         for weight, first in self._first.items() if is_needed else ():
             gradient = weight.grad
             if gradient is not None and gradient.is_sparse:

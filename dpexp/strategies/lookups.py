@@ -225,9 +225,15 @@ def check_lookups(host: nn.Module, where: str) -> None:
 @contextmanager
 def trying_lookups(hosts: Mapping[str, nn.Module], inputs: Any) -> Iterator[None]:
     """Around a forward on the host. Raises ConfigError where lookups ahead would be others than its own."""
+    leaves = list(tensors.walk(inputs))
+    versions = [leaf._version for leaf in leaves]
     with host_calls(list(hosts.values()), inputs) as calls, _without_draws(hosts):
         yield
-    leaves = list(tensors.walk(inputs))
+    if versions != [leaf._version for leaf in leaves]:
+        raise ConfigError(
+            "--pipeline: the forward writes to the tensors of the batch in place, and host modules, which "
+            "are called ahead and again, would do it twice: compute new tensors, or use --serial"
+        )
     for call in calls:
         name = next(name for name, host in hosts.items() if host is call.host)
         with ExitStack() as hooks:

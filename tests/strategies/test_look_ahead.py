@@ -389,9 +389,11 @@ def test_a_loop_that_ends_early_leaves_no_thread() -> None:
 class Computes(nn.Module):
     """Computes its ids, outside or inside of its host module."""
 
-    def __init__(self, inside: bool = False, draws: bool = False, mixes: bool = False) -> None:
+    def __init__(
+        self, inside: bool = False, draws: bool = False, mixes: bool = False, writes: bool = False
+    ) -> None:
         super().__init__()
-        self.embedding = Host(inside, draws, mixes)
+        self.embedding = Host(draws, mixes, writes)
         self.linear = nn.Linear(DIM, 10)
         self.inside = inside
 
@@ -404,12 +406,14 @@ class Computes(nn.Module):
 
 
 class Host(nn.Module):
-    def __init__(self, inside: bool, draws: bool, mixes: bool) -> None:
+    def __init__(self, draws: bool, mixes: bool, writes: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, DIM)
-        self.inside, self.draws, self.mixes = inside, draws, mixes
+        self.draws, self.mixes, self.writes = draws, mixes, writes
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            ids.remainder_(ROWS)
         if self.draws:
             ids = torch.where(torch.rand(len(ids)) < 0.5, ids, 0)
         vectors: torch.Tensor = self.table((ids + 1) % ROWS)
@@ -450,6 +454,7 @@ def momentum(parameters: Any) -> Momentum:
         ({"model": f"{HERE}:Computes"}, ["the model computes the input of Host", "Compute it in the data"]),
         ({"model": f"{HERE}:Computes:inside=True,draws=True"}, ["'embedding' draws random numbers"]),
         ({"model": f"{HERE}:Computes:inside=True,mixes=True"}, ["'embedding' computes from its vectors"]),
+        ({"model": f"{HERE}:Computes:inside=True,writes=True"}, ["writes to the tensors of the batch"]),
         ({"model": f"{HERE}:Renormed"}, ["max_norm", "write to the table", "--serial"]),
         ({"optimizer": f"{HERE}:momentum"}, ["changes rows of a table that have no gradient", "sgd, adam"]),
         ({"optimizer": "momentum"}, ["momentum changes every row"]),
