@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._utils import KeyErrorMessage
+from torch.utils import _python_dispatch
 
 from dpexp.devices import HOST, label, running_on
 from dpexp.parallel.device_ids import DeviceId, to_device
@@ -72,12 +73,15 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
-    if count <= 1 or _in_dispatch_mode(device_of):
+    if count <= 1:
         for replica in range(count):
             forward(replica)
     else:
         with _share_of_threads(device_of) as threads:
-            thread_pool().run(device_of, _tasks(forward, device_of), _state(device_of, threads))
+            state = _state(device_of, threads)
+            thread_pool().run(
+                device_of, _tasks(forward, device_of), state, alone=_in_dispatch_mode(device_of)
+            )
     _raise_first(errors, device_of)
     return outputs
 
@@ -85,9 +89,10 @@ def parallel_apply(
 def _in_dispatch_mode(devices: Sequence[torch.device]) -> bool:
     """Whether a dispatch mode (FlopCounterMode, FakeTensorMode) observes the operations of this thread.
 
-    It would miss those of workers, so replicas on the CPU then compute one by one in the caller's thread.
+    Replicas on the CPU then compute one by one in this thread, so that it sees one at a time. Only where one
+    waits for another do they get a worker, which has the mode too.
     """
-    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+    mode = _python_dispatch._get_current_dispatch_mode()
     return mode is not None and all(device.type == "cpu" for device in devices)
 
 
@@ -121,6 +126,7 @@ def _state(devices: Sequence[torch.device], threads: int) -> Callable[[], Abstra
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if _is_autocast_enabled(kind)]
     cache_enabled = torch.is_autocast_cache_enabled()
     default_device = torch.get_default_device()
+    observers = _python_dispatch._get_current_dispatch_mode_stack()
 
     def enter() -> AbstractContextManager[object]:
         if torch.get_num_threads() != threads:
@@ -132,6 +138,9 @@ def _state(devices: Sequence[torch.device], threads: int) -> Callable[[], Abstra
             modes.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
         if default_device != torch.get_default_device():
             modes.enter_context(default_device)
+        for mode in observers:  # their __enter__ is for one thread
+            _python_dispatch._push_mode(mode)
+            modes.callback(_python_dispatch._pop_mode, getattr(mode, "_mode_key", None))
         return modes
 
     return enter

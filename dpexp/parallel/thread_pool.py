@@ -77,10 +77,15 @@ class ThreadPool:
         self._watchdog = Watchdog(self._add_worker)
         self._was_small = False
 
-    def run(self, devices: Sequence[torch.device], tasks: Sequence[Task], state: State) -> None:
-        """Run each task, in a worker of its device or here, until all have finished. They must not raise."""
+    def run(
+        self, devices: Sequence[torch.device], tasks: Sequence[Task], state: State, *, alone: bool = False
+    ) -> None:
+        """Run each task, in a worker of its device or here, until all have finished. They must not raise.
+
+        ``alone`` runs those on the CPU here, one by one, unless one waits for another.
+        """
         occurrences = Counter[torch.device]()
-        on_cpu = Call(state)
+        on_cpu = Call(state, alone=alone)
         for device, task in zip(devices, tasks, strict=True):
             if device.type == "cpu":
                 on_cpu.queued.append(task)
@@ -95,7 +100,7 @@ class ThreadPool:
 
     def _run_here(self, call: Call) -> int:
         """Run queued tasks here, and in other threads unless they are small. Returns how many here."""
-        helpers = 0 if self._was_small else min(self._cores, len(call.queued)) - 1
+        helpers = 0 if self._was_small or call.alone else min(self._cores, len(call.queued)) - 1
         for _ in range(helpers):
             self._add_worker(call)
         self._watchdog.add(call)
@@ -103,7 +108,7 @@ class ThreadPool:
             began, done = time.perf_counter(), 0
             while call.run_next():
                 done += 1
-                if done == 1:
+                if done == 1 and not call.alone:
                     self._was_small = time.perf_counter() - began < SMALL_S
             return done
         finally:

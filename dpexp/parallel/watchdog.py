@@ -11,16 +11,20 @@ Task = Callable[[], None]
 State = Callable[[], AbstractContextManager[object]]
 """Enters in a worker what holds for all tasks of a call."""
 PATIENCE_S = 0.1
+ALONE = 50
+"""How many times as patient the watchdog is with tasks that should run one by one."""
 
 
 class Call:
-    """The tasks that one call has queued, and what its workers need."""
+    """The tasks that one call has queued, and what its workers need; ``alone`` runs them one by one."""
 
     number = 0
 
-    def __init__(self, state: State, finished: SimpleQueue[None] | None = None) -> None:
+    def __init__(
+        self, state: State, finished: SimpleQueue[None] | None = None, *, alone: bool = False
+    ) -> None:
         self.queued: deque[Task] = deque()
-        self.state = state
+        self.state, self.alone = state, alone
         self.finished = SimpleQueue[None]() if finished is None else finished
 
     def run_next(self) -> bool:
@@ -36,7 +40,8 @@ class Call:
 class Watchdog:
     """A daemon thread that adds a worker to each call that begins no queued task for ``PATIENCE_S``.
 
-    While there are calls it looks ten times a second, otherwise it sleeps.
+    A call whose tasks run one by one gets one after ``ALONE`` times as long. While there are calls it looks
+    ten times a second, otherwise it sleeps.
     """
 
     def __init__(self, add_worker: Callable[[Call], None]) -> None:
@@ -61,7 +66,7 @@ class Watchdog:
         self._calls.remove(call)
 
     def _run(self) -> None:
-        queued: dict[int, int] = {}
+        queued: dict[int, tuple[int, int]] = {}
         while True:
             self._is_awake.wait()
             count = self._count
@@ -72,11 +77,15 @@ class Watchdog:
                 if self._calls:  # added after the look and before the clear
                     self._is_awake.set()
 
-    def _help(self, before: dict[int, int]) -> dict[int, int]:
-        """Add a worker to each call with as many queued tasks as before. Returns how many each call has."""
+    def _help(self, before: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """Add a worker to each call that stands still. Returns (queued tasks, how often seen) by call."""
         queued = {}
         for call in tuple(self._calls):
-            queued[call.number] = len(call.queued)
-            if 0 < queued[call.number] == before.get(call.number):
+            count, seen = len(call.queued), 0
+            if before.get(call.number, (0, 0))[0] == count > 0:
+                seen = before[call.number][1] + 1
+            if seen >= (ALONE if call.alone else 1):
                 self._add_worker(call)
+                seen = 0
+            queued[call.number] = count, seen
         return queued

@@ -368,3 +368,19 @@ def test_a_forked_child_starts_its_own_workers() -> None:
     assert pid != os.getpid()
     assert places == [(device, i) for i, device in enumerate(virtual(3))]
     assert apply(current_device) == places
+
+
+def test_replicas_that_wait_for_each_other_end_in_a_dispatch_mode() -> None:
+    """A mode sees the operators of one replica at a time, but where one waits for another."""
+    barrier = threading.Barrier(3, timeout=1000)
+
+    class Waiting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            barrier.wait()
+            return super().forward(x)
+
+    module, batch = Waiting(5, 2), torch.randn(9, 5)
+    with FlopCounterMode(display=False) as counter:
+        outputs = parallel_apply([module] * 3, list(batch.chunk(3)), devices=virtual(3))
+    assert torch.equal(torch.cat(outputs), nn.functional.linear(batch, module.weight, module.bias))
+    assert counter.get_total_flops() == 9 * 2 * 5 * 2
