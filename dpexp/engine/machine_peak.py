@@ -81,7 +81,12 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     peaks = found.items() if isinstance(found, dict) else ()
-    return {key: peak for key, peak in peaks if isinstance(peak, dict) and peak.keys() >= KEYS}
+    return {key: peak for key, peak in peaks if _is_whole(peak)}
+
+
+def _is_whole(peak: Any) -> bool:
+    rates = peak["flops_per_s"] if isinstance(peak, dict) and peak.keys() >= KEYS else None
+    return isinstance(rates, dict) and isinstance(rates.get("max"), float)
 
 
 def probe(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:

@@ -27,7 +27,7 @@ def work_figures(record: Record) -> dict[str, Any]:
         found["flops"] = flops
     if usual is not None and usual.median and work.get("rows") == usual.rows:
         found |= _rates(work, sum(flops.values()), usual.median / 1000)
-    if energy := work.get("energy"):
+    if (energy := work.get("energy")) and energy["steps"]:
         found["joules_per_step"] = sum(energy["joules"].values()) / energy["steps"]
     return found
 

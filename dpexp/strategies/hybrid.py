@@ -112,6 +112,8 @@ class Hybrid(Replicating):
 
     def _check_pipeline(self) -> None:
         options = self.options
+        if options.lookahead > 1 and not options.pipeline:
+            raise ConfigError(f"--lookahead {options.lookahead} needs --pipeline")
         if options.pipeline and not (options.sparse or self.config.eval):
             raise ConfigError(
                 "--pipeline looks up the next batch while this one trains, and a dense gradient's update "

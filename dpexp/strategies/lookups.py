@@ -17,7 +17,7 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.devices import Copies
-from dpexp.strategies.table_shards import Table
+from dpexp.strategies.table_shards import Table, with_own_forward
 
 
 class AllLookedUp(BaseException):
@@ -214,6 +214,9 @@ def check_lookups(host: nn.Module, where: str) -> None:
     if others:
         problem = f"has parameters that are not tables ({', '.join(others)}), which every step changes: "
         problem += "name its tables with --host"
+    elif own := with_own_forward(found):
+        problem = f"has {own[0]}, which computes more than a lookup in its forward: compute it in a module "
+        problem += "around the table"
     elif renorming:
         problem = f"has {renorming[0]}, whose lookups write to the table: leave max_norm out"
     elif hooked:

@@ -48,9 +48,9 @@ class ShardedEmbedding(nn.Module):
         own = table.weight.detach()[rows, columns].clone()
         self.weight = nn.Parameter(own, table.weight.requires_grad)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Ids of any shape -> vectors ``(*shape, dim)``."""
-        distinct, positions = torch.unique(ids, return_inverse=True)
+        distinct, positions = torch.unique(input, return_inverse=True)
         return functional.embedding(positions, self.vectors(distinct.long()))
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:

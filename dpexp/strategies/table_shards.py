@@ -13,7 +13,7 @@ The terms are those of TorchRec (Ivchenko et al., "TorchRec: a PyTorch domain li
 systems", 2022): row-wise, table-wise and column-wise sharding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -95,11 +95,22 @@ def _split(count: int, ranks: int) -> list[range]:
     return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
 
 
+def with_own_forward(tables: Iterable[Table]) -> list[Table]:
+    """The tables of a subclass whose forward is not the lookup of ``nn.Embedding`` or ``nn.EmbeddingBag``."""
+    known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
+    return [table for table in tables if type(table).forward not in known]
+
+
 def check_shardable(module: nn.Module, where: str) -> None:
     """Raises ConfigError for a module without an embedding, or with one whose forward needs all of it."""
     tables = [part for part in module.modules() if isinstance(part, Table)]
     if not tables:
         raise ConfigError(f"--shard-embedding: {where} has no embedding; name with --host a module that has")
+    for part in with_own_forward(tables):
+        raise ConfigError(
+            f"--shard-embedding: {part} in {where} computes more than a lookup in its forward: compute it in "
+            "a module around the table, so that the table is an nn.Embedding or nn.EmbeddingBag"
+        )
     for part in tables:
         if part.max_norm or part.scale_grad_by_freq:
             raise ConfigError(

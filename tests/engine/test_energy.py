@@ -12,6 +12,7 @@ from test_loop import recorded
 from dpexp.config import RunConfig
 from dpexp.engine import energy, measure
 from dpexp.engine.energy import EnergyMeter
+from dpexp.record.work_figures import work_figures
 
 
 def zone(folder: Path, number: str, name: str, count: int) -> Path:
@@ -47,6 +48,8 @@ def test_a_run_has_the_energy_of_its_measured_steps(
     record = recorded(dpexp_home, RunConfig("single", steps=4, phase_steps=0, check=False, devices="cpu"))
     assert record.work == {"energy": {"joules": {"package-0": 6.0}, "steps": 4}}
     assert record.summary["joules_per_step"] == 1.5
+    record.work["energy"]["steps"] = 0  # resumed after its last step
+    assert "joules_per_step" not in work_figures(record)
 
 
 def test_each_cuda_device_has_the_counter_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def test_a_damaged_file_of_peaks_is_measured_again(
     monkeypatch.setattr(machine_peak, "probe", lambda *_: (1, [2.0]))
     (dpexp_home / FILE).write_text(content)
     assert kept_peak(dpexp_home, HOST, torch.float32)["flops_per_s"]["max"] == 2
-    assert len(json.loads((dpexp_home / FILE).read_text())) == 1
+    kept = json.loads((dpexp_home / FILE).read_text())
+    assert len(kept) == 1
+    (dpexp_home / FILE).write_text(json.dumps({key: peak | {"flops_per_s": 3} for key, peak in kept.items()}))
+    assert kept_peak(dpexp_home, HOST, torch.float32)["flops_per_s"]["max"] == 2
 
 
 def test_a_probe_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class Tables(nn.Module):
         parts = [
             self.long(ids).sum(1),
             self.again(ids[:, :1] % 13)[:, 0],
-            self.wide(ids % 5).mean(1),
+            self.wide(input=ids % 5).mean(1),
             self.bag(ids % 31),
         ]
         return torch.cat(parts, dim=1)

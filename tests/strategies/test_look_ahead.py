@@ -214,7 +214,8 @@ def test_tables_of_every_kind_give_the_bits_of_a_serial_run(values: dict[str, An
     both = []
     for pipeline in (False, True):
         torch.manual_seed(0)
-        steps = trainer(**{"batch_size": 7, "pipeline": pipeline} | values)
+        serial_values = {} if pipeline else {"lookahead": 1}
+        steps = trainer(**{"batch_size": 7, "pipeline": pipeline} | values | serial_values)
         source = steps.prepared.endless_batches()
         both.append((steps, trained(steps, [next(source) for _ in range(40)])))
     (serial, losses), (pipelined, found) = both
@@ -430,6 +431,22 @@ class Renormed(nn.Module):
         return self.linear(self.embedding(ids))
 
 
+class Scaled(nn.Embedding):
+    """As the embeddings of some models of Hugging Face."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * 8
+
+
+class WithScaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = Scaled(ROWS, DIM), nn.Linear(DIM, 10)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.linear(self.embedding(ids))
+
+
 class Momentum(torch.optim.SparseAdam):
     """Moves every row that it ever had a gradient of."""
 
@@ -456,6 +473,8 @@ def momentum(parameters: Any) -> Momentum:
         ({"model": f"{HERE}:Computes:inside=True,mixes=True"}, ["'embedding' computes from its vectors"]),
         ({"model": f"{HERE}:Computes:inside=True,writes=True"}, ["writes to the tensors of the batch"]),
         ({"model": f"{HERE}:Renormed"}, ["max_norm", "write to the table", "--serial"]),
+        ({"model": f"{HERE}:WithScaled"}, ["computes more than a lookup in its forward"]),
+        ({"pipeline": False, "lookahead": 2}, ["--lookahead 2 needs --pipeline"]),
         ({"optimizer": f"{HERE}:momentum"}, ["changes rows of a table that have no gradient", "sgd, adam"]),
         ({"optimizer": "momentum"}, ["momentum changes every row"]),
         ({"shard_embedding": True}, ["--shard-embedding"]),

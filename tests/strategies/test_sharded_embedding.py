@@ -18,7 +18,7 @@ from dpexp.config import ConfigError, RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import Member
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.table_shards import UNEVEN, plan_shards
+from dpexp.strategies.table_shards import UNEVEN, check_shardable, plan_shards
 
 HELPER = Path(sharded_in_ranks.__file__)
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9)
@@ -90,6 +90,18 @@ def test_auto_splits_by_size(shapes: list[tuple[int, int]], expected: list[str])
     assert [shard.of(shapes[0]) for shard in first] == expected
 
 
+class Scaled(nn.Embedding):
+    """Computes more than a lookup."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * 8
+
+
+def test_a_table_with_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Scaled\\(5, 2\\) in here computes more than a lookup"):
+        check_shardable(nn.Sequential(nn.Embedding(5, 2), Scaled(5, 2)), "here")
+
+
 class TwoRanks(ProcessGroup):
     """A group of which only the size is asked."""
 
@@ -107,7 +119,7 @@ class TwoRanks(ProcessGroup):
         ),
     ],
 )
-def test_what_cannot_be_split_is_refused(options: dict[str, Any], optimizer: str, message: str) -> None:
+def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], optimizer: str, message: str) -> None:
     config = RunConfig("hybrid", options=options, optimizer=optimizer)
     with pytest.raises(ConfigError, match=message):
         prepare(config, group=TwoRanks())
