@@ -25,12 +25,13 @@ import subprocess
 import sys
 import threading
 import time
+import typing
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpexp.config import ConfigError, home
 from dpexp.config.process import python_path
@@ -51,6 +52,12 @@ SIGNAL_S = 5.0
 """Seconds in which a job gets a signal that one of its runs has got."""
 LISTS = ("setup", "teardown", "srun_args")
 """Parameters of submitit that are lists: given several times."""
+WHOLE = {
+    "time": "whole minutes, as time=120",
+    "nodes": "a whole number, as nodes=1",
+    "ntasks_per_node": "a whole number, as ntasks_per_node=1",
+}
+"""Parameters with which submitit computes."""
 
 
 def slurm(folder: Path, options: Sequence[str]) -> Executor:
@@ -73,17 +80,27 @@ def slurm(folder: Path, options: Sequence[str]) -> Executor:
 
 
 def _parameters(options: Sequence[str]) -> Row:
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    kinds = typing.get_type_hints(_make_sbatch_string)
     found: Row = {}
     for option in options:
         name, equals, value = option.partition("=")
         name = name.strip().replace("-", "_")
         if not name or not equals:
             raise ConfigError(f"--slurm {option}: write NAME=VALUE, as partition=gpu or time=120")
-        if name == "time" and not value.isdecimal():
-            raise ConfigError(f"--slurm {option}: submitit takes whole minutes, as time=120")
-        number = int(value) if value.isdecimal() else value == "true" or value
-        found[name] = [*found.get(name, []), value] if name in LISTS else number
+        if name in WHOLE and not value.isdecimal():
+            raise ConfigError(f"--slurm {option}: submitit takes {WHOLE[name]}")
+        found[name] = [*found.get(name, []), value] if name in LISTS else _as_kind(value, kinds.get(name))
     return found
+
+
+def _as_kind(value: str, kind: Any) -> int | bool | str | None:
+    """The value as submitit's signature has it; None leaves a flag out."""
+    kinds = {kind, *typing.get_args(kind)}
+    if int in kinds and value.isdecimal():
+        return int(value)
+    return {"true": True, "false": None}.get(value, value) if bool in kinds else value
 
 
 def python() -> str:

@@ -286,6 +286,7 @@ def test_what_cannot_be_submitted_is_bad_usage(dpexp_home: Path) -> None:
     [
         (["partition"], "--slurm partition: write NAME=VALUE"),
         (["time=1:00:00"], "--slurm time=1:00:00: submitit takes whole minutes"),
+        (["nodes=1-2"], "--slurm nodes=1-2: submitit takes a whole number"),
         (["partitoin=gpu"], r"Unavailable parameter\(s\): \['partitoin'\].* - partition "),
     ],
 )
@@ -299,14 +300,43 @@ def test_a_bad_parameter_is_an_error_before_anything_is_submitted(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_parameters_are_those_of_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ["partition=gpu", "gpus-per-node=2", "exclusive=true"],
+            ["partition=gpu", "gpus-per-node=2", "exclusive"],
+        ),
+        ([], ["time=60", "job-name=dpexp"]),
+        (["time=0120", "gpus_per_node=a100:2"], ["time=120", "gpus-per-node=a100:2"]),
+        (["account=007", "comment=true", "qos=false"], ["account=007", "comment=true", "qos=false"]),
+        (["exclusive=user", "mem=4000", "nodelist=1"], ["exclusive=user", "mem=4000", "nodelist=1"]),
+    ],
+)
+def test_parameters_are_those_of_sbatch(
+    words: list[str], lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = submission(words, tmp_path, monkeypatch)
+    for line in lines:
+        assert f"#SBATCH --{line}\n" in text
+
+
+def test_false_leaves_a_flag_out_and_lists_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["setup=module load x", "setup=ulimit -n 1", "exclusive=false", "use_srun=false"]
+    text = submission(words, tmp_path, monkeypatch)
+    assert "exclusive" not in text
+    assert "srun" not in text.splitlines()[-2]
+    assert "\nmodule load x\nulimit -n 1\n" in text
+
+
+def submission(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The text that sbatch gets."""
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = ["partition=gpu", "gpus-per-node=2", "setup=module load x", "setup=ulimit -n 1", "exclusive=true"]
-    text = jobs.slurm(tmp_path / "sweep", words)._make_submission_file_text("run", "x")  # type: ignore[attr-defined]
-    for line in ("--partition=gpu", "--gpus-per-node=2", "--time=60", "--exclusive"):
-        assert f"#SBATCH {line}\n" in text
-    assert "\nmodule load x\nulimit -n 1\n" in text
+    executor = jobs.slurm(tmp_path / "sweep", words)
+    return str(executor._make_submission_file_text("run", "x"))  # type: ignore[attr-defined]
 
 
 def test_without_submitit_or_slurm_it_is_an_error_that_names_what_lacks(
