@@ -129,6 +129,24 @@ class Faults:
                 return error
         return None
 
+    def all_failed(self, text: str) -> bool:
+        """Whether every rank calls this with the same text, of an error outside of the run's own steps.
+
+        If not, others may wait for this rank in a collective. So this is none, and its wait has an end.
+        """
+        patience = Patience(min(ROLL_CALL_S, self.timeout_s), lambda: False)
+        with suppress(RuntimeError, OSError):  # the store is gone
+            self.store.set(f"raised/{self.rank}", text)
+            while not patience.is_over():
+                absent = self._without("raised")
+                raised = [each for each in self.members if each not in absent]
+                if any(self.store.get(f"raised/{each.rank}").decode() != text for each in raised):
+                    return False
+                if not absent:
+                    return True
+                time.sleep(0.05)
+        return False
+
     def peer_error_or(self, error: BaseException) -> BaseException:
         """A peer's error or end, where that explains the signal that is ``error``; else ``error``.
 

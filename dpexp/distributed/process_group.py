@@ -84,6 +84,10 @@ class ProcessGroup:
         if error is not None:
             raise error
 
+    def all_failed(self, text: str) -> bool:
+        """Whether every rank has the error with this text. Only then can they go on; call it once a run."""
+        return True
+
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
         """What ended this rank: ``error``, or the error of a peer that caused it; at once if terminated."""
         return error
@@ -179,6 +183,9 @@ class TorchProcessGroup(ProcessGroup):
                         "the same command, code and data"
                     )
         return None
+
+    def all_failed(self, text: str) -> bool:
+        return self._faults is not None and self._faults.all_failed(text)
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
         return error if self._faults is None else self._faults.root_cause(error, is_terminated)

@@ -101,7 +101,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {each._cdata for tensor in tensors.walk((args, kwargs)) for each in storages(tensor)}
         outputs = func(*args, **kwargs)
         packet, is_aside = getattr(func, "_overloadpacket", func), getattr(func, "namespace", "") in ASIDE
-        if packet in flop_registry:
+        if any(tensor.is_meta for tensor in tensors.walk(outputs)):
+            pass  # only shapes are computed
+        elif packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=outputs)
         elif not (packet in MOVES or is_aside or getattr(func, "is_view", False)):
             self.not_counted.add(str(packet).removeprefix("aten."))

@@ -42,7 +42,10 @@ class StepProfile:
         self.note = ""
 
     def take(self, batch: Batch) -> None:
-        """Take the step. An error in it is not one of the run, whose training is done: ``note`` has it."""
+        """Take the step. An error in it is not one of the run, whose training is done: ``note`` has it.
+
+        An error that not every rank has is raised: the others wait for this rank.
+        """
         if is_compiled(self._placed.module):
             self.note = "not observed: operators of compiled modules are not seen"
             return
@@ -56,6 +59,8 @@ class StepProfile:
                 self._trainer.timed_step(batch, self._phase)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note, self._live = f"not observed: {describe(error)}", None
+            if not self._trainer.prepared.group.all_failed(f"{describe(error)}, after {list(self._flops)}"):
+                raise
             return
         if not self._live.is_complete:
             self.note, self._live = "replicas computed in threads, where operators are not seen", None

@@ -40,6 +40,17 @@ def test_a_broken_connection_is_traced_to_the_error_of_the_peer() -> None:
     assert "ValueError: row 7 is odd" in found.traceback
 
 
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [({1: "a", 2: "a"}, True), ({1: "a", 2: "b"}, False), ({1: "a"}, False), ({}, False)],
+)
+def test_ranks_have_all_failed_only_if_each_has_the_same_error(texts: dict[int, str], expected: bool) -> None:
+    store = torch.distributed.HashStore()
+    for rank, text in texts.items():
+        store.set(f"raised/{rank}", text)
+    assert Faults(store, 0, MEMBERS, timeout_s=0.2).all_failed("a") is expected
+
+
 def test_ranks_that_do_not_answer_are_named() -> None:
     store = torch.distributed.HashStore()
     store.set("present/1", "")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launching import run
 from test_loop import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpexp.config import RunConfig
 from dpexp.engine.live_storages import LiveStorages, size
 from dpexp.engine.measure import Measurement
-from dpexp.record import Record, Row
+from dpexp.record import Record, Row, fold
 from dpexp.tracking.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
@@ -69,6 +71,21 @@ class Shy(Chain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
             raise ValueError("somebody is looking")
+        return super().forward(x)
+
+
+class ShyInOneRank(Shy):
+    """Raises in rank 1 only, while rank 0 waits for its gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if os.environ.get("RANK") == "1" else Chain.forward(self, x)
+
+
+class OnMeta(Chain):
+    """Computes shapes on the meta device before it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (x.detach().to("meta") @ torch.empty(WIDTH, 1000, device="meta")).sort()
         return super().forward(x)
 
 
@@ -229,6 +246,33 @@ def test_what_cannot_be_observed_is_left_out(dpexp_home: Path) -> None:
         assert "flops" not in record.work
     record = profiled(dpexp_home, "single", "none", devices="cpu", phase_steps=0)
     assert (record.memory_use, record.work) == ([], {})
+
+
+def test_shapes_on_the_meta_device_are_no_work(dpexp_home: Path) -> None:
+    usual, meta = (
+        profiled(dpexp_home, "single", name, name, devices="cpu").work for name in ("Chain", "OnMeta")
+    )
+    assert meta["flops"] == usual["flops"]
+    assert meta["not_counted"] == usual["not_counted"]
+
+
+@pytest.mark.parametrize(("model", "code", "status"), [("Shy", 0, "finished"), ("ShyInOneRank", 1, "failed")])
+def test_an_error_in_the_observed_step_ends_no_run_or_all_ranks(
+    dpexp_home: Path, model: str, code: int, status: str
+) -> None:
+    """If all ranks have it, it is a note; if one has it, the others wait for it in a collective."""
+    words = "ddp --virtual 2 --steps 2 --warmup 1 --phase-steps 1 --no-check --comm-timeout 60 --model"
+    done = run(*words.split(), f"{__file__}:{model}")
+    assert done.returncode == code, done.stderr
+    (folder,) = (dpexp_home / "runs").iterdir()
+    record = fold(folder / "journal.jsonl")
+    assert (record.status, len(record.steps["loss"])) == (status, 2)
+    assert record.phases
+    if code:
+        assert "rank 1" in done.stderr
+        assert "somebody is looking" in done.stderr
+    else:
+        assert "somebody is looking" in record.work["note"]
 
 
 def test_a_forward_only_run_has_no_gradients(dpexp_home: Path) -> None:
