@@ -51,9 +51,7 @@ def parallel_apply(
     Raises ValueError where the sequences differ in length.
     """
     count = len(modules)
-    for name, sequence in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
-        if sequence is not None and len(sequence) != count:
-            raise ValueError(f"{count} modules but {len(sequence)} {name}: there must be one for each module")
+    _check_lengths(count, inputs=inputs, kwargs_tup=kwargs_tup, devices=devices)
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
     device_of = [
         _input_device(input) if device is None else to_device(device)
@@ -73,17 +71,26 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
-    if count <= 1:
-        for replica in range(count):
-            forward(replica)
-    else:
-        with _share_of_threads(device_of) as threads:
-            state = _state(device_of, threads)
-            thread_pool().run(
-                device_of, _tasks(forward, device_of), state, alone=_in_dispatch_mode(device_of)
-            )
+    _run(forward, device_of)
     _raise_first(errors, device_of)
     return outputs
+
+
+def _check_lengths(count: int, **sequences: Sequence[Any] | None) -> None:
+    for name, sequence in sequences.items():
+        if sequence is not None and len(sequence) != count:
+            raise ValueError(f"{count} modules but {len(sequence)} {name}: there must be one for each module")
+
+
+def _run(forward: Callable[[int], None], devices: Sequence[torch.device]) -> None:
+    """Call ``forward(replica)`` for each device, in its thread; that of an only one in this thread."""
+    if len(devices) <= 1:
+        for replica in range(len(devices)):
+            forward(replica)
+        return
+    with _share_of_threads(devices) as threads:
+        state, alone = _state(devices, threads), _in_dispatch_mode(devices)
+        thread_pool().run(devices, _tasks(forward, devices), state, alone=alone)
 
 
 def _in_dispatch_mode(devices: Sequence[torch.device]) -> bool:
