@@ -17,6 +17,7 @@ The jobs need neither this process nor MLflow; a sweep that is resumed waits for
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -38,6 +39,7 @@ from dpexp.config.process import python_path
 from dpexp.record import Row, load, write_atomically
 from dpexp.study.experiment import PlannedRun, read_record
 from dpexp.study.sweep import CompletedRun, Sweep
+from dpexp.study.sweep_journal import NotStartedError
 
 if TYPE_CHECKING:
     from submitit import Executor, Job
@@ -188,7 +190,7 @@ def in_jobs(
     """Submit a job for each round, and yield its runs as they end; those of a lost job have an error.
 
     Ctrl-C cancels the jobs. When this process dies they go on, and ``--resume`` waits for them.
-    Raises ConfigError for a job that Slurm refuses; then none is left.
+    Raises ConfigError for a job that Slurm refuses, then none is left; NotStartedError if it is the first.
     """
     (sweep.folder / JOBS).mkdir(exist_ok=True)
     known, lines = load(sweep.folder).summary, Lines(sweep)
@@ -213,9 +215,13 @@ def in_jobs(
                     del jobs[number]
             if jobs:
                 time.sleep(POLL_S)
-    except (KeyboardInterrupt, GeneratorExit, ConfigError):
+    except (KeyboardInterrupt, GeneratorExit, ConfigError) as error:
         for job in jobs.values():
             job.cancel(check=False)
+        if isinstance(error, ConfigError) and not jobs:
+            with contextlib.suppress(OSError):  # it holds what an earlier process submitted
+                (sweep.folder / JOBS).rmdir()
+            raise NotStartedError(str(error)) from None
         raise
 
 
@@ -256,11 +262,20 @@ def _job(sweep: Sweep, planned: list[PlannedRun], executor: Executor) -> Job[Non
         if earlier.job_id in _alive([earlier]):
             return earlier
     try:
-        job = executor.submit(Round(sweep, planned))
-    except RuntimeError as error:  # submitit's, with the message of sbatch
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what sbatch printed
+            job = executor.submit(Round(sweep, planned))
+    except (RuntimeError, OSError) as error:  # submitit's, with the message of sbatch; or there is no sbatch
+        for path in _not_submitted(folder):
+            path.unlink()
         raise ConfigError(f"--on slurm: {' '.join(str(error).split())}") from None
     write_atomically(path, job.job_id.encode(), private=False)
     return job
+
+
+def _not_submitted(folder: Path) -> list[Path]:
+    """submitit's files of a job that was refused: they have no job's number yet."""
+    scripts = [path for path in folder.glob(".submission_file_*.sh") if not path.is_symlink()]
+    return [*scripts, *(path for path in folder.glob("*.pkl") if "_" not in path.stem)]
 
 
 def _alive(jobs: Collection[Job[None]]) -> set[str]:

@@ -22,23 +22,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config import REFERENCE, ConfigError, RankOptions, RunConfig, home, names
-from dpexp.engine.environment import environment
+from dpexp.config import REFERENCE, ConfigError, RankOptions, RunConfig, home
 from dpexp.record import (
     RECORD,
-    Journal,
     JournalError,
     Record,
     Row,
-    finish,
     folders,
     load,
     new_run_id,
-    now,
     speed_up,
     summaries,
     usual_steps,
@@ -60,8 +56,7 @@ from dpexp.study.experiment import (
     read_record,
 )
 from dpexp.study.foreign_records import changed_files
-
-STRATEGY = "sweep"
+from dpexp.study.sweep_journal import STRATEGY, name_of, parent_journal
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def plan_runs(
 
 
 Way = Callable[["Sweep", list[PlannedRun]], Generator[CompletedRun]]
-"""How the runs of a sweep are made: yields each that has ended."""
+"""How the runs of a sweep are made: yields each that has ended. NotStartedError: none can begin."""
 
 
 class Sweep:
@@ -127,7 +122,7 @@ class Sweep:
         """The newest sweep of this experiment on this disk, finished or not."""
         for summary in summaries(home() / "runs"):
             found = (summary.strategy, summary.experiment, summary.name)
-            if found == (STRATEGY, experiment.name, _name(experiment)):
+            if found == (STRATEGY, experiment.name, name_of(experiment)):
                 folder = home() / "runs" / summary.run_id
                 return cls(experiment, folder, load(folder).config.get("limit"))
         return None
@@ -156,10 +151,10 @@ class Sweep:
     ) -> list[CompletedRun]:
         """Run one after the other, or another ``way``, and report each.
 
-        The sweep's journal is closed however the sweep ends.
+        The sweep's journal is closed however the sweep ends (``sweep_journal``).
         """
         completed: list[CompletedRun] = []
-        with self._journal() as journal, closing((way or Sweep.one_by_one)(self, planned)) as results:
+        with parent_journal(self) as journal, closing((way or Sweep.one_by_one)(self, planned)) as results:
             self.records.mkdir(exist_ok=True)
             for result in results:
                 completed.append(result)
@@ -211,30 +206,6 @@ class Sweep:
         """How many rounds have begun."""
         numbers = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
         return max(map(int, numbers), default=0)
-
-    @contextmanager
-    def _journal(self) -> Iterator[Journal]:
-        """The sweep's journal, new or reopened; the Record of the sweep is written at the end."""
-        with Journal.reopen(self.folder) if self.folder.exists() else self._new_journal() as journal:
-            journal.set(status="running", ended=None)
-            journal.flush()
-            status = "killed"
-            try:
-                yield journal
-                status = "finished"
-            finally:
-                journal.set(status=status, ended=now())
-        write_atomically(self.records / SWEEP, finish(journal.path).to_json().encode(), private=False)
-
-    def _new_journal(self) -> Journal:
-        journal = Journal(self.folder.parent, self.folder.name)
-        swept = self.experiment
-        config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
-        if self.limit is not None:
-            config["limit"] = self.limit
-        journal.set(name=_name(swept), experiment=swept.name, strategy=STRATEGY)
-        journal.set(config=config, environment=environment())
-        return journal
 
     def _run(self, planned: PlannedRun) -> CompletedRun:
         """Run a cell in a child process and keep its Record, whether it finished or not."""
@@ -313,11 +284,6 @@ class Sweep:
             if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
                 return str(chips[0]["name"]).lower().replace(" ", "-")
         return "cpu"
-
-
-def _name(experiment: Experiment) -> str:
-    """The name of the experiment's sweeps."""
-    return names.fitted(f"sweep of {experiment.title}", STRATEGY)
 
 
 def command_line(experiment: Experiment, cell: str) -> str:

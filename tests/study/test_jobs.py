@@ -26,6 +26,7 @@ from dpexp.record import Journal, load
 from dpexp.study import jobs
 from dpexp.study.experiment import Experiment, PlannedRun, measured_runs
 from dpexp.study.sweep import CompletedRun, Sweep
+from dpexp.study.sweep_journal import NotStartedError
 
 ROUNDS = [PlannedRun(cell, number) for number in (1, 2) for cell in ("quick", "slow")]
 
@@ -229,9 +230,7 @@ def test_on_slurm_a_resumed_sweep_waits_for_its_job_which_is_requeued(
 
 
 @pytest.mark.usefixtures("on_slurm")
-def test_on_slurm_an_interrupted_sweep_and_a_refused_job_leave_no_job(
-    experiment: Experiment, sweep: Sweep, dpexp_home: Path
-) -> None:
+def test_on_slurm_an_interrupted_sweep_leaves_no_job(experiment: Experiment, sweep: Sweep) -> None:
     def interrupt(completed: CompletedRun) -> None:
         raise KeyboardInterrupt
 
@@ -242,11 +241,26 @@ def test_on_slurm_an_interrupted_sweep_and_a_refused_job_leave_no_job(
         sweep.run(ROUNDS, interrupt, way)
     wait_until(lambda: not slurm.command({}, "squeue", "--noheader"))
     assert "slow.r1" not in {path.stem for path in sweep.records.iterdir()}
-    other = Sweep.new(experiment)
+
+
+@pytest.mark.usefixtures("on_slurm")
+def test_on_slurm_a_refused_job_leaves_no_job_and_its_reason(
+    experiment: Experiment, sweep: Sweep, capfd: pytest.CaptureFixture[str]
+) -> None:
+    executor = jobs.slurm(sweep.folder, ["time=5"])
+
+    def refuse_the_next(message: str) -> None:
+        executor.update_parameters(partition="none")
+
     with pytest.raises(ConfigError, match=r"--on slurm: sbatch: error: .*invalid partition"):
-        other.run(
-            ROUNDS, interrupt, lambda *run: jobs.in_jobs(*run, jobs.slurm(other.folder, ["partition=none"]))
-        )
+        sweep.run(ROUNDS, ignore, lambda *run: jobs.in_jobs(*run, executor, refuse_the_next))
+    wait_until(lambda: not slurm.command({}, "squeue", "--noheader"))
+    parent = load(sweep.folder)
+    assert parent.status == "failed"
+    assert parent.error is not None
+    assert "invalid partition" in parent.error["message"]
+    assert not jobs._not_submitted(sweep.folder / jobs.JOBS)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
@@ -263,6 +277,64 @@ def test_on_slurm_the_command_delivers_the_runs_under_one_parent(dpexp_home: Pat
         ("single", "finished"),
         ("sweep", "finished"),
     ]
+
+
+# --- sbatch refuses the first job ----------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's commands on a machine with which no controller speaks."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    (commands / "srun").touch(0o755)
+    for name in ("sbatch", "squeue"):
+        (commands / name).write_text("#!/bin/sh\necho sbatch: error: no controller >&2\nexit 1\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+
+
+def ignore(completed: CompletedRun) -> None:
+    """Report nothing."""
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_sweep_whose_first_job_is_refused_leaves_nothing(dpexp_home: Path) -> None:
+    words = ["single", "--devices", "cpu", "--repeat", "1", "--on", "slurm"]
+    done = script("sweep.py", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("no controller") == 1
+    assert "error: --on slurm: sbatch: error: no controller" in done.stderr
+    assert not [path for path in dpexp_home.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("refusal", ["sbatch", "no sbatch"])
+def test_a_resumed_sweep_whose_job_is_refused_stays_as_it_was(
+    refusal: str,
+    experiment: Experiment,
+    sweep: Sweep,
+    refusing: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(completed: CompletedRun) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(ROUNDS[:1], interrupt)
+    before = load(sweep.folder)
+    again = Sweep.latest(experiment)
+    assert again is not None
+    if refusal == "no sbatch":
+        (tmp_path / "commands" / "sbatch").unlink()
+        monkeypatch.setenv("PATH", str(tmp_path / "commands"))
+    executor = jobs.slurm(sweep.folder, [])
+    with pytest.raises(NotStartedError, match=r"--on slurm: .*sbatch"):
+        again.run(ROUNDS[1:], ignore, lambda *run: jobs.in_jobs(*run, executor))
+    after = load(sweep.folder)
+    assert (after.status, after.ended, after.error) == (before.status, before.ended, before.error)
+    assert after.status == "killed"
+    assert not (sweep.folder / jobs.JOBS).exists()
 
 
 # --- before anything is submitted ----------------------------------------------------------------
