@@ -120,6 +120,14 @@ def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_pa
     assert (found["host"], found["sparse"]) == (["a", "b"], True)
 
 
+def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('table_file = "tables"\n')
+    assert config_of("hybrid", DPEXP_TABLE_FILE="")["table_file"] == ""
+    assert config_of("hybrid", "--config", str(file), DPEXP_TABLE_FILE="")["table_file"] == "tables"
+    assert config_of("hybrid", "--table-file", "other", "--config", str(file))["table_file"] == "other"
+
+
 def test_a_printed_config_can_be_read_back(tmp_path: Path) -> None:
     printed = config_of("hybrid", "--host", "a", "--host", "b", "--sparse", "--virtual", "3", "--epochs", "2")
     file = tmp_path / "config.json"

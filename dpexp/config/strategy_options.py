@@ -59,7 +59,9 @@ class RankOptions(StrategyOptions):
         min=1,
         max=10**9,
     )
-    resume: str = control_option("", "Continue this run from its newest snapshot.", metavar="RUN")
+    resume: str = control_option(
+        "", "Continue this run from its newest snapshot.", metavar="RUN", empty=False
+    )
 
     @property
     def has_checkpoints(self) -> bool:
@@ -178,6 +180,7 @@ class HybridOptions(RankOptions):
         "",
         "Keep the host's embeddings in files of this folder, mapped into memory: they may be larger than it.",
         metavar="DIR",
+        empty=False,
     )
 
     def __post_init__(self) -> None:
