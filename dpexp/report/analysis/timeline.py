@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dpexp.record import Record, Row
 from dpexp.record.phase_times import rows_of
-from dpexp.report.analysis import communication, layout
+from dpexp.report.analysis import communication, copies, layout
 from dpexp.report.analysis.shapes import Batches, Shape, batches
 
 Shapes = tuple[Shape, ...]
@@ -143,7 +143,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
 
 def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
     """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
-    split = next(iter(communication.replicated_calls(group)), None)
+    split = next(iter(copies.replicated_calls(group)), None)
     if replica is not None and split is not None and replica < len(split.inputs):
         return tuple(split.inputs[replica]), tuple(split.outputs[replica])
     if replica is None and phase in ("forward", "loss"):

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 
 from dpexp.record import Record
 from dpexp.report import units
-from dpexp.report.analysis import communication, layout
+from dpexp.report.analysis import communication, copies, layout
 from dpexp.report.analysis.shapes import batches
 from dpexp.report.figures import palette, style
 
@@ -94,7 +94,7 @@ def _boxes(record: Record) -> list[Box]:
 def _rows(record: Record) -> dict[str, int]:
     """{device: rows of the largest batch that its replica computes}"""
     group = max(batches(record), key=lambda group: group.rows, default=None)
-    call = next(iter(communication.replicated_calls(group)), None) if group else None
+    call = next(iter(copies.replicated_calls(group)), None) if group else None
     return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
 
