@@ -94,7 +94,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         },
     ),
     "hybrid": (
-        {"strategy": "hybrid", "host": ["table"], "virtual": 1, "pipeline": True},
+        {"strategy": "hybrid", "host": ["table"], "virtual": 1},
         {"transfer": 4 * 10 * 3 * 6, "transfer backward": 4 * 10 * 3 * 6},
     ),
     "place": (
