@@ -105,20 +105,11 @@ def sweep(
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
     from dpexp.study import sweep as sweeps
-    from dpexp.study.grid import Grid
 
     cli.check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
     experiment = _experiment(words, repeat, own, elsewhere=on is not None)
-    is_grid = isinstance(experiment, Grid)
-    if is_grid and (publish or until_decided):
-        raise ConfigError(
-            "--publish and --until-decided are for an experiment, which has a folder and claims"
-        )
-    if until_decided and on:
-        raise ConfigError(
-            "--on: the rounds of --until-decided follow one another: give a number with --repeat"
-        )
+    _refuse(experiment, publish, until_decided, on)
     current = _sweep(experiment, resume, limit if until_decided else None)
     planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
     missing = current.missing(planned)
@@ -126,15 +117,36 @@ def sweep(
         _show(experiment, missing, len(planned))
         return
     failed = _run(current, missing, _way(current, on, slurm or []))
-    comparison = _comparison(current)
-    if track:
-        _deliver(current)
-    typer.echo(comparison if is_grid else _verdicts(experiment, current))
-    if current.limit is not None:
-        typer.echo(_decided(current), err=True)
+    _show_results(experiment, current, track=track)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
+
+
+def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str | None) -> None:
+    """Raises ConfigError for options that this kind of sweep does not have."""
+    from dpexp.study.grid import Grid
+
+    if isinstance(experiment, Grid) and (publish or until_decided):
+        raise ConfigError(
+            "--publish and --until-decided are for an experiment, which has a folder and claims"
+        )
+    if until_decided and on:
+        raise ConfigError(
+            "--on: the rounds of --until-decided follow one another: give a number with --repeat"
+        )
+
+
+def _show_results(experiment: Experiment, current: Sweep, *, track: bool) -> None:
+    """Write the comparison, deliver the runs with it, and print what the sweep shows."""
+    from dpexp.study.grid import Grid
+
+    comparison = _comparison(current)
+    if track:
+        _deliver(current)
+    typer.echo(comparison if isinstance(experiment, Grid) else _verdicts(experiment, current))
+    if current.limit is not None:
+        typer.echo(_decided(current), err=True)
 
 
 def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
@@ -188,7 +200,8 @@ def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
         raise ConfigError(f"--on {on}: only slurm is known; without --on the runs are made here")
     from tqdm import tqdm
 
-    from dpexp.study.jobs import in_jobs, slurm
+    from dpexp.study.jobs import in_jobs
+    from dpexp.study.slurm_executor import slurm
 
     executor = slurm(current.folder, options)
     return lambda sweep, planned: in_jobs(sweep, planned, executor, partial(tqdm.write, file=sys.stderr))

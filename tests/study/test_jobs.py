@@ -23,7 +23,7 @@ from submitit import LocalExecutor
 
 from dpexp.config import ConfigError, RunConfig
 from dpexp.record import Journal, load
-from dpexp.study import jobs
+from dpexp.study import jobs, slurm_executor
 from dpexp.study.experiment import Experiment, PlannedRun, measured_runs
 from dpexp.study.sweep import CompletedRun, Sweep
 from dpexp.study.sweep_journal import NotStartedError
@@ -45,7 +45,9 @@ def sweep(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def run(sweep: Sweep, planned: list[PlannedRun]) -> list[CompletedRun]:
     def way(sweep: Sweep, planned: list[PlannedRun]) -> Generator[CompletedRun]:
-        return jobs.in_jobs(sweep, planned, LocalExecutor(sweep.folder / jobs.JOBS, python=jobs.python()))
+        return jobs.in_jobs(
+            sweep, planned, LocalExecutor(sweep.folder / slurm_executor.JOBS, python=slurm_executor.python())
+        )
 
     return sweep.run(planned, lambda completed: None, way)
 
@@ -80,7 +82,7 @@ def test_each_round_is_a_job_that_runs_its_cells_one_after_the_other(
         (planned.name, True, "") for planned in sorted(ROUNDS, key=lambda planned: planned.name)
     ]
     assert all(one.wall_s > 0 for one in completed)
-    assert len([*(sweep.folder / jobs.JOBS).glob("*_result.pkl")]) == 2
+    assert len([*(sweep.folder / slurm_executor.JOBS).glob("*_result.pkl")]) == 2
     parent = load(sweep.folder)
     assert (parent.status, parent.summary["done"], parent.summary["failed"]) == ("finished", 4, 0)
     runs = measured_runs(sweep.records)
@@ -136,7 +138,7 @@ def test_what_jobs_did_while_nobody_waited_is_reported_by_the_sweep_that_resumes
     (experiment.folder / "mended").touch()
 
     def dies(sweep: Sweep, planned: list[PlannedRun]) -> Generator[CompletedRun]:
-        (sweep.folder / jobs.JOBS).mkdir()
+        (sweep.folder / slurm_executor.JOBS).mkdir()
         jobs.Round(sweep, planned).run(threading.Event())
         yield from ()
 
@@ -152,8 +154,8 @@ def test_what_jobs_did_while_nobody_waited_is_reported_by_the_sweep_that_resumes
 def test_a_job_whose_own_code_fails_says_why(sweep: Sweep) -> None:
     sweep.records.mkdir(parents=True)
     (sweep.records / "quick.r1.json").write_text("no Record")
-    (sweep.folder / jobs.JOBS).mkdir()
-    executor = LocalExecutor(sweep.folder / jobs.JOBS, python=jobs.python())
+    (sweep.folder / slurm_executor.JOBS).mkdir()
+    executor = LocalExecutor(sweep.folder / slurm_executor.JOBS, python=slurm_executor.python())
     job = executor.submit(jobs.Round(sweep, ROUNDS[:1]))
     wait_until(job.done)
     assert "ConfigError" in jobs._why(job)
@@ -202,13 +204,13 @@ def test_on_slurm_a_resumed_sweep_waits_for_its_job_which_is_requeued(
     experiment: Experiment, sweep: Sweep
 ) -> None:
     def dies(sweep: Sweep, planned: list[PlannedRun]) -> Generator[CompletedRun]:
-        (sweep.folder / jobs.JOBS).mkdir()
-        jobs._job(sweep, ROUNDS[:2], jobs.slurm(sweep.folder, ["time=5"]))
+        (sweep.folder / slurm_executor.JOBS).mkdir()
+        jobs._job(sweep, ROUNDS[:2], slurm_executor.slurm(sweep.folder, ["time=5"]))
         yield from ()
 
     def requeue() -> None:
         wait_until(lambda: swept.started(experiment).count("slow") == 2)
-        job = (sweep.folder / jobs.JOBS / "round-1.job").read_text()
+        job = (sweep.folder / slurm_executor.JOBS / "round-1.job").read_text()
         subprocess.run(["scontrol", "requeue", job], check=True)
         wait_until(lambda: swept.started(experiment).count("slow") == 3)
         (experiment.folder / "mended").touch()
@@ -220,12 +222,12 @@ def test_on_slurm_a_resumed_sweep_waits_for_its_job_which_is_requeued(
     completed = again.run(
         again.missing(ROUNDS),
         lambda completed: None,
-        lambda sweep, planned: jobs.in_jobs(sweep, planned, jobs.slurm(sweep.folder, ["time=5"])),
+        lambda sweep, planned: jobs.in_jobs(sweep, planned, slurm_executor.slurm(sweep.folder, ["time=5"])),
     )
     requeued.join()
     assert {(one.planned, one.finished) for one in completed} == {(planned, True) for planned in ROUNDS}
     assert swept.started(experiment).count("quick") == 2
-    assert len([*(sweep.folder / jobs.JOBS).glob("*_submitted.pkl")]) == 2
+    assert len([*(sweep.folder / slurm_executor.JOBS).glob("*_submitted.pkl")]) == 2
     assert load(sweep.folder).summary["done"] == 4
 
 
@@ -235,7 +237,7 @@ def test_on_slurm_an_interrupted_sweep_leaves_no_job(experiment: Experiment, swe
         raise KeyboardInterrupt
 
     def way(sweep: Sweep, planned: list[PlannedRun]) -> Generator[CompletedRun]:
-        return jobs.in_jobs(sweep, planned, jobs.slurm(sweep.folder, ["time=5"]))
+        return jobs.in_jobs(sweep, planned, slurm_executor.slurm(sweep.folder, ["time=5"]))
 
     with pytest.raises(KeyboardInterrupt):
         sweep.run(ROUNDS, interrupt, way)
@@ -247,7 +249,7 @@ def test_on_slurm_an_interrupted_sweep_leaves_no_job(experiment: Experiment, swe
 def test_on_slurm_a_refused_job_leaves_no_job_and_its_reason(
     experiment: Experiment, sweep: Sweep, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    executor = jobs.slurm(sweep.folder, ["time=5"])
+    executor = slurm_executor.slurm(sweep.folder, ["time=5"])
 
     def refuse_the_next(message: str) -> None:
         executor.update_parameters(partition="none")
@@ -259,7 +261,7 @@ def test_on_slurm_a_refused_job_leaves_no_job_and_its_reason(
     assert parent.status == "failed"
     assert parent.error is not None
     assert "invalid partition" in parent.error["message"]
-    assert not jobs._not_submitted(sweep.folder / jobs.JOBS)
+    assert not jobs._not_submitted(sweep.folder / slurm_executor.JOBS)
     assert capfd.readouterr().err == ""
 
 
@@ -328,13 +330,13 @@ def test_a_resumed_sweep_whose_job_is_refused_stays_as_it_was(
     if refusal == "no sbatch":
         (tmp_path / "commands" / "sbatch").unlink()
         monkeypatch.setenv("PATH", str(tmp_path / "commands"))
-    executor = jobs.slurm(sweep.folder, [])
+    executor = slurm_executor.slurm(sweep.folder, [])
     with pytest.raises(NotStartedError, match=r"--on slurm: .*sbatch"):
         again.run(ROUNDS[1:], ignore, lambda *run: jobs.in_jobs(*run, executor))
     after = load(sweep.folder)
     assert (after.status, after.ended, after.error) == (before.status, before.ended, before.error)
     assert after.status == "killed"
-    assert not (sweep.folder / jobs.JOBS).exists()
+    assert not (sweep.folder / slurm_executor.JOBS).exists()
 
 
 # --- before anything is submitted ----------------------------------------------------------------
@@ -368,7 +370,7 @@ def test_a_bad_parameter_is_an_error_before_anything_is_submitted(
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=message):
-        jobs.slurm(tmp_path / "sweep", options)
+        slurm_executor.slurm(tmp_path / "sweep", options)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -407,7 +409,7 @@ def submission(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The text that sbatch gets."""
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    executor = jobs.slurm(tmp_path / "sweep", words)
+    executor = slurm_executor.slurm(tmp_path / "sweep", words)
     return str(executor._make_submission_file_text("run", "x"))  # type: ignore[attr-defined]
 
 
@@ -416,7 +418,7 @@ def test_without_submitit_or_slurm_it_is_an_error_that_names_what_lacks(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match='Could not detect "srun"'):
-        jobs.slurm(tmp_path, [])
+        slurm_executor.slurm(tmp_path, [])
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ConfigError, match=r"pip install 'dpexp\[slurm\]'"):
-        jobs.slurm(tmp_path, [])
+        slurm_executor.slurm(tmp_path, [])
