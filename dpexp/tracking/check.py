@@ -176,7 +176,7 @@ def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     for key in sorted(key for key in expected.keys() | own if not is_system(key)):
         history = run.store.client.get_metric_history(run.run_id, key)
         points = [point for point in history if point.step not in lost.get(key, ())]
-        if key.startswith("summary/"):  # the last one counts, of a sweep that was resumed
+        if content.is_of_summary(key):  # the last one counts, of a sweep that was resumed
             points = sorted(points, key=lambda point: int(point.timestamp))[-1:]
         yield _metric(key, expected.get(key, {}), points)
 

@@ -177,6 +177,11 @@ def is_own_metric(record: Record, key: str) -> bool:
     return kind in ("system", "time_ms") or key in HEADLINES or key in series(record)
 
 
+def is_of_summary(key: str) -> bool:
+    """Whether the metric has one point, of the run's end."""
+    return key in HEADLINES or key.startswith("summary/")
+
+
 def may_lack(key: str) -> bool:
     """Whether a complete MLflow run may lack this metric: what delivered it may not have known it."""
     kind, _, name = key.partition("/")

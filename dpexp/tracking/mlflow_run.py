@@ -64,7 +64,7 @@ class MlflowRun:
 
     def _summary(self) -> dict[str, float]:
         metrics = self.store.client.get_run(self.run_id).data.metrics
-        return {key: value for key, value in metrics.items() if key.startswith("summary/")}
+        return {key: value for key, value in metrics.items() if content.is_of_summary(key)}
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""

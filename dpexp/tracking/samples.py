@@ -80,7 +80,9 @@ class Samples:
 
     def is_behind(self, point: Point) -> bool:
         """Whether a step of the store is beyond all that this journal ever held: from a longer copy of it."""
-        if point.key.startswith(("system/", "summary/")) or not content.is_own_metric(self.record, point.key):
+        if is_system(point.key) or content.is_of_summary(point.key):
+            return False
+        if not content.is_own_metric(self.record, point.key):
             return False
         return point.step >= self._length_once(point.key)
 
