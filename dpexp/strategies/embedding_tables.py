@@ -20,16 +20,22 @@ from dpexp.timing import Timer
 
 
 def shards_of(
-    tables: Mapping[str, Table], shards: Mapping[str, Shards], timer: Timer
+    tables: Sequence[Table], shards: Mapping[torch.Tensor, Shards], timer: Timer
 ) -> dict[int, ShardedEmbedding]:
-    """What this rank has of each table, by the id of the table; hooks on a table's forward stay."""
-    found = {}
-    for name, table in tables.items():
+    """What this rank has of each table, by the id of the table, from the shards of each weight.
+
+    Tables with one weight have one afterwards, and hooks on a table's forward stay.
+    """
+    found: dict[int, ShardedEmbedding] = {}
+    weights: dict[torch.Tensor, nn.Parameter] = {}
+    for table in tables:
         kind: Any = ShardedEmbeddingBag if isinstance(table, nn.EmbeddingBag) else ShardedEmbedding
-        found[id(table)] = kind(table, shards[name], timer)
+        sharded = kind(table, shards[table.weight], timer)
+        sharded.weight = weights.setdefault(table.weight, sharded.weight)
         for key, value in vars(table).items():
             if key.startswith("_forward") and "hooks" in key:
-                setattr(found[id(table)], key, value)
+                setattr(sharded, key, value)
+        found[id(table)] = sharded
     return found
 
 

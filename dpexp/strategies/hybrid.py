@@ -88,11 +88,11 @@ class Hybrid(Replicating):
 
     def _shards(self, model: nn.Module, hosts: Sequence[str], timer: Timer) -> dict[int, ShardedEmbedding]:
         """What this rank has of the tables of the host modules, by the id of the table."""
-        prefixes = tuple(f"{host}." for host in hosts)
-        named = {name: part for name, part in model.named_modules() if f"{name}.".startswith(prefixes)}
-        found = {name: part for name, part in named.items() if isinstance(part, Table)}
-        by = self.options.shard_by
-        return shards_of(found, plan_shards(found, self.group.size, by, columns=not self._is_rowwise), timer)
+        found = [each for host in hosts for each in tables(model.get_submodule(host))]
+        weights, by = list(dict.fromkeys(table.weight for table in found)), self.options.shard_by
+        return shards_of(
+            found, plan_shards(weights, self.group.size, by, columns=not self._is_rowwise), timer
+        )
 
     def _check_sharding(self) -> None:
         options = self.options

@@ -13,9 +13,10 @@ The terms are those of TorchRec (Ivchenko et al., "TorchRec: a PyTorch domain li
 systems", 2022): row-wise, table-wise and column-wise sharding.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from dpexp.config import ConfigError
@@ -53,28 +54,27 @@ Shards = tuple[Shard, ...]
 
 
 def plan_shards(
-    tables: Mapping[str, Table], ranks: int, by: str, *, columns: bool = True
-) -> dict[str, Shards]:
-    """The shards of each table, by its name.
+    tables: Sequence[torch.Tensor], ranks: int, by: str, *, columns: bool = True
+) -> dict[torch.Tensor, Shards]:
+    """The shards of each table, by its weight ``(rows, dim)``.
 
     ``by`` is ``row``, ``table``, ``column`` or ``auto``: the largest tables first, a table goes as a whole to
     the rank with the fewest bytes, if that rank then has at most ``UNEVEN`` times an even share of all bytes.
     Others are split, by column if they have more columns than rows and ``columns`` allows it, else by row.
     """
-    size = {name: table.weight.numel() * table.weight.element_size() for name, table in tables.items()}
-    share, load = sum(size.values()) / ranks, [0.0] * ranks
+    share, load = sum(table.nbytes for table in tables) / ranks, [0.0] * ranks
     found = {}
-    for name in sorted(tables, key=lambda name: -size[name]):
-        shape = tables[name].num_embeddings, tables[name].embedding_dim
+    for table in sorted(tables, key=lambda table: -table.nbytes):
+        rows, width = table.shape
         owner = load.index(min(load))
-        if by == "table" or (by == "auto" and load[owner] + size[name] <= UNEVEN * share):
-            load[owner] += size[name]
-            found[name] = _whole(shape, ranks, owner)
+        if by == "table" or (by == "auto" and load[owner] + table.nbytes <= UNEVEN * share):
+            load[owner] += table.nbytes
+            found[table] = _whole((rows, width), ranks, owner)
             continue
-        load = [bytes + size[name] / ranks for bytes in load]
-        wide = by == "column" or (by == "auto" and columns and shape[1] > shape[0])
-        found[name] = _by_column(shape, ranks) if wide else _by_row(shape, ranks)
-    return {name: found[name] for name in tables}
+        load = [bytes + table.nbytes / ranks for bytes in load]
+        is_wide = by == "column" or (by == "auto" and columns and width > rows)
+        found[table] = _by_column((rows, width), ranks) if is_wide else _by_row((rows, width), ranks)
+    return found
 
 
 def _whole(shape: tuple[int, int], ranks: int, owner: int) -> Shards:

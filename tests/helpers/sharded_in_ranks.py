@@ -48,10 +48,11 @@ class Tables(nn.Module):
         self.wide = nn.Embedding(5, 11)
         self.bag = nn.EmbeddingBag(31, 6, mode="mean", padding_idx=7)
         self.again = self.long
+        self.tied = nn.Embedding(53, 4, _weight=self.long.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         parts = [
-            self.long(ids).sum(1),
+            self.long(ids).sum(1) + self.tied(ids[:, 1]),
             self.again(ids[:, :1] % 13)[:, 0],
             self.wide(input=ids % 5).mean(1),
             self.bag(ids % 31),
@@ -90,7 +91,7 @@ def lookup(by: str, group: ProcessGroup) -> dict[str, Any]:
     table = nn.Embedding(10_000, 8)
     nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(0))
     expected = table.weight.detach().clone()
-    shards = plan_shards({"table": table}, group.size, by)["table"]
+    shards = plan_shards([table.weight], group.size, by)[table.weight]
     sharded = ShardedEmbedding(table, shards, Timer())
     count = 320 if group.rank == 1 else 10
     ids = torch.randperm(10_000, generator=torch.Generator().manual_seed(group.rank))[:count].repeat(3)
