@@ -122,6 +122,8 @@ class Objective:
 
     def weights(self, parts: Sequence["Batch"]) -> list[float]:
         """The weights of all parts of a batch."""
+        if self.reduction == "rows":
+            return [part.rows / sum(each.rows for each in parts) for part in parts]
         amounts = [float(self._amount(part.targets)) for part in parts]
         return amounts if self.reduction == "sum" else [each / sum(amounts) for each in amounts]
 

@@ -70,7 +70,8 @@ def ddp_module(
     Without parameters to synchronize, or without a process group, the model is only timed.
     """
     ignored = {id(parameter) for parameter in excluded}
-    names = [name for name, each in model.named_parameters() if id(each) in ignored]
+    named = model.named_parameters(remove_duplicate=False)  # DDP ignores a tied parameter by all of its names
+    names = [name for name, each in named if id(each) in ignored]
     trains = any(each.requires_grad and id(each) not in ignored for each in model.parameters())
     if not (trains and distributed.is_initialized()):
         return Forward(model, timer)

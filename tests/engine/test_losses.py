@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import dpexp
 from dpexp.config import ConfigError, RunConfig
+from dpexp.data.dataset import Batch
 from dpexp.data.objective import Objective
 from dpexp.engine.equivalence import VerificationError
 from dpexp.engine.gathered_outputs import scalars_of_replicas
@@ -106,6 +107,12 @@ def test_the_standard_losses_take_any_reduction(reduction: str, shape: tuple[int
         shards = zip(outputs.chunk(count), targets.chunk(count), strict=True)
         losses = torch.stack([objective.loss(*shard) for shard in shards])
         torch.testing.assert_close(objective.of_shards(losses, targets), expected)
+
+
+def test_shards_without_targets_count_by_their_rows() -> None:
+    """As in the search for a wrong layout, where the loss is one of the outputs."""
+    parts = [Batch((torch.randn(rows, 2),), None, rows, 4) for rows in (3, 1)]
+    assert Objective().weights(parts) == [0.75, 0.25]
 
 
 def test_a_shard_without_tokens_does_not_count() -> None:

@@ -48,7 +48,8 @@ class Tables(nn.Module):
         self.wide = nn.Embedding(5, 11)
         self.bag = nn.EmbeddingBag(31, 6, mode="mean", padding_idx=7)
         self.again = self.long
-        self.tied = nn.Embedding(53, 4, _weight=self.long.weight)
+        self.tied = nn.Embedding(53, 4)
+        self.tied.weight = self.long.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         parts = [
