@@ -4,65 +4,34 @@ from __future__ import annotations
 
 import copy
 import signal
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hybrid_steps import DIM, ROWS, assert_same_bits, config, trained, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_checker import FIRST, PATIENCE_S, RowChecker, schedule
 from torch import nn
 
-from dpexp import devices
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config import ConfigError
 from dpexp.data.dataset import Batch
 from dpexp.engine.optimizer_names import FOR_SPARSE
 from dpexp.engine.prepare import prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
 from dpexp.strategies.look_ahead import LookAhead
-from dpexp.strategies.wrappers import parts
-from dpexp.timing import Timer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from row_checker import FIRST, PATIENCE_S, RowChecker, schedule
-
-ROWS, DIM = 20, 4
 HERE = str(Path(__file__))
-
-
-def config(**values: Any) -> RunConfig:
-    model = f"embedding:rows={ROWS},dim={DIM}"
-    return RunConfig.from_dict(
-        {"strategy": "hybrid", "sparse": True, "virtual": 1, "threads": 1, "model": model, "warmup": 0}
-        | values
-    )
-
-
-def trainer(**values: Any) -> Trainer:
-    prepared = prepare(config(**values))
-    timer = Timer(prepared.selection.used)
-    return Trainer(prepared, prepared.strategy.place(prepared.model, prepared.selection.used, timer), timer)
 
 
 def batch(ids: torch.Tensor, classes: int = 10) -> Batch:
     return Batch((ids,), ids % classes, len(ids), len(ids))
-
-
-def trained(steps: Trainer, batches: Iterable[Batch]) -> list[float]:
-    with steps.ahead(iter(batches)) as ahead:
-        return [steps.step(each).item() for each in ahead]
-
-
-def assert_same_bits(found: Trainer, expected: Trainer) -> None:
-    weights = found.full_parameters()
-    for name, tensor in expected.full_parameters().items():
-        assert torch.equal(weights[name], tensor), name
 
 
 def look_ahead(of: Trainer) -> LookAhead:
@@ -497,22 +466,3 @@ def test_data_that_draw_from_the_global_generator_are_refused() -> None:
     drawing = (batch(torch.randint(ROWS, (6,))) for _ in range(5))
     with pytest.raises(ConfigError, match="--pipeline reads a batch before the steps that precede it"):
         trained(steps, drawing)
-
-
-# --- an accelerator ---------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", ["embedding:rows=5000,dim=64", "dlrm:tables=5,rows=3000,dim=16"])
-def test_pipelined_steps_on_a_gpu_give_the_bits_of_serial_ones(model: str) -> None:
-    gpu = str(devices.accelerators()[0])
-    both = []
-    for pipeline in (False, True):
-        values = {"virtual": None, "devices": gpu, "model": model, "batch_size": 256, "lookahead": 2}
-        steps = trainer(**values, data="random:samples=20000", pipeline=pipeline, optimizer="adagrad")
-        source = steps.prepared.endless_batches()
-        both.append((steps, trained(steps, [next(source) for _ in range(200)])))
-    (serial, losses), (pipelined, found) = both
-    assert found == losses
-    assert_same_bits(pipelined, serial)
-    assert [part for part in parts(pipelined.placed.module) if isinstance(part.module, nn.Embedding)]

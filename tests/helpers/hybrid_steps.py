@@ -1,0 +1,41 @@
+"""Steps of a hybrid, serial or pipelined, that are compared to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from dpexp.config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.engine.prepare import prepare
+from dpexp.engine.trainer import Trainer
+from dpexp.timing import Timer
+
+ROWS, DIM = 20, 4
+
+
+def config(**values: Any) -> RunConfig:
+    model = f"embedding:rows={ROWS},dim={DIM}"
+    return RunConfig.from_dict(
+        {"strategy": "hybrid", "sparse": True, "virtual": 1, "threads": 1, "model": model, "warmup": 0}
+        | values
+    )
+
+
+def trainer(**values: Any) -> Trainer:
+    prepared = prepare(config(**values))
+    timer = Timer(prepared.selection.used)
+    return Trainer(prepared, prepared.strategy.place(prepared.model, prepared.selection.used, timer), timer)
+
+
+def trained(steps: Trainer, batches: Iterable[Batch]) -> list[float]:
+    with steps.ahead(iter(batches)) as ahead:
+        return [steps.step(each).item() for each in ahead]
+
+
+def assert_same_bits(found: Trainer, expected: Trainer) -> None:
+    weights = found.full_parameters()
+    for name, tensor in expected.full_parameters().items():
+        assert torch.equal(weights[name], tensor), name
