@@ -149,6 +149,17 @@ def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(
     assert "x 3" in text(compare([*base, *spread]))
 
 
+def test_an_interval_of_two_runs_that_differ_much_hides_nothing_else(save: Save) -> None:
+    folders = [save(single(2.0), number) for number in range(2)]
+    folders += [save(whole(2, step_ms=ms), 10 + number) for number, ms in enumerate((0.1, 9.0))]
+    compared = compare(folders)
+    assert "[<0.01, >100]" in text(compared)
+    figure = scaling_figure(compared.groups[0])
+    assert figure is not None
+    bottom, top = figure.axes[0].get_ylim()
+    assert 0.05 < bottom < 1 < top < 50
+
+
 def test_runs_of_a_cell_do_not_add_up_their_rates(save: Save) -> None:
     (one,) = compare([save(whole(2), 0)]).groups
     (three,) = compare([save(whole(2), number) for number in (1, 2, 3)]).groups

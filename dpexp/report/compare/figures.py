@@ -12,6 +12,8 @@ from dpexp.report.compare.tables import dates, labels, run_ids, shown
 from dpexp.report.figures import palette, style
 
 MOST_BARS = 24
+WIDEST = 10
+"""An interval is drawn up to this many times the largest speed-up."""
 
 
 def stacked_phases_figure(group: Group) -> Figure | None:
@@ -84,6 +86,9 @@ def _scaling(axes: Axes, group: Group) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    gained = [cell.speed_up(baseline).value for cell in cells if cell is not baseline]
+    bottom, top = axes.get_ylim()  # an interval may be so wide that it hides the rest
+    axes.set_ylim(max(bottom, min(ideal + gained) / WIDEST), min(top, max(ideal + gained) * WIDEST))
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
     style.log_axis(axes.yaxis, lambda value: f"{value:.10g}x")

@@ -130,8 +130,13 @@ def _row(cell: Cell, baseline: Cell, scales: bool) -> dict[str, str]:
 
 
 def _interval(interval: Interval) -> str:
-    ends = f"[{interval.low:.2f}, {interval.high:.2f}]" if interval.is_known else "from one run each"
+    ends = f"[{_end(interval.low)}, {_end(interval.high)}]" if interval.is_known else "from one run each"
     return f"{units.ratio(interval.value)} {ends}"
+
+
+def _end(value: float) -> str:
+    """An end of an interval; of two runs that differ much it is of any size, which says nothing."""
+    return "<0.01" if value < 0.01 else ">100" if value > 100 else f"{value:.2f}"
 
 
 def _memory(cell: Cell) -> str:
