@@ -35,7 +35,7 @@ from dpexp.config import ConfigError
 from dpexp.config.errors import shown
 from dpexp.config.features import Features
 from dpexp.data.base import Source
-from dpexp.data.dataset import Batch, Dataset, RankRows, local_rows
+from dpexp.data.dataset import Dataset, Fetch
 from dpexp.data.rng import mix
 
 INTEGERS, CATEGORIES = 13, 26
@@ -75,6 +75,8 @@ class CriteoSource(Source):
 class CriteoDataset(Dataset):
     """Features ``(batch, 13)``, ids ``(batch, 26)`` -> clicks ``(batch,)``, 0.0 or 1.0; never shuffled."""
 
+    is_stream = True
+
     log: ClickLog
     rows: int
     dtype: torch.dtype = torch.float32
@@ -91,37 +93,29 @@ class CriteoDataset(Dataset):
     def to(self, dtype: torch.dtype) -> CriteoDataset:
         return dataclasses.replace(self, dtype=dtype)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = True,
-        first: int = 0,
-        rank_rows: RankRows = lambda rows: slice(0, rows),
-    ) -> Iterator[Batch]:
-        """The batches in the order of the file; of other ranks' rows, the lines are read but not parsed."""
-        start = first * batch_size
-        with self.log.lines_from(start) as lines:
-            while start < self.samples:
-                global_rows = min(batch_size, self.samples - start)
-                rows, fetched = local_rows(rank_rows, global_rows)
-                batch = list(islice(lines, global_rows))[fetched]
-                inputs, targets = self._tensors(batch, start + fetched.start + 1, fetched)
-                yield Batch(inputs, targets, rows, global_rows)
-                start += global_rows
+    @contextmanager
+    def reading(self, first: int) -> Iterator[Fetch]:
+        """The lines that other ranks compute are read but not parsed."""
+        with self.log.lines_from(first) as lines:
+            position = first
 
-    def _tensors(
-        self, lines: Sequence[bytes], number: int, wanted: slice
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Inputs and targets of lines, of which the first has this number."""
+            def fetch(wanted: Tensor | slice) -> tuple[tuple[Tensor, Tensor], Tensor]:
+                nonlocal position
+                assert isinstance(wanted, slice)
+                found = list(islice(lines, wanted.start - position, wanted.stop - position))
+                position = wanted.stop
+                return self._tensors(found, wanted)
+
+            yield fetch
+
+    def _tensors(self, lines: Sequence[bytes], wanted: slice) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Inputs and targets of the lines that were wanted."""
         if len(lines) < wanted.stop - wanted.start:
             raise ConfigError(
                 f"{self.log.where}: {self.log.path} has fewer than the {self.samples} lines that it had when "
                 "the run began"
             )
-        parsed = [self.log.fields(line, number + index) for index, line in enumerate(lines)]
+        parsed = [self.log.fields(line, number) for number, line in enumerate(lines, wanted.start + 1)]
         targets = torch.tensor([float(fields[0]) for fields in parsed], dtype=self.dtype)
         integers = [[int(each or 0) for each in fields[1 : 1 + INTEGERS]] for fields in parsed]
         categories = [[int(each, 16) if each else -1 for each in fields[1 + INTEGERS :]] for fields in parsed]

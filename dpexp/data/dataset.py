@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from dpexp import tensors
 from dpexp.data.objective import Objective
 from dpexp.data.rng import EpochOrder
+
+Fetch = Callable[[Tensor | slice], tuple[tuple[Any, ...], Any]]
+"""From indices of samples to their inputs and targets."""
 
 RankRows = Callable[[int], slice]
 """From the number of rows of a global batch to the rows that a rank computes."""
@@ -44,12 +48,12 @@ class Batch:
 
     def part(self, rank_rows: RankRows) -> Batch:
         """The part of this global batch that a rank computes."""
-        rows, fetched = local_rows(rank_rows, self.rows)
+        rows, fetched = _local_rows(rank_rows, self.rows)
         inputs, targets = tensors.map_tensors(lambda tensor: tensor[fetched], (self.inputs, self.targets))
         return Batch(inputs, targets, rows, self.rows)
 
 
-def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
+def _local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
     """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""
     local = rank_rows(global_rows)
     rows = local.stop - local.start
@@ -58,7 +62,9 @@ def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
 
 @dataclass(eq=False, repr=False)
 class Dataset:
-    """Samples in batches. ``test`` is the held-out part."""
+    """Samples in batches. ``test`` is the held-out part; a stream is read in its own order only."""
+
+    is_stream: ClassVar[bool] = False
 
     name: str
     description: str
@@ -96,13 +102,19 @@ class Dataset:
 
         The order depends on seed and epoch only. Only the rows that ``rank_rows`` gives are fetched.
         """
-        order = EpochOrder(self.samples, seed, epoch) if shuffle else None
-        for start in range(first * batch_size, self.samples, batch_size):
-            global_rows = min(batch_size, self.samples - start)
-            rows, fetched = local_rows(rank_rows, global_rows)
-            positions = slice(start + fetched.start, start + fetched.stop)
-            inputs, targets = self.fetch(positions if order is None else order[positions])
-            yield Batch(inputs, targets, rows, global_rows)
+        order = EpochOrder(self.samples, seed, epoch) if shuffle and not self.is_stream else None
+        with self.reading(first * batch_size) as fetch:
+            for start in range(first * batch_size, self.samples, batch_size):
+                global_rows = min(batch_size, self.samples - start)
+                rows, fetched = _local_rows(rank_rows, global_rows)
+                positions = slice(start + fetched.start, start + fetched.stop)
+                inputs, targets = fetch(positions if order is None else order[positions])
+                yield Batch(inputs, targets, rows, global_rows)
+
+    @contextmanager
+    def reading(self, first: int) -> Iterator[Fetch]:
+        """``fetch`` for one epoch; a stream is given ascending slices only, from sample ``first`` on."""
+        yield self.fetch
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar: see ``Objective``."""
