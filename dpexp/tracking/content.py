@@ -135,12 +135,9 @@ def summary_metrics(record: Record) -> dict[str, float]:
     can_resume = record.config.get("snapshot_every") or record.config.get("resume")
     if record.status == "killed" and can_resume:
         return {}
-    more = {
-        "bytes_moved": communication.totals(record) or {},
-        "peak_memory": record.memory,
-        "verification": _errors(record),
-    }
-    return dict(_numbers("summary", record.summary | more)) | _headlines(record)
+    moved, errors = communication.totals(record), _errors(record)
+    more = {"bytes_moved": moved or {}, "peak_memory": record.memory, "verification": errors}
+    return dict(_numbers("summary", record.summary | more)) | _headlines(record, moved, errors)
 
 
 def _errors(record: Record) -> dict[str, float]:
@@ -148,9 +145,11 @@ def _errors(record: Record) -> dict[str, float]:
     return {key: float(value) for key, value in errors.items() if value is not None}
 
 
-def _headlines(record: Record) -> dict[str, float]:
+def _headlines(
+    record: Record, moved: Mapping[str, int] | None, errors: Mapping[str, float]
+) -> dict[str, float]:
     """The figures of ``HEADLINES`` that are known, short enough for a column of MLflow's table."""
-    usual, moved, errors = usual_steps(record), communication.totals(record), _errors(record)
+    usual = usual_steps(record)
     figures = {
         "step_ms": None if usual is None else float(f"{usual.median:.4g}"),
         "bytes_moved": None if moved is None else sum(moved.values()),
