@@ -16,6 +16,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
+from dpexp.engine.live_storages import size as size_of
 from dpexp.record import Row
 
 WHAT: Mapping[str, tuple[str, int]] = {
@@ -73,7 +74,7 @@ class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _payload(what: str, size: int, args: Any) -> int:
     """The bytes of the tensors of one rank before, or after, a collective: the larger of both."""
-    counts = [sum(map(_bytes, found)) for value in args if (found := list(tensors.walk(value)))]
+    counts = [sum(map(size_of, found)) for value in args if (found := list(tensors.walk(value)))]
     if what == "all-gather" and len(counts) == 1:  # functional ones return their result
         return counts[0] * size
     return counts[-1] if what == "all-to-all" else max(counts, default=0)  # its input comes last
@@ -86,12 +87,6 @@ def _share_for_others(args: Any) -> float:
         return 0.0
     own: int = splits[-1][distributed.get_rank()]
     return 1 - own / sum(splits[-1])
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    if tensor.is_sparse:
-        return _bytes(tensor._indices()) + _bytes(tensor._values())
-    return tensor.numel() * tensor.element_size()
 
 
 def _group_size(args: Any) -> int:

@@ -127,15 +127,12 @@ class Observations:
     def _merged_energy(self, by_rank: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
         members = self._prepared.group.members
         several = len({member.host for member in members}) > 1
-        return {
-            f"{name}@{member.host}"
-            if several and name.startswith("package-")
-            else name
-            if name.startswith("package-")
-            else device: joules
-            for member, device, of_rank in zip(members, names, by_rank, strict=True)
-            for name, joules in of_rank.items()
-        }
+        merged = {}
+        for member, device, of_rank in zip(members, names, by_rank, strict=True):
+            for name, joules in of_rank.items():
+                package = f"{name}@{member.host}" if several else name
+                merged[package if name.startswith("package-") else device] = joules
+        return merged
 
 
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---

@@ -145,8 +145,8 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
         _try(_variant(parsed), config, torch.zeros(2, 2), where)
     if names:
         try:
-            made = _variant(parsed) if parsed.name else parsed
-            kept = _try(made, config, torch.ones(2, 2).to_sparse(1), where)
+            variant = _variant(parsed) if parsed.name else parsed
+            kept = _try(variant, config, torch.ones(2, 2).to_sparse(1), where)
         except ConfigError as error:
             raise ConfigError(
                 f"{where} cannot take the sparse gradients of {', '.join(names)} "
@@ -157,8 +157,8 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
                 f"{where} keeps as many numbers in memory as {', '.join(names)} has in a file: "
                 "use rowwise_adagrad or sgd"
             )
-    if names and config.options.looks_ahead:
-        _check_other_rows(_variant(parsed) if parsed.name else parsed, config, where)
+        if config.options.looks_ahead:
+            _check_other_rows(variant, config, where)
 
 
 def _check_other_rows(parsed: Spec, config: RunConfig, where: str) -> None:

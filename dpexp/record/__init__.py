@@ -21,7 +21,7 @@ from dpexp.record.durable import (
 from dpexp.record.fold import finish, fold, load, load_closed
 from dpexp.record.import_journals import import_journal, journals
 from dpexp.record.index import UnknownRunError, find, folders, summaries
-from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, Journal, NullJournal, is_open
+from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, SWEEP_STRATEGY, Journal, NullJournal, is_open
 from dpexp.record.origin import is_ours, sign
 from dpexp.record.packing import pack
 from dpexp.record.reader import JournalReader
@@ -46,6 +46,7 @@ __all__ = [
     "JOURNAL",
     "RECORD",
     "SCHEMA",
+    "SWEEP_STRATEGY",
     "Journal",
     "JournalError",
     "JournalReader",

@@ -37,6 +37,8 @@ from dpexp.record.summary import SUMMARY
 
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
+SWEEP_STRATEGY = "sweep"
+"""The strategy of a sweep's own Record."""
 COMPARISON = "report"
 """The folder in a sweep's folder with the comparison of its runs."""
 RESERVE = ".reserve"

@@ -156,11 +156,8 @@ def device_map(record: Record) -> Section | None:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
     mapped = [row for row in record.device_map if row.get("mapped")]
     if mapped:
-        names, size = (
-            ", ".join(row["module"] for row in mapped),
-            units.size(sum(row["bytes"] for row in mapped)),
-        )
-        lines.append(f"{names}: {size} mapped from files in {record.config['table_file']}")
+        names, size = ", ".join(row["module"] for row in mapped), sum(row["bytes"] for row in mapped)
+        lines.append(f"{names}: {units.size(size)} mapped from files in {record.config['table_file']}")
     peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
     devices: dict[tuple[str, ...], list[str]] = {}
     has_state = bool(layout.optimizer_rows(record))

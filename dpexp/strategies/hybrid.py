@@ -28,11 +28,11 @@ from dpexp.strategies.ddp import ddp_module
 from dpexp.strategies.embedding_tables import TableSync, replaced, shards_of
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.look_ahead import LookAhead, Serial
-from dpexp.strategies.lookups import check_lookups, tables, trying_lookups
+from dpexp.strategies.lookups import check_lookups, trying_lookups
 from dpexp.strategies.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
-from dpexp.strategies.table_shards import Table, check_shardable, plan_shards
+from dpexp.strategies.table_shards import Table, check_shardable, plan_shards, tables
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 

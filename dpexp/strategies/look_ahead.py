@@ -41,8 +41,8 @@ from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.data.dataset import Batch
 from dpexp.devices import Copies
-from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph, tables
-from dpexp.strategies.table_shards import Table
+from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph
+from dpexp.strategies.table_shards import Table, tables
 
 TRIALS = 4
 """So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""

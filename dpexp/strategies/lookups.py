@@ -17,16 +17,11 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.devices import Copies
-from dpexp.strategies.table_shards import Table, with_own_forward
+from dpexp.strategies.table_shards import Table, tables, with_own_forward
 
 
 class AllLookedUp(BaseException):
     """Ends the forward of a host module after its last lookup: the rest is computed in the batch's step."""
-
-
-def tables(host: nn.Module) -> list[Table]:
-    """The embedding tables in a module."""
-    return [part for part in host.modules() if isinstance(part, Table)]
 
 
 # --- which lookups a model does -------------------------------------------------------------------

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config import ConfigError, HybridOptions, RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 
 LARGE = 1 << 20
@@ -118,14 +118,16 @@ class MappedTables(TorchFunctionMode):
 
 def check_table_file(config: RunConfig, group: ProcessGroup, tables: Collection[nn.Module]) -> None:
     """Raises ConfigError where ``--table-file`` has no tables to keep, or a run would need them in memory."""
-    flag = f"--table-file {getattr(config.options, 'table_file', '')}"
+    options = config.options
+    assert isinstance(options, HybridOptions)
+    flag = f"--table-file {options.table_file}"
     if not tables:
         raise ConfigError(f"{flag}: the host modules have no embedding; name with --host one that has")
     if group.members:
         raise ConfigError(f"{flag} is for a run of one process; ranks split tables with --shard-embedding")
     if config.dtype != "float32":
         raise ConfigError(f"{flag} keeps tables as float32, found --dtype {config.dtype}")
-    if not (getattr(config.options, "sparse", False) or config.eval):
+    if not (options.sparse or config.eval):
         raise ConfigError(f"{flag}: a dense gradient takes as much memory as its table; give --sparse")
 
 

@@ -95,6 +95,11 @@ def _split(count: int, ranks: int) -> list[range]:
     return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
 
 
+def tables(module: nn.Module) -> list[Table]:
+    """The embedding tables in a module."""
+    return [part for part in module.modules() if isinstance(part, Table)]
+
+
 def with_own_forward(tables: Iterable[Table]) -> list[Table]:
     """The tables of a subclass whose forward is not the lookup of ``nn.Embedding`` or ``nn.EmbeddingBag``."""
     known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
@@ -103,15 +108,15 @@ def with_own_forward(tables: Iterable[Table]) -> list[Table]:
 
 def check_shardable(module: nn.Module, where: str) -> None:
     """Raises ConfigError for a module without an embedding, or with one whose forward needs all of it."""
-    tables = [part for part in module.modules() if isinstance(part, Table)]
-    if not tables:
+    found = tables(module)
+    if not found:
         raise ConfigError(f"--shard-embedding: {where} has no embedding; name with --host a module that has")
-    for part in with_own_forward(tables):
+    for part in with_own_forward(found):
         raise ConfigError(
             f"--shard-embedding: {part} in {where} computes more than a lookup in its forward: compute it in "
             "a module around the table, so that the table is an nn.Embedding or nn.EmbeddingBag"
         )
-    for part in tables:
+    for part in found:
         if part.max_norm or part.scale_grad_by_freq:
             raise ConfigError(
                 f"--shard-embedding: {part} in {where} cannot be split over ranks: max_norm and "

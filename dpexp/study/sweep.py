@@ -29,6 +29,7 @@ from pathlib import Path
 from dpexp.config import REFERENCE, ConfigError, RankOptions, RunConfig, home
 from dpexp.record import (
     RECORD,
+    SWEEP_STRATEGY,
     JournalError,
     Record,
     Row,
@@ -56,7 +57,7 @@ from dpexp.study.experiment import (
     read_record,
 )
 from dpexp.study.foreign_records import changed_files
-from dpexp.study.sweep_journal import STRATEGY, name_of, parent_journal
+from dpexp.study.sweep_journal import name_of, parent_journal
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Sweep:
         """The newest sweep of this experiment on this disk, finished or not."""
         for summary in summaries(home() / "runs"):
             found = (summary.strategy, summary.experiment, summary.name)
-            if found == (STRATEGY, experiment.name, name_of(experiment)):
+            if found == (SWEEP_STRATEGY, experiment.name, name_of(experiment)):
                 folder = home() / "runs" / summary.run_id
                 return cls(experiment, folder, load(folder).config.get("limit"))
         return None

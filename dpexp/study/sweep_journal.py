@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 from dpexp.config import ConfigError, names
 from dpexp.config.errors import text_of
 from dpexp.engine.environment import environment
-from dpexp.record import Journal, Row, finish, load, now, write_atomically
+from dpexp.record import SWEEP_STRATEGY, Journal, Row, finish, load, now, write_atomically
 from dpexp.study.experiment import SWEEP, Experiment
 
 if TYPE_CHECKING:
     from dpexp.study.sweep import Sweep
-
-STRATEGY = "sweep"
 
 
 class NotStartedError(ConfigError):
@@ -33,7 +31,7 @@ class NotStartedError(ConfigError):
 
 def name_of(experiment: Experiment) -> str:
     """The name of the experiment's sweeps."""
-    return names.fitted(f"sweep of {experiment.title}", STRATEGY)
+    return names.fitted(f"sweep of {experiment.title}", SWEEP_STRATEGY)
 
 
 @contextmanager
@@ -71,7 +69,7 @@ def _new(sweep: Sweep) -> Journal:
     config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
     if sweep.limit is not None:
         config["limit"] = sweep.limit
-    journal.set(name=name_of(swept), experiment=swept.name, strategy=STRATEGY)
+    journal.set(name=name_of(swept), experiment=swept.name, strategy=SWEEP_STRATEGY)
     journal.set(config=config, environment=environment())
     return journal
 

@@ -87,8 +87,7 @@ def _scaling(axes: Axes, group: Group) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     gained = [cell.speed_up(baseline).value for cell in cells if cell is not baseline]
-    bottom, top = axes.get_ylim()  # an interval may be so wide that it hides the rest
-    axes.set_ylim(max(bottom, min(ideal + gained) / WIDEST), min(top, max(ideal + gained) * WIDEST))
+    _limit(axes, [*ideal, *gained])
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
     style.log_axis(axes.yaxis, lambda value: f"{value:.10g}x")
@@ -99,3 +98,9 @@ def _scaling(axes: Axes, group: Group) -> None:
         where = "emulated devices share one CPU: overhead, not speed"
     over = f"Speed-up over {labels([baseline])[0]} ({run_ids([baseline])[0]})"
     style.title(axes, over, f"{where}; {dates(cells)}")
+
+
+def _limit(axes: Axes, values: list[float]) -> None:
+    """Cut the y axis around these values: an interval may be so wide that it hides the rest."""
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, min(values) / WIDEST), min(top, max(values) * WIDEST))

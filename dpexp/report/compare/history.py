@@ -12,13 +12,11 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from dpexp.record import JournalError, Record
+from dpexp.record import SWEEP_STRATEGY, JournalError, Record
 from dpexp.report.compare.run_records import RunRecords
 from dpexp.report.render.run_list import prefixes, printable, shortened
 from dpexp.report.sections import Section
 
-SWEEP = "sweep"
-"""The strategy of a sweep's Record."""
 MOST, WIDTH = 20, 78
 """Other comparisons that are listed, and the columns of a line, without its indent of two."""
 
@@ -89,7 +87,7 @@ def history(folders: Sequence[Path]) -> History:
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
             continue
-        if record.strategy == SWEEP:
+        if record.strategy == SWEEP_STRATEGY:
             found.setdefault(record.run_id, Related()).sweep = record
             continue
         (_, *same), config = records.keys(record)
