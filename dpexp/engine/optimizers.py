@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from dpexp.config import ConfigError, RunConfig, spec
 from dpexp.config.errors import describe
 from dpexp.config.spec import Spec
+from dpexp.engine.dynamo_stand_in import without_dynamo
 from dpexp.engine.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
 from dpexp.strategies.base import GradientSync, Placed
 from dpexp.strategies.mapped_tables import is_mapped
@@ -71,7 +72,7 @@ class Optimizers:
             self._step()
 
     def _step(self) -> None:
-        with self._look_ahead.writing():
+        with self._look_ahead.writing(), without_dynamo():
             for member in self.members:
                 member.step()
 
@@ -120,7 +121,10 @@ def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimize
     """The optimizers of a run, or the one that a factory makes of all parameters that are trained."""
     if isinstance(factory, RunOptimizer):
         return factory.of(placed)
-    return Optimizers([factory([each for each in placed.module.parameters() if each.requires_grad])], placed)
+    trained = [each for each in placed.module.parameters() if each.requires_grad]
+    with without_dynamo():
+        made = factory(trained)
+    return Optimizers([made], placed)
 
 
 def check_optimizer(config: RunConfig, model: nn.Module) -> None:
@@ -170,7 +174,8 @@ def _check_other_rows(parsed: Spec, config: RunConfig, where: str) -> None:
         gradient = torch.zeros(3, 2)
         gradient[row] = 1.0
         table.grad = gradient.to_sparse(1)
-        optimizer.step()
+        with without_dynamo():
+            optimizer.step()
         if any(not torch.equal(before[other], table[other]) for other in {0, 1, 2} - {row}):
             raise ConfigError(
                 f"{where} changes rows of a table that have no gradient, and --pipeline has looked them up: "
@@ -193,7 +198,8 @@ def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) ->
     parameter.grad = gradient
     (optimizer,) = _made(parsed, [parameter], config.lr)
     try:
-        optimizer.step()
+        with without_dynamo():
+            optimizer.step()
     except Exception as error:
         raise ConfigError(f"{where}: {describe(error)}") from error
     return optimizer
@@ -239,7 +245,8 @@ def _made(parsed: Spec, parameters: list[nn.Parameter], lr: float) -> list[torch
     where = f"--optimizer {parsed.text}"
     factory = spec.load(parsed, where)
     first = next(iter(inspect.signature(factory).parameters), "params")
-    made = spec.call(factory, parsed, where, {first: parameters, "lr": lr})
+    with without_dynamo():
+        made = spec.call(factory, parsed, where, {first: parameters, "lr": lr})
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{where}: {parsed.factory} returned {type(made).__name__}, not an Optimizer")
     return [made]

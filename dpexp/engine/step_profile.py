@@ -15,6 +15,7 @@ import torch
 from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch
+from dpexp.engine.dynamo_stand_in import without_dynamo
 from dpexp.engine.live_storages import LiveStorages, size
 from dpexp.engine.observe import device_map, device_of, is_compiled, optimizer_map
 from dpexp.engine.trainer import Trainer
@@ -55,7 +56,8 @@ class StepProfile:
         given = [*named_parameters(module).values(), *named_buffers(module).values()]
         given += tensors.walk((batch.inputs, batch.targets))
         try:
-            with LiveStorages(given, output, len(self._placed.devices) == 1) as self._live:
+            observed = LiveStorages(given, output, len(self._placed.devices) == 1)
+            with without_dynamo(), observed as self._live:
                 self._trainer.timed_step(batch, self._phase)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note, self._live = f"not observed: {describe(error)}", None

@@ -1,0 +1,97 @@
+"""Optimizers without ``torch._dynamo``: not imported, the same bits, and there as soon as somebody needs it.
+
+In processes of their own: in one that has imported the module, nothing is replaced.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.command_lines import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEPS = """
+import sys, torch
+from dpexp.config import RunConfig
+from dpexp.engine.optimizer_names import OPTIMIZERS
+from dpexp.engine.optimizers import RunOptimizer, check_optimizer
+from dpexp.strategies.base import Placed
+
+def trained(name):
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(9, 4, sparse=name in ("sgd", "adam", "adagrad"))
+    model = torch.nn.Sequential(table, torch.nn.Linear(4, 2))
+    config = RunConfig("single", optimizer=name, clip_norm=1.0)
+    check_optimizer(config, model)
+    cpu = torch.device("cpu")
+    optimizers = RunOptimizer(config).of(Placed(model, cpu, cpu, (cpu,)))
+    for batch in torch.arange(27).reshape(3, 9) % 7:
+        model(batch).square().sum().backward()
+        optimizers.step()
+        optimizers.restart()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+def in_dynamo():
+    return "torch._dynamo" in sys.modules
+"""
+
+
+def run(program: str) -> str:
+    """What a new interpreter prints; ``-B`` keeps the command from being forked with all imported."""
+    command = [sys.executable, "-B", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_run_does_not_import_torch_dynamo(dpexp_home: Path) -> None:
+    program = (
+        "import dpexp\n"
+        "for strategy in ('whole', 'hybrid'):\n"
+        "    config = dpexp.RunConfig(strategy, steps=2, warmup=1, virtual=2, track=False)\n"
+        "    assert dpexp.run(config, quiet=True).status == 'finished'\n"
+        "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    assert run(program) == "True False\n"
+
+
+def test_every_optimizer_gives_the_same_bits_without_torch_dynamo() -> None:
+    program = (
+        "before = {name: trained(name) for name in OPTIMIZERS}\n"
+        "print(in_dynamo())\n"
+        "import torch._dynamo\n"
+        "after = {name: trained(name) for name in OPTIMIZERS}\n"
+        "pairs = [pair for name in OPTIMIZERS for pair in zip(before[name], after[name])]\n"
+        "print(len(pairs), all(torch.equal(*pair) for pair in pairs))"
+    )
+    assert run(STEPS + program) == "False\n33 True\n"
+
+
+def test_the_real_module_is_there_for_whatever_else_is_asked() -> None:
+    program = (
+        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+        "parameter = torch.nn.Parameter(torch.ones(2))\n"
+        "with without_dynamo():\n"
+        "    optimizer = torch.optim.SGD([parameter], lr=0.1)\n"
+        "    import torch._dynamo.config\n"
+        "    print(torch._dynamo.config.cache_size_limit > 0, in_dynamo())\n"
+        "real = sys.modules['torch._dynamo']\n"
+        "print(real is torch._dynamo, callable(real.optimize))\n"
+        "optimizer.add_param_group({'params': [torch.nn.Parameter(torch.ones(3))]})\n"
+        "model = torch.compile(lambda x: x * 2 + 1, backend='eager', fullgraph=True)\n"
+        "print(model(torch.ones(2)).tolist(), len(optimizer.param_groups))"
+    )
+    assert run(STEPS + program) == "True True\nTrue True\n[3.0, 3.0] 2\n"
+
+
+def test_an_error_in_a_step_leaves_no_stand_in() -> None:
+    program = (
+        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+        "try:\n"
+        "    with without_dynamo():\n"
+        "        raise KeyError\n"
+        "except KeyError:\n"
+        "    print(in_dynamo(), '_dynamo' in vars(torch))"
+    )
+    assert run(STEPS + program) == "False False\n"
