@@ -195,9 +195,10 @@ def with_options(function: Callable[..., None], strategy: str) -> Callable[..., 
     output = [p.replace(kind=p.KEYWORD_ONLY) for p in given]
     by_panel: dict[str, list[inspect.Parameter]] = {}
     for cls in (STRATEGY_OPTIONS[strategy], RunConfig):
+        types = types_of(cls)
         for field in option_fields(cls):
             panel = panel_of(field.name, strategy)
-            parameter = _parameter(types_of(cls)[field.name], field, panel)
+            parameter = _parameter(types[field.name], field, panel)
             by_panel.setdefault(panel, []).append(parameter)
     found = [parameter for panel in panels(strategy) for parameter in by_panel.get(panel, [])]
     function.__signature__ = inspect.Signature([*found, *output])  # type: ignore[attr-defined]

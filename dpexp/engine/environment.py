@@ -17,6 +17,7 @@ from dpexp.record import Row
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
 
+_NAME_OR_VERSION = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 
 NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
 """``git`` of an environment whose dpexp is not a git checkout."""
@@ -24,8 +25,8 @@ NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
 
 def environment() -> Row:
     """The ``environment`` of a Record, without importing torch: see ``torch_environment``."""
-    found = (distribution.metadata for distribution in metadata.distributions())
-    names = {entry["Name"]: entry["Version"] for entry in found if entry["Name"]}
+    found = (_header(distribution) for distribution in metadata.distributions())
+    names = {entry["Name"]: entry.get("Version", "") for entry in found if "Name" in entry}
     packages = dict(sorted(names.items(), key=lambda item: item[0].lower()))
     return {
         "python": platform.python_version(),
@@ -40,6 +41,12 @@ def environment() -> Row:
         "packages": packages,
         "lock": lock(ROOT / "requirements.lock", packages),
     }
+
+
+def _header(distribution: metadata.Distribution) -> dict[str, str]:
+    """Name and version of an installed package; ``Distribution.metadata`` parses all, ten times slower."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    return dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0]))
 
 
 def torch_environment() -> Row:
