@@ -61,6 +61,14 @@ class RunRecord(Record):
         return report.html(self)
 
 
+OnRecord = Callable[[Record, BaseException | None], None]
+"""What is done with the complete Record of a run and the error that ended it early."""
+
+
+def _ignore(record: Record, error: BaseException | None) -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a run: its Record, the result of its delivery, and the error that ended it early.
@@ -127,15 +135,21 @@ def _not_in_ranks(config: RunConfig, names: Mapping[str, str]) -> ConfigError:
     )
 
 
-def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) -> Outcome:
+def execute(
+    config: RunConfig, *, quiet: bool = False, is_last: bool = False, on_record: OnRecord = _ignore
+) -> Outcome:
     """Like ``run``, but return the error that ended the run early.
 
     ``is_last`` says that the process ends after this run: once a signal has ended it, others have no effect.
+    ``on_record`` gets the Record and that error while the rest is delivered to MLflow.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of()
     if world is None and config.options.launches:
-        return _launch_ranks(config, quiet)
+        outcome = _launch_ranks(config, quiet)
+        if outcome.record is not None:
+            on_record(outcome.record, outcome.error)
+        return outcome
     if world is not None:
         end_with_launcher()
     is_recorder = world is None or world.rank == 0
@@ -156,14 +170,14 @@ def execute(config: RunConfig, *, quiet: bool = False, is_last: bool = False) ->
             uploader.open(journal.path, again=prepared.resumes)
         error = _run_loop(prepared, journal, uploader, quiet or not is_recorder, signals)
         prepared.release()
-        return _finish(prepared, journal, uploader, error, signals)
+        return _finish(prepared, journal, uploader, error, signals, on_record)
 
 
 def _prepare(config: RunConfig, world: World | None, is_last: bool) -> Prepared:
     from dpexp.engine.prepare import prepare_ranks
 
     if is_last:
-        _freeze_imports(config)
+        _freeze_imports()
     prepared = prepare_ranks(config, world)
     if prepared.strategy.needs.prediction:
         from dpexp.engine.dry_run import predict
@@ -172,13 +186,11 @@ def _prepare(config: RunConfig, world: World | None, is_last: bool) -> Prepared:
     return prepared
 
 
-def _freeze_imports(config: RunConfig) -> None:
+def _freeze_imports() -> None:
     """Leave what torch has imported out of garbage collection, which takes a second at the process's end.
 
     Nothing of the user's exists yet, and what the run makes is collected as always.
     """
-    if not config.eval:
-        import torch._dynamo  # noqa: F401  # the first optimizer imports it
     gc.freeze()
 
 
@@ -268,6 +280,7 @@ def _finish(
     uploader: Uploader | None,
     error: BaseException | None,
     signals: SignalHandler,
+    on_record: OnRecord,
 ) -> Outcome:
     """Write the Record and the result of this rank, leave the process group, and wait for the delivery."""
     group = prepared.group
@@ -283,9 +296,13 @@ def _finish(
         if prepared.checkpoints is not None:
             prepared.checkpoints.remove()
         group.destroy()
+    before = signals.received
+    if uploader is not None:
+        uploader.complete()
+    if record is not None:
+        on_record(record, error)
     if uploader is None:
         return Outcome(record, None, error)
-    before = signals.received
     delivery = uploader.finish(prepared.config.track_timeout, lambda: signals.received > before)
     write_result(replace(result, delivery=vars(delivery)))
     return Outcome(record, delivery, error)

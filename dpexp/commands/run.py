@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from dpexp import cli
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
 from dpexp.config.errors import startup_errors
 from dpexp.config.help_panels import OUTPUT, epilog, examples
+from dpexp.record import Record
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -88,18 +90,21 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp.engine.printed_text import on_stderr
     from dpexp.run import execute
 
+    stdout = sys.stdout
+
+    def show(record: Record, error: BaseException | None) -> None:
+        is_final = error is None or isinstance(error, KeyboardInterrupt | Terminated)
+        if not is_final and _would_restart():
+            typer.echo("torchrun starts the ranks again; the last of them print the Record", err=True)
+        elif as_json:
+            typer.echo(record.to_json(), file=stdout)
+        elif not quiet:
+            typer.echo(report.summary(record, full=full), file=stdout)
+
     with on_stderr():
-        outcome = execute(config, quiet=quiet, is_last=True)
-    record = outcome.record
-    if record is None:
+        outcome = execute(config, quiet=quiet, is_last=True, on_record=show)
+    if outcome.record is None:
         return _ended_without_record(outcome.error)
-    is_final = outcome.error is None or isinstance(outcome.error, KeyboardInterrupt | Terminated)
-    if not is_final and _would_restart():
-        typer.echo("torchrun starts the ranks again; the last of them print the Record", err=True)
-    elif as_json:
-        typer.echo(record.to_json())
-    elif not quiet:
-        typer.echo(report.summary(record, full=full))
     delivery = outcome.delivery
     if delivery is not None and delivery.message and not (quiet and delivery.complete):
         typer.echo(delivery.message, err=as_json or not delivery.complete)

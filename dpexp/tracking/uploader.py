@@ -79,9 +79,12 @@ class Uploader:
         """The journal has new lines. Never blocks, and costs one small write."""
         self._send({"do": "read"})
 
-    def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
-        """The journal is complete: wait for the last delivery, for ``timeout_s`` or until an interrupt."""
+    def complete(self) -> None:
+        """The journal is complete: deliver the rest. Never blocks."""
         self._send({"do": "finish"})
+
+    def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
+        """Wait for the last delivery after ``complete``, for ``timeout_s`` or until an interrupt."""
         try:
             line, interrupted = self._result(timeout_s, is_interrupted)
         except KeyboardInterrupt:
