@@ -24,6 +24,7 @@ from dpexp.config import ConfigError, RankOptions
 from dpexp.config.errors import text_of
 from dpexp.distributed.faults import Faults, LostContact, RollCallThread
 from dpexp.distributed.rendezvous import interface
+from dpexp.distributed.second_group import SecondGroup
 from dpexp.distributed.world import Member, World
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class ProcessGroup:
     ranks_by_chunk: tuple[tuple[int, ...], ...] = ((0,),)
     members: tuple[Member, ...] = ()
     is_first_on_host = True
+    _second: SecondGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -95,6 +97,11 @@ class ProcessGroup:
     def peer_error_or(self, error: BaseException) -> BaseException:
         """What a peer reported or lost, else ``error``, by which this process was asked to end."""
         return error
+
+    def second(self, timeout_s: float) -> SecondGroup:
+        """A group of the same ranks for the collectives of a second thread: the first call makes it."""
+        self._second = self._second or SecondGroup(timeout_s)
+        return self._second
 
     def destroy(self) -> None:
         """End the group once every rank calls this. After an error a process ends without it."""
@@ -194,6 +201,8 @@ class TorchProcessGroup(ProcessGroup):
         return error if self._faults is None else self._faults.peer_error_or(error)
 
     def destroy(self) -> None:
+        if self._second is not None:
+            self._second.drop()
         _drop_references()
         self.barrier()
         if self._roll_call is not None:

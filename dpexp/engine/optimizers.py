@@ -23,11 +23,10 @@ from dpexp.engine.dynamo_stand_in import without_dynamo
 from dpexp.engine.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
 from dpexp.strategies.base import GradientSync, Placed
 from dpexp.strategies.mapped_tables import is_mapped
-from dpexp.strategies.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.sharded_embedding import PlacedTable, placed_tables
 from dpexp.strategies.wrappers import named_parameters
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-TABLES = (nn.Embedding, nn.EmbeddingBag, ShardedEmbedding)
 
 
 class Optimizers:
@@ -139,7 +138,7 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
     names = [
         name or "the model"
         for name, part in model.named_modules()
-        if isinstance(part, TABLES) and part.sparse and part.weight.requires_grad
+        if isinstance(part, PlacedTable) and part.sparse and part.weight.requires_grad
     ]
     where = f"--optimizer {parsed.text}"
     _try(parsed, config, torch.zeros(2, 2), where)
@@ -254,7 +253,7 @@ def _made(parsed: Spec, parameters: list[nn.Parameter], lr: float) -> list[torch
 
 def _tables(module: nn.Module) -> tuple[set[int], set[int]]:
     """The ids of the tables among the parameters, and of those with sparse gradients."""
-    tables = [part for part in module.modules() if isinstance(part, TABLES)]
+    tables = placed_tables(module)
     return {id(part.weight) for part in tables}, {id(part.weight) for part in tables if part.sparse}
 
 

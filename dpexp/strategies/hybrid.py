@@ -5,7 +5,7 @@
 
 A batch needs a few rows of a large table: they are cheap to move, the table is not. ``--sparse`` makes its
 gradient as small as those rows. ``--pipeline`` looks up the next batches while the accelerator computes this
-one: see ``look_ahead``.
+one: see ``look_ahead``, and ``sharded_look_ahead`` for tables split over ranks.
 
 Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
 the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has a shard of each.
@@ -31,6 +31,7 @@ from dpexp.strategies.look_ahead import LookAhead, Serial
 from dpexp.strategies.lookups import check_lookups, trying_lookups
 from dpexp.strategies.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.sharded_look_ahead import ShardedLookAhead
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
 from dpexp.strategies.table_shards import Table, check_shardable, plan_shards, tables
 from dpexp.strategies.wrappers import Transfer, Wrapper
@@ -100,10 +101,6 @@ class Hybrid(Replicating):
             raise ConfigError(f"--shard-by {options.shard_by} needs --shard-embedding")
         if options.shard_embedding and not self.group.members:
             raise ConfigError("--shard-embedding splits the tables over ranks: start them with torchrun")
-        if options.shard_embedding and options.pipeline:
-            raise ConfigError(
-                "--shard-embedding excludes --pipeline: every rank must look up in the same order"
-            )
         if options.shard_by == "column" and self._is_rowwise:
             raise ConfigError(
                 f"--shard-by column: --optimizer {self.config.optimizer} takes the mean of a row's gradient, "
@@ -130,11 +127,12 @@ class Hybrid(Replicating):
         hosts = matching(model, self.options.host, "--host")
         device = devices[0] if devices else HOST
         shards = self._shards(model, hosts, timer) if self.options.shard_embedding else {}
-        on_host = [model.get_submodule(name) for name in hosts]
+        on_host: list[nn.Module] = []
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
-                return HostStage(place(replaced(child, shards), HOST), device, timer)
+                on_host.append(replaced(child, shards))
+                return HostStage(place(on_host[-1], HOST), device, timer)
             place(child, device)
             if len(devices) < 2 or not list(child.parameters()):
                 return Stage(self.compiled(child), "dense", device, timer)
@@ -142,13 +140,21 @@ class Hybrid(Replicating):
             return Stage(dense, "dense", device, timer)
 
         rewire(model, hosts, wrap, device)
-        look_ahead = LookAhead(on_host, device, self.options.lookahead) if self.options.pipeline else Serial()
+        look_ahead = self._look_ahead(on_host, device)
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
             return Placed(model, HOST, device, used, look_ahead=look_ahead)
         sync = TableSync(self.group, model, hosts, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
         return Placed(module, HOST, device, used, sync, look_ahead)
+
+    def _look_ahead(self, hosts: Sequence[nn.Module], device: torch.device) -> Serial:
+        options = self.options
+        if not options.pipeline:
+            return Serial()
+        if not options.shard_embedding:
+            return LookAhead(hosts, device, options.lookahead)
+        return ShardedLookAhead(hosts, device, options.lookahead, self.group, options.comm_timeout)
 
 
 class Stage(Wrapper):

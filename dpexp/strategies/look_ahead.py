@@ -23,6 +23,7 @@ with their vectors. What a lookup raises, its step raises; the thread ends with 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -41,8 +42,9 @@ from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.data.dataset import Batch
 from dpexp.devices import Copies
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph
-from dpexp.strategies.table_shards import Table, tables
+from dpexp.strategies.sharded_embedding import PlacedTable, placed_tables
 
 TRIALS = 4
 """So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""
@@ -68,7 +70,7 @@ class Serial:
 class Reads:
     """The lookups of a batch, done when the last update that had ended had the number ``version``.
 
-    ``rows`` are the numbers of all their ids in ``LookAhead.written``, ``ready`` the end of their copies.
+    ``rows`` are the numbers in ``LookAhead.written`` of all rows that they read, ``ready`` the end of copies.
     """
 
     lookups: Sequence[Lookup]
@@ -90,23 +92,31 @@ class Step:
 class LookAhead(Serial):
     """The lookups of ``hosts``, modules on the host with embedding tables, for the dense part on a device.
 
-    ``rows_ahead`` counts the ids that were looked up ahead, ``rows_again`` those of them read again.
+    ``rows_ahead`` counts the rows that were read ahead, ``rows_again`` those of them read again.
+    Where lookups are collective, ``group`` are the ranks, which decide together whether to look ahead.
     """
 
-    def __init__(self, hosts: Sequence[nn.Module], device: torch.device, depth: int = 1) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[nn.Module],
+        device: torch.device,
+        depth: int = 1,
+        group: ProcessGroup | None = None,
+    ) -> None:
         self.rows_ahead = self.rows_again = 0
         self._hosts, self._depth = hosts, depth
-        self._copies = Copies(device)
+        self._copies, self._group = Copies(device), group or ProcessGroup()
         self._calls: list[HostCall] | None = None
         self._step: Step | None = None
         self._waiting = deque[Step]()  # the batches after the current one
         self._ended = 0  # the number of the last update that has ended
         self._thread = threading.local()
         self._serial_s, self._ahead_s = list[float](), list[float]()  # of full batches, at first
+        self._is_faster = False  # to look ahead
         self._full = 0  # rows of a full batch
         self._first: dict[torch.Tensor, int] = {}  # the number of each table's first row in written
         rows = 0
-        for table in dict.fromkeys(each for host in hosts for each in tables(host)):
+        for table in dict.fromkeys(each for host in hosts for each in placed_tables(host)):
             vars(table)["forward"] = partial(self._look_up, table, table.forward)
             if table.weight not in self._first:
                 self._first[table.weight] = rows
@@ -123,7 +133,7 @@ class LookAhead(Serial):
                 step = waiting.popleft()
                 waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
                 for each in waiting if self._calls is not None and (always or self._pays) else ():
-                    each.future = each.future or thread.submit(self._read_ahead, each.batch)
+                    each.future = each.future or self._submit(thread, each.batch)
                 start = time.perf_counter()
                 with nullcontext() if self._calls is not None else self._learning(step.batch):
                     self._step = step
@@ -131,8 +141,12 @@ class LookAhead(Serial):
                     self._step = None
                 self._add_trial(step, time.perf_counter() - start)
         finally:
+            is_unused = any(each and each.future for each in (self._step, *self._waiting))
             self._step, self._waiting = None, deque()
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.shutdown(wait=False, cancel_futures=True)
+            if is_unused:
+                self._abort()
+            thread.shutdown(wait=True)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -154,14 +168,19 @@ class LookAhead(Serial):
         """Whether to look ahead: not in the first steps, then to time it, then if it was the faster."""
         if len(self._ahead_s) < TRIALS:
             return len(self._serial_s) >= TRIALS
-        return TRIALS == 0 or min(self._ahead_s) < min(self._serial_s)
+        return TRIALS == 0 or self._is_faster
 
     def _add_trial(self, step: Step, seconds: float) -> None:
         is_first = not self._full
-        self._full = max(self._full, step.batch.rows)
+        self._full = max(self._full, step.batch.global_rows)
         trials = self._ahead_s if step.is_ahead else self._serial_s
-        if not is_first and step.batch.rows == self._full and len(trials) < TRIALS:
-            trials.append(seconds)
+        if is_first or step.batch.global_rows != self._full or len(trials) == TRIALS:
+            return
+        trials.append(seconds)
+        if step.is_ahead and len(trials) == TRIALS:
+            fastest = [min(self._serial_s, default=math.inf), min(trials)]
+            serial, ahead = map(max, zip(*self._group.all_gather_numbers(fastest), strict=True))
+            self._is_faster = ahead < serial
 
     @contextmanager
     def _learning(self, batch: Batch) -> Iterator[None]:
@@ -179,21 +198,26 @@ class LookAhead(Serial):
             self._thread.last = len(lookups) + call.lookups
             with suppress(AllLookedUp):
                 call.run(inputs)
-        rows = torch.cat([each.ids.reshape(-1) + self._first[each.table.weight] for each in lookups])
+        rows = torch.cat([each.rows + self._first[each.table.weight] for each in lookups])
         moved, ready = self._copies.to_device([each.vectors for each in lookups])
         for each, vectors in zip(lookups, moved, strict=True):
             each.vectors = vectors
         return Reads(lookups, version, rows, ready)
 
-    def _look_up(self, table: Table, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _submit(self, thread: ThreadPoolExecutor, batch: Batch) -> Future[Reads]:
+        return thread.submit(self._read_ahead, batch)
+
+    def _read(self, table: PlacedTable, forward: Callable[..., Any], args: Any, kwargs: Any) -> Lookup:
+        return Lookup.of(table, args, kwargs, forward(*args, **kwargs))
+
+    def _look_up(self, table: PlacedTable, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The forward of a table, in both threads."""
         ahead: list[Lookup] | None = getattr(self._thread, "lookups", None)
         if ahead is not None:
-            vectors = forward(*args, **kwargs)
-            ahead.append(Lookup.of(table, args, kwargs, vectors))
+            ahead.append(self._read(table, forward, args, kwargs))
             if len(ahead) == self._thread.last:
                 raise AllLookedUp
-            return vectors
+            return ahead[-1].vectors
         step = self._step
         if step is None:
             return forward(*args, **kwargs)
@@ -203,7 +227,7 @@ class LookAhead(Serial):
             lookup, vectors = step.left.popleft()
             if lookup.is_of(table, args, kwargs):
                 return vectors
-            step.left.clear()
+            self._differs(step)
         return forward(*args, **kwargs)
 
     def _receive(self, step: Step, reads: Reads) -> None:
@@ -211,17 +235,25 @@ class LookAhead(Serial):
         step.future, step.is_ahead = None, True
         self._mark_writes_of_others()
         self._copies.wait([each.vectors for each in reads.lookups], reads.ready)
-        stale = (self._written.index_select(0, reads.rows) > reads.version).nonzero().squeeze(1)
-        self.rows_ahead += len(reads.rows)
-        self.rows_again += len(stale)
-        start = 0
-        for each in reads.lookups if len(stale) else ():
-            end = start + each.ids.numel()
-            first, last = torch.searchsorted(stale, torch.tensor([start, end])).tolist()
-            if last > first:
-                each.read_again(stale[first:last] - start)
-            start = end
+        stale = self._written.index_select(0, reads.rows) > reads.version
+        self.rows_ahead += len(stale)
+        self.rows_again += int(stale.sum())
+        counts = [len(each.rows) for each in reads.lookups]
+        self._read_again(reads.lookups, torch.split(stale, counts))
         step.left.extend(zip(reads.lookups, in_graph(reads.lookups, self._copies), strict=True))
+
+    def _read_again(self, lookups: Sequence[Any], stale: Sequence[torch.Tensor]) -> None:
+        """Read the stale ones of the rows of each lookup again."""
+        for each, is_stale in zip(lookups, stale, strict=True):
+            if is_stale.any():
+                each.read_again(is_stale.nonzero().squeeze(1))
+
+    def _differs(self, step: Step) -> None:
+        """The forward has another lookup than was done ahead."""
+        step.left.clear()
+
+    def _abort(self) -> None:
+        """The loop ends early: no step will use the lookups that were begun."""
 
     def _versions(self) -> list[int]:
         return [weight._version for weight in self._first]

@@ -17,7 +17,8 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config import ConfigError
 from dpexp.devices import Copies
-from dpexp.strategies.table_shards import Table, tables, with_own_forward
+from dpexp.strategies.sharded_embedding import PlacedTable, ShardedEmbeddingBag, placed_tables
+from dpexp.strategies.table_shards import tables, with_own_forward
 
 
 class AllLookedUp(BaseException):
@@ -63,7 +64,7 @@ def host_calls(hosts: Sequence[nn.Module], inputs: Any) -> Iterator[list[HostCal
     with ExitStack() as hooks:
         for host in dict.fromkeys(hosts):
             hooks.enter_context(host.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            for table in tables(host):
+            for table in placed_tables(host):
                 hooks.enter_context(table.register_forward_hook(look_up))
         yield calls
     calls[:] = [call for call in calls if call.lookups]
@@ -91,23 +92,33 @@ def _first_line(module: nn.Module) -> str:
 class Lookup:
     """One call of a table: its arguments, the vectors, and the node of its backward."""
 
-    table: Table
+    table: PlacedTable
     arguments: Mapping[str, Any]
     vectors: torch.Tensor
     node: Any
 
     @classmethod
-    def of(cls, table: Table, args: Any, kwargs: Any, vectors: torch.Tensor) -> Lookup:
+    def of(cls, table: PlacedTable, args: Any, kwargs: Any, vectors: torch.Tensor) -> Lookup:
         """A lookup just done."""
         return cls(table, named_arguments(args, kwargs), vectors.detach(), vectors.grad_fn)
 
     @property
     def ids(self) -> torch.Tensor:
-        """The ids, as the table got them."""
+        """The ids, as the table got them: the rows of ``source``."""
         ids: torch.Tensor = self.arguments["input"]
         return ids
 
-    def is_of(self, table: Table, args: Any, kwargs: Any) -> bool:
+    @property
+    def source(self) -> torch.Tensor:
+        """What the vectors were looked up in."""
+        return self.table.weight
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The rows of the table's weight that this process read, in one dimension."""
+        return self.ids.reshape(-1)
+
+    def is_of(self, table: PlacedTable, args: Any, kwargs: Any) -> bool:
         """Whether it has the vectors of this call."""
         found, expected = named_arguments(args, kwargs), self.arguments
         return (
@@ -119,30 +130,33 @@ class Lookup:
     def read_again(self, stale: torch.Tensor) -> None:
         """Replace the vectors of the ids at these positions by what the table has now."""
         with torch.no_grad():
-            is_bag = isinstance(self.table, nn.EmbeddingBag)
+            is_bag = isinstance(self.table, nn.EmbeddingBag | ShardedEmbeddingBag)
             positions, vectors = self._bags(stale) if is_bag else self._rows(stale)
             flat = self.vectors.view(-1, self.vectors.shape[-1])
             flat.index_copy_(0, positions.to(flat.device), vectors.to(flat.device))
 
     def _rows(self, stale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return stale, self.table.weight[self.ids.reshape(-1)[stale]]
+        return stale, self.source[self.ids.reshape(-1)[stale]]
 
     def _bags(self, stale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The bags with a stale id, each pooled again from all of its ids."""
-        ids, offsets, weights = (self.arguments.get(key) for key in _NAMES)
-        pool: Any = partial(vars(nn.EmbeddingBag)["forward"], self.table)
-        assert ids is not None
+        ids, (offsets, weights) = self.ids, (self.arguments.get(key) for key in _NAMES[1:])
         if ids.dim() == 2:
             bags = torch.unique(stale // ids.shape[1])
-            return bags, pool(ids[bags], per_sample_weights=None if weights is None else weights[bags])
+            return bags, self._pool(ids[bags], None, None if weights is None else weights[bags])
         assert offsets is not None  # ids in one dimension have them
         bag_of = torch.searchsorted(offsets, torch.arange(len(ids)), right=True) - 1
         bags = torch.unique(bag_of[stale])
         kept = torch.isin(bag_of, bags)
         starts = torch.searchsorted(bag_of[kept], bags)
-        if self.table.include_last_offset:
+        table: Any = self.table
+        if table.include_last_offset:
             starts = torch.cat([starts, kept.sum().reshape(1)])
-        return bags, pool(ids[kept], starts, None if weights is None else weights[kept])
+        return bags, self._pool(ids[kept], starts, None if weights is None else weights[kept])
+
+    def _pool(self, ids: torch.Tensor, offsets: Any, weights: Any) -> torch.Tensor:
+        pooled: torch.Tensor = vars(nn.EmbeddingBag)["forward"](self.table, ids, offsets, weights)
+        return pooled
 
 
 _NAMES = ("input", "offsets", "per_sample_weights")

@@ -16,14 +16,17 @@ from torch import distributed, nn
 
 from dpexp import devices
 from dpexp.config import RankOptions, RunConfig
+from dpexp.data.dataset import Batch
 from dpexp.distributed import World
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup, init_process_group
 from dpexp.engine.collectives import CountCollectives
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.engine.trainer import Trainer
-from dpexp.record import Record
+from dpexp.record import Record, Row
 from dpexp.report.analysis.communication import moves
+from dpexp.strategies import look_ahead
+from dpexp.strategies.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
 
 HERE = Path(__file__)
@@ -50,6 +53,13 @@ CASES = {
         "shard_by": "column",
     },
     "hybrid sharded eval": {"strategy": "hybrid", "host": ["table"], "shard_embedding": True, "eval": True},
+    "hybrid pipelined": {
+        "strategy": "hybrid",
+        "host": ["table"],
+        "shard_embedding": True,
+        "sparse": True,
+        "pipeline": True,
+    },
 }
 
 
@@ -81,12 +91,9 @@ def counted(config: RunConfig, group: ProcessGroup) -> dict[str, list[int]]:
     record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
     record.device_map, record.shapes = observations.device_map(), observations.shapes()
     trainer = Trainer(prepared, placed, Timer())
-    trainer.take_steps(2)
-    count, batch = CountCollectives(), next(prepared.local_batches(0))
-    with count:
-        trainer.step(batch)
+    rows = sent_ahead(trainer) if isinstance(placed.look_ahead, LookAhead) else sent(trainer)
     found: dict[str, list[int]] = {}
-    for of_rank in group.all_gather(count.rows()):
+    for of_rank in group.all_gather(rows):
         for row in of_rank:
             key = f"{row['what']} {'backward' if row['backward'] else 'forward'}"
             found.setdefault(key, [0, 0])[0] += row["bytes"]
@@ -95,6 +102,38 @@ def counted(config: RunConfig, group: ProcessGroup) -> dict[str, list[int]]:
             key = f"{move.what} {'backward' if move.is_backward else 'forward'}"
             found.setdefault(key, [0, 0])[1] += move.bytes
     return found
+
+
+def sent(trainer: Trainer) -> list[Row]:
+    trainer.take_steps(2)
+    count, batch = CountCollectives(), next(trainer.prepared.local_batches(0))
+    with count:
+        trainer.step(batch)
+    return count.rows()
+
+
+def sent_ahead(trainer: Trainer) -> list[Row]:
+    """What a step sends whose lookups were done ahead: they count, and what it reads again is ``again``."""
+    layout, ahead = trainer.placed.look_ahead, list[Row]()
+    assert isinstance(layout, LookAhead)
+    read_ahead = layout._read_ahead
+
+    def read(batch: Batch) -> Reads:
+        with CountCollectives() as count:
+            found = read_ahead(batch)
+        ahead[:] = count.rows()
+        return found
+
+    layout._read_ahead = read  # type: ignore[method-assign]
+    batch = next(trainer.prepared.local_batches(0))
+    with trainer.ahead(iter([batch] * 4)) as batches:
+        for each in batches:
+            with CountCollectives() as count:
+                trainer.step(each)
+    is_again = {"what": "all-to-all", "backward": False}
+    return ahead + [
+        row | {"what": "again"} if is_again.items() <= row.items() else row for row in count.rows()
+    ]
 
 
 def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
@@ -112,6 +151,7 @@ def main() -> None:
     world = World.of()
     assert world is not None
     shape = {"model": f"{HERE}:Net", "batch_size": 10, "data": "random:samples=20", "devices": "cpu"}
+    look_ahead.TRIALS = 0  # looks ahead from the first step on
     first = RunConfig.from_dict(CASES["ddp"] | shape)
     assert isinstance(first.options, RankOptions)
     group = init_process_group(world, first.options, devices.HOST)

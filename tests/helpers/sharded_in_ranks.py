@@ -100,9 +100,9 @@ def lookup(by: str, group: ProcessGroup) -> dict[str, Any]:
     received: list[int] = []
     plain = distributed.all_to_all_single
 
-    def counted(out: torch.Tensor, into: torch.Tensor, *sizes: Any) -> Any:
+    def counted(out: torch.Tensor, into: torch.Tensor, *sizes: Any, **group: Any) -> Any:
         sent.append(into.nbytes), received.append(out.nbytes)
-        return plain(out, into, *sizes)
+        return plain(out, into, *sizes, **group)
 
     distributed.all_to_all_single = counted  # type: ignore[assignment]
     try:

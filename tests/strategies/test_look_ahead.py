@@ -446,7 +446,6 @@ def momentum(parameters: Any) -> Momentum:
         ({"pipeline": False, "lookahead": 2}, ["--lookahead 2 needs --pipeline"]),
         ({"optimizer": f"{HERE}:momentum"}, ["changes rows of a table that have no gradient", "sgd, adam"]),
         ({"optimizer": "momentum"}, ["momentum changes every row"]),
-        ({"shard_embedding": True}, ["--shard-embedding"]),
     ],
 )
 def test_what_cannot_be_looked_up_ahead_exactly_is_refused(values: dict[str, Any], words: list[str]) -> None:

@@ -1,0 +1,322 @@
+"""Train sharded tables as a rank of torchrun, serially and pipelined, on the same batches; count the bytes.
+
+Each case asserts on every rank that losses, weights and the input of every dense part have the same bits. The
+first rank prints the cases.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import distributed, nn
+
+from dpexp import devices
+from dpexp.config import RankOptions, RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.distributed import World
+from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.engine.prepare import prepare
+from dpexp.engine.trainer import Trainer
+from dpexp.engine.verification import verify
+from dpexp.strategies import look_ahead, sharded_embedding
+from dpexp.strategies.sharded_look_ahead import ShardedLookAhead
+from dpexp.timing import Timer
+
+ROWS, DIM = 24, 4
+FIRST = 2  # the first step learns which lookups there are, and the second had begun before
+MANY = f"{Path(__file__).with_name('sharded_in_ranks.py')}:Net"
+ONE = f"embedding:rows={ROWS},dim={DIM}"
+STEPS = 120
+STREAMS = {
+    "every id the same": ({"shard_by": "row"}, lambda rng, _: torch.full((6,), 3)),
+    "power law": (
+        {"shard_by": "row", "optimizer": "rowwise_adagrad", "lookahead": 2},
+        lambda rng, _: (ROWS * torch.rand(6, generator=rng) ** 4).long(),
+    ),
+    "alternating": (
+        {"shard_by": "column", "optimizer": "adam"},
+        lambda rng, number: torch.arange(6) + 6 * (number % 2),
+    ),
+}
+TABLES: dict[str, dict[str, Any]] = {
+    "rows": {"shard_by": "row", "optimizer": "adagrad", "clip_norm": 0.05, "lookahead": 3},
+    "tables": {"shard_by": "table", "optimizer": "adam", "accumulate": 3, "lookahead": 2},
+    "columns": {"shard_by": "column", "optimizer": "sgd"},
+    "auto": {"optimizer": "rowwise_adagrad"},
+    "eval": {"eval": True},
+    "26 tables": {"model": "dlrm:tables=26,rows=30,dim=4,fused=False", "data": "random:samples=20"},
+}
+
+
+def trainer(group: ProcessGroup, **values: Any) -> Trainer:
+    common = {"strategy": "hybrid", "sparse": True, "shard_embedding": True, "threads": 1, "warmup": 0}
+    prepared = prepare(RunConfig.from_dict(common | values), group=group)
+    timer = Timer(prepared.selection.used)
+    return Trainer(prepared, prepared.strategy.place(prepared.model, prepared.selection.used, timer), timer)
+
+
+def ahead_of(steps: Trainer) -> ShardedLookAhead:
+    found = steps.placed.look_ahead
+    assert isinstance(found, ShardedLookAhead)
+    return found
+
+
+@dataclass
+class Run:
+    """What a trainer computes of batches: losses, and the inputs of its dense part."""
+
+    steps: Trainer
+    losses: list[float] = field(default_factory=list)
+    used: list[torch.Tensor] = field(default_factory=list)
+
+    def train(self, batches: Sequence[Batch], limit: int = 10**9) -> Run:
+        dense = next(each for each in self.steps.placed.module.modules() if isinstance(each, nn.Linear))
+        hook = dense.register_forward_pre_hook(lambda _, args: self.used.append(args[0].detach().clone()))
+        with self.steps.ahead(iter(batches)) as ahead:
+            for number, batch in enumerate(ahead, 1):
+                self.losses.append(self.steps.step(batch).item())
+                if number == limit:
+                    break
+        hook.remove()
+        assert not [each for each in threading.enumerate() if "look-ahead" in each.name]
+        return self
+
+    def assert_same_bits(self, other: Run, case: str) -> None:
+        assert self.losses == other.losses, case
+        for number, (found, expected) in enumerate(zip(self.used, other.used, strict=True)):
+            assert torch.equal(found, expected), f"{case}: step {number} uses stale rows"
+        weights = self.steps.full_parameters()
+        for name, tensor in other.steps.full_parameters().items():
+            assert torch.equal(weights[name], tensor), f"{case}: {name}"
+
+
+def stream(group: ProcessGroup, name: str, steps: int) -> list[Batch]:
+    """The batches of a rank; each has ids of its own, but for those that are the same."""
+    rng = torch.Generator().manual_seed(group.rank)
+    ids = [STREAMS[name][1](rng, number) for number in range(steps)]
+    return [Batch((each,), each % 10, 6, 6 * group.size) for each in ids]
+
+
+# --- delays -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def delays(steps: Trainer, seed: int) -> Iterator[None]:
+    """Every stage of this rank takes longer at times: exchanges in both threads, dense part, update."""
+    rng, plain = random.Random(seed), sharded_embedding.all_to_all
+
+    def pause(*_: Any) -> None:
+        time.sleep(rng.choice((0.0, 0.0, 0.001, 0.003)))
+
+    def exchange(*args: Any) -> torch.Tensor:
+        pause()
+        return plain(*args)
+
+    dense = next(each for each in steps.placed.module.modules() if isinstance(each, nn.Linear))
+    hooks = [dense.register_forward_pre_hook(pause)]
+    if steps.optimizers is not None:
+        member = steps.optimizers.members[-1]
+        hooks += [member.register_step_pre_hook(pause), member.register_step_post_hook(pause)]
+    sharded_embedding.all_to_all = exchange
+    try:
+        yield
+    finally:
+        sharded_embedding.all_to_all = plain
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def ordered(steps: Trainer, updates_first: bool) -> Iterator[None]:
+    """Of a depth of 1: the update of a step is before, or after, the reads of the next batch on this rank."""
+    ahead = ahead_of(steps)
+    read, number = ahead._read_ahead, [FIRST]
+
+    def read_late(batch: Batch) -> Any:
+        while ahead._ended < number[0]:
+            time.sleep(0.0005)
+        number[0] += 1
+        return read(batch)
+
+    def update_late(*_: Any) -> None:
+        wait([each.future for each in ahead._waiting if each.future is not None])
+
+    assert steps.optimizers is not None
+    with ExitStack() as stack:
+        if updates_first:
+            ahead._read_ahead = read_late  # type: ignore[method-assign]
+            stack.callback(vars(ahead).pop, "_read_ahead")
+        else:
+            hook = steps.optimizers.members[-1].register_step_pre_hook(update_late)
+            stack.callback(hook.remove)
+        yield
+
+
+# --- cases ------------------------------------------------------------------------------------------
+
+
+def streams(group: ProcessGroup) -> None:
+    for name, (values, _) in STREAMS.items():
+        batches = stream(group, name, STEPS)
+        serial = trainer(
+            group, model=ONE, **{key: value for key, value in values.items() if key != "lookahead"}
+        )
+        pipelined = trainer(group, model=ONE, pipeline=True, **values)
+        with delays(pipelined, group.rank) if group.rank == 1 else ExitStack():
+            found = Run(pipelined).train(batches)
+        found.assert_same_bits(Run(serial).train(batches), name)
+        assert sum(group.all_gather(ahead_of(pipelined).rows_ahead)) > 0, name
+
+
+def tables(group: ProcessGroup) -> None:
+    """Tables of every kind; of the last batch of an epoch the last of three ranks has no rows."""
+    for name, values in TABLES.items():
+        shape = {"model": MANY, "data": "random:samples=20", "batch_size": 9} | values
+        shape |= {"sparse": not values.get("eval")}
+        plain = {key: value for key, value in shape.items() if key != "lookahead"}
+        runs = []
+        for each in (trainer(group, **plain), trainer(group, **shape, pipeline=True)):
+            run = Run(each)
+            for epoch in range(3):
+                run.train(list(each.prepared.local_batches(epoch)))
+            runs.append(run)
+        serial, pipelined = runs
+        pipelined.assert_same_bits(serial, name)
+        assert (ahead_of(pipelined.steps).rows_again > 0) <= (not values.get("eval")), name
+
+
+def resumed(group: ProcessGroup) -> None:
+    """Snapshots inside the pipeline, and loops that end early, leave nothing behind."""
+    batches = stream(group, "power law", 30)
+    values = {"model": ONE, "optimizer": "adam", "pipeline": True, "lookahead": 3}
+    first, second, serial = (
+        Run(trainer(group, **values)),
+        Run(trainer(group, **values)),
+        Run(trainer(group, model=ONE, optimizer="adam")),
+    )
+    first.train(batches[:20], 12)
+    state = copy.deepcopy(first.steps.state_dict())
+    second.train(batches[:4], 3)
+    second.steps.load_state_dict(state)
+    second.losses, second.used = list(first.losses), list(first.used)
+    second.train(batches[12:])
+    second.assert_same_bits(serial.train(batches), "resumed")
+
+
+def verified(group: ProcessGroup) -> None:
+    values = {"model": MANY, "shard_embedding": True, "sparse": True, "pipeline": True, "batch_size": 9}
+    config = {"strategy": "hybrid", "optimizer": "adagrad", "data": "random:samples=20"} | values
+    assert verify(prepare(RunConfig.from_dict(config), group=group)).passed
+
+
+def aborted(group: ProcessGroup) -> None:
+    """A rank ends what its second thread waits for, though the others take no part; then all open another."""
+    second, ones = group.second(600.0), [1] * group.size
+    second.abort()
+    second.open()
+    if group.is_first:
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(
+                sharded_embedding.all_to_all, torch.ones(group.size), ones, ones, second.group
+            )
+            assert not wait([waiting], 0.1).done
+            second.abort()
+            assert isinstance(waiting.exception(), RuntimeError)
+    group.barrier()
+    second.abort()
+    second.open()
+    found = sharded_embedding.all_to_all(torch.full((group.size,), group.rank), ones, ones, second.group)
+    assert found.tolist() == list(range(group.size))
+
+
+# --- what is sent -----------------------------------------------------------------------------------
+
+
+def sent(group: ProcessGroup) -> None:
+    """Only changed rows are sent again, whichever rank reads late; the rest is sent as without a pipeline."""
+    batches = stream(group, "power law", 12)
+    by_rank = group.all_gather([each.inputs[0].unique() for each in batches])
+    serial, pipelined = (trainer(group, model=ONE, shard_by="row", pipeline=on) for on in (False, True))
+    plain, ahead = Sent(), Sent()
+    with plain:
+        Run(serial).train(batches)
+    with ahead, ordered(pipelined, updates_first=group.rank == 0):
+        Run(pipelined).train(batches)
+    forward, backward = plain.by_kind(4)
+    assert sum(ahead.second) == sum(sum(each) for each in forward[FIRST:])
+    reads = ahead_of(pipelined)
+    shard = next(
+        each
+        for each in pipelined.placed.module.modules()
+        if isinstance(each, sharded_embedding.ShardedEmbedding)
+    ).shard
+    own = [[ids[[id in shard.rows for id in ids.tolist()]] for ids in of] for of in by_rank]
+    read = sum(len(of[step]) for of in own for step in range(FIRST, len(batches)))
+    changed = 0
+    for step in range(FIRST, len(batches)):
+        written = torch.cat([of[step - 1] for of in own])
+        changed += sum(int(torch.isin(of[step], written).sum()) for of in own)
+    assert reads.rows_ahead == read
+    assert reads.rows_again == (0 if group.rank == 0 else changed)
+    again = ahead.default[FIRST * 4 :]
+    assert sum(again[0::3]) == read  # a byte each
+    assert sum(again[1::3]) == 4 * DIM * reads.rows_again
+    assert again[2::3] == backward[FIRST:]
+
+
+class Sent:
+    """The bytes that this rank gives to each all-to-all inside, in the default group and in the second."""
+
+    def __init__(self) -> None:
+        self.default: list[int] = []
+        self.second: list[int] = []
+        self._plain = distributed.all_to_all_single
+
+    def __enter__(self) -> Sent:
+        def counted(out: torch.Tensor, into: torch.Tensor, *sizes: Any, group: Any) -> Any:
+            (self.default if group is None else self.second).append(into.nbytes)
+            return self._plain(out, into, *sizes, group=group)
+
+        distributed.all_to_all_single = counted  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        distributed.all_to_all_single = self._plain
+
+    def by_kind(self, calls: int) -> tuple[list[list[int]], list[int]]:
+        """Of serial steps: what each sends forward, and backward."""
+        steps = [self.default[start : start + calls] for start in range(0, len(self.default), calls)]
+        return [each[:-1] for each in steps], [each[-1] for each in steps]
+
+
+def main() -> None:
+    world = World.of()
+    assert world is not None
+    options = RunConfig("hybrid").options
+    assert isinstance(options, RankOptions)
+    group = init_process_group(world, options, devices.HOST)
+    look_ahead.TRIALS = 0  # looks ahead from the first step on
+    cases = (streams, tables, resumed, verified, aborted, sent)
+    for case in cases:
+        case(group)
+    if group.is_first:
+        print(json.dumps([case.__name__ for case in cases]), flush=True)
+    group.destroy()
+
+
+if __name__ == "__main__":
+    main()
