@@ -106,7 +106,10 @@ class Dots:
 
 @dataclass(frozen=True)
 class Lines:
-    """The metric over x: ``series`` is {label: {x: cell}}. With ``against``, its ratio to that cell."""
+    """The metric over x: ``series`` is {label: {x: cell}}. With ``against``, its ratio to that cell.
+
+    In ``metric``, ``{}`` stands for the label: each line may show another figure of the same cells.
+    """
 
     title: str
     metric: str

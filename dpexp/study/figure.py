@@ -93,19 +93,20 @@ def _bar(name: str, label: str, runs: Sequence[MeasuredRun]) -> Row:
 
 def _line(spec: Lines, label: str, points: Mapping[float, str], runs: RunsByCell) -> Row:
     kind, _ = metric(spec.metric)
+    name = spec.metric.format(label)
     row: Row = {"label": label, "x": [], "y": [], "low": [], "high": []}
     for x, cell in points.items():
         against = spec.against.get(label, {}).get(x)
         if not runs.get(cell) or (against and not runs.get(against)):
             continue
         if kind.is_timed:
-            found = interval(spec.metric, runs[cell], runs[against] if against else None)
+            found = interval(name, runs[cell], runs[against] if against else None)
             if found is None:
                 continue
             ends = (found.low, found.high) if found.is_known else (found.value, found.value)
             figures = (found.value, *ends)
         else:
-            figures = (float(value(spec.metric, runs[cell])),) * 3
+            figures = (float(value(name, runs[cell])),) * 3
         for key, number in zip(("x", "y", "low", "high"), (float(x), *figures), strict=True):
             row[key].append(number)
     return row

@@ -112,6 +112,7 @@ METRICS: Mapping[str, Metric] = {
     "step_ms": Metric("step", lambda run, _: usual_times(run.record)[1], units.ms, True),
     "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
     "phase_ms": Metric("{}", _phase_ms, units.ms, True),
+    "time_ms": Metric("{}", lambda run, name: _metric(run, f"{name}_ms"), units.ms, True),
     "wall_s": Metric("whole process", _wall_s, lambda seconds: units.ms(1000 * seconds), True),
     "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
     "moved_bytes": Metric("moved a step", _moved_bytes, units.size),

@@ -182,19 +182,10 @@ def main(world: str, rows: str, steps: str, memory: str = "") -> None:
             sys.exit(f"torchrun ended with {done.returncode}")
         found = json.loads(answer.read_text())
 
-    from dpexp.engine.environment import environment, torch_environment
-    from dpexp.record import Record, new_run_id, now
+    from dpexp.study.program import program_record
 
-    times = [round(each, 6) for each in found.pop("time_ms")]
-    record = Record(
-        run_id=new_run_id(), name="turns", strategy="turns", execution="real", status="finished",
-        parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name, started=now(),
-    )  # fmt: skip
-    record.ended = record.started
-    record.environment = environment() | torch_environment() | {"threads": 1}
-    record.steps = {"time_ms": times, "loss": [None] * len(times), "samples": [int(rows)] * len(times)}
-    record.metrics = found
-    record.summarize()
+    record = program_record(__file__, "turns", found.pop("time_ms"), int(rows), found)
+    record.environment["threads"] = 1  # of a rank
     print(record.to_json())
 
 

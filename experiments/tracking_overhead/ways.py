@@ -286,22 +286,10 @@ def main(way: str, steps: int) -> None:
     process_s = whole_process_s(way, steps) if way == "bare" else loop_s
     time_ms, ratios = result if isinstance(result, tuple) else (result, [])
 
-    from dpexp.engine.environment import environment, torch_environment
-    from dpexp.record import Record, new_run_id, now
+    from dpexp.study.program import program_record
 
-    record = Record(
-        run_id=new_run_id(), name=way, strategy=way, execution="real", status="finished", started=now(),
-        parent=os.environ.get("DPEXP_PARENT", ""), experiment=Path(__file__).parent.name,
-    )  # fmt: skip
-    record.ended = record.started
-    record.environment = environment() | torch_environment()
-    record.steps = {
-        "time_ms": [round(ms, 6) for ms in time_ms],
-        "loss": [None] * len(time_ms),
-        "samples": [30] * len(time_ms),
-    }
-    record.metrics = {"process_s": [round(process_s, 3)]} | ({"ratio": ratios} if ratios else {})
-    record.summarize()
+    metrics = {"process_s": [round(process_s, 3)]} | ({"ratio": ratios} if ratios else {})
+    record = program_record(__file__, way, time_ms, 30, metrics)
     os.write(stdout, record.to_json().encode())
 
 

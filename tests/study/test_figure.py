@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from dpexp.record import Record
 from dpexp.study import figure
-from dpexp.study.experiment import Bars, Curves, Dots, Figure, Lines, RunsByCell, Splits, load
+from dpexp.study.experiment import (
+    Bars,
+    Curves,
+    Dots,
+    Figure,
+    Lines,
+    MeasuredRun,
+    RunsByCell,
+    Splits,
+    load,
+)
 from dpexp.study.readme import ExperimentReadme
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,3 +70,15 @@ def test_a_cell_that_was_not_measured_is_left_out(kind: type[Any]) -> None:
 def test_a_file_that_is_no_picture_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "figure.png").write_text("no picture")
     assert figure.stored_digest(tmp_path / "figure.png") is None
+
+
+def test_each_line_may_show_a_figure_of_its_own() -> None:
+    def cell(rows: int) -> list[MeasuredRun]:
+        return [MeasuredRun(f"rows-{rows}", 1, Record(metrics={"one_ms": [rows], "other_ms": [2.0 * rows]}))]
+
+    points = {10.0: "rows-10", 20.0: "rows-20"}
+    spec = Lines("Two ways", "time_ms:{}", "rows", {"one": points, "other": points}, y="time")
+    one, other = figure.figure_data(spec, {"rows-10": cell(10), "rows-20": cell(20)})
+    assert (one["label"], one["x"], one["y"]) == ("one", [10.0, 20.0], [10.0, 20.0])
+    assert other["y"] == [20.0, 40.0]
+    assert "time" in {text.get_text() for text in figure.draw(spec, [one, other]).findobj(Text)}
