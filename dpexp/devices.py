@@ -256,6 +256,11 @@ def non_blocking_to(tensor: torch.Tensor, device: torch.device, copy: bool = Fal
     return tensor.to(physical(device), non_blocking=device.type != "cpu", copy=copy)
 
 
+def has_link(device: torch.device) -> bool:
+    """Whether copies to the device come from pinned memory of the host, in a stream of their own."""
+    return device.type in ("cuda", "xpu")
+
+
 class Copies:
     """Copies between the host and a device, each way in a stream of its own, which do not wait for computing.
 
@@ -269,8 +274,7 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        has_streams = device.type in ("cuda", "xpu")
-        self._up, self._down = (torch.Stream(device) if has_streams else None for _ in range(2))
+        self._up, self._down = (torch.Stream(device) if has_link(device) else None for _ in range(2))
 
     def to_device(self, on_host: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Event | None]:
         """Begin to copy tensors of the host; their end is for ``wait``, which comes before their use."""

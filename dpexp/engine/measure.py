@@ -20,6 +20,7 @@ from dpexp import devices, tensors
 from dpexp.config import CustomOptions, RankOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed import SignalHandler
+from dpexp.engine.bandwidth import bandwidths, observed_traffic
 from dpexp.engine.collectives import CountCollectives
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.energy import EnergyMeter
@@ -273,10 +274,13 @@ class Measurement:
         if not self._config.phase_steps:
             return
         profile = StepProfile(self.trainer)
-        profile.take(next(self._prepared.local_batches(0)))
+        with observed_traffic(self.trainer.placed.module) as traffic:
+            profile.take(next(self._prepared.local_batches(0)))
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
             work |= machine_peak(self._prepared, work.get("flops", {}), self.trainer.timer.first_step_s)
+        if self._group.size == 1 and not profile.note:
+            work |= bandwidths(traffic)
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()

@@ -21,12 +21,19 @@ STAGES = {
     "update": ("optimizer",),
 }
 """The stages of a hybrid step, by the phases in them."""
+LIMITS = {
+    "lookup": ("memory", "bytes_per_s"),
+    "copy": ("link", "bytes_per_s"),
+    "dense": ("peak", "flops_per_s"),
+}
+"""What limits a stage: the key of its measurement in ``work``, and of the rates in that."""
 
 
 def stage_figures(record: Record) -> dict[str, Any]:
-    """``{"stages": {lookup_ms, copy_ms, …, bound_ms, of_bound}}`` of a hybrid; empty for other runs.
+    """``{"stages": {lookup_ms, copy_ms, …, bound_ms, of_bound, …}}`` of a hybrid; empty for other runs.
 
-    ``bound_ms`` is the longest stage, ``of_bound`` the measured step divided by it.
+    ``bound_ms`` is the longest stage, ``of_bound`` the measured step divided by it. ``lookup_share`` and the
+    like are rates of stages divided by what the machine gives, where that was measured.
     """
     usual, found = usual_steps(record), dict[str, float]()
     if usual is None or not {"embedding", "dense"} <= record.phases.keys():
@@ -36,7 +43,23 @@ def stage_figures(record: Record) -> dict[str, Any]:
         if times and all(times):
             found[f"{stage}_ms"] = sum(map(statistics.median, times))
     bound = max(found.values(), default=0.0)
-    return {"stages": found | {"bound_ms": bound, "of_bound": usual.median / bound}} if bound else {}
+    if not bound:
+        return {}
+    shares = _shares(record.work, found) if record.work.get("rows") == usual.rows else {}
+    return {"stages": found | {"bound_ms": bound, "of_bound": usual.median / bound} | shares}
+
+
+def _shares(work: dict[str, Any], times: dict[str, float]) -> dict[str, float]:
+    """The bytes/s or FLOP/s of each stage, divided by the most that was measured of what limits it."""
+    amounts = {stage: work[name].get("bytes", 0) for stage, (name, _) in LIMITS.items() if name in work}
+    if "dense" in amounts:
+        amounts["dense"] = sum(work.get("flops", {}).values()) / work["peak"]["devices"]
+    most = {stage: work[LIMITS[stage][0]][LIMITS[stage][1]]["max"] for stage in amounts}
+    return {
+        f"{stage}_share": amount / (times[f"{stage}_ms"] / 1000) / most[stage]
+        for stage, amount in amounts.items()
+        if amount and most[stage] > 0 and times.get(f"{stage}_ms")
+    }
 
 
 def samples(record: Record, name: str) -> list[float]:

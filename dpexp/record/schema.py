@@ -93,6 +93,8 @@ _WORK: Kind = {
         "devices": INT,
         "flops_per_s": _SPREAD,
     },
+    "memory?": {"bytes": INT, "row_bytes": INT, "bytes_per_s": _SPREAD},
+    "link?": {"bytes": INT, "bytes_per_s": _SPREAD},
     "energy?": {"joules": {"*": NUMBER}, "steps": INT},
     "note?": TEXT,
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpexp.config.run_config import digest
 from dpexp.record import Record, Row, present, spread, usual_times
+from dpexp.record.phase_times import stage_figures
 
 DECIDED = ("execution", "data", "devices", "device_map", "shapes", "verification", "digest")
 """What the config decides on one kind of machine: equal in all runs of a cell."""
@@ -18,7 +19,7 @@ DECIDED = ("execution", "data", "devices", "device_map", "shapes", "verification
 
 def contradictions(record: Record) -> list[str]:
     """What in a finished Record contradicts the rest of it."""
-    return [*_config(record), *_verification(record), *_steps(record), *_summary(record)]
+    return [*_config(record), *_verification(record), *_steps(record), *_work(record), *_summary(record)]
 
 
 def _config(record: Record) -> Iterator[str]:
@@ -64,6 +65,35 @@ def _steps(record: Record) -> Iterator[str]:
         total_s = sum(present(record.steps["time_ms"])) / 1000
         if total_s > wall.total_seconds() + 0.001:
             yield f"its steps take {total_s:.3g} s, but the run took {wall.total_seconds():.3g} s"
+
+
+def _work(record: Record) -> Iterator[str]:
+    """What memory and the link give beside the stages of a hybrid."""
+    for name in ("memory", "link"):
+        figures = record.work.get(name)
+        if figures is None:
+            continue
+        rates = figures["bytes_per_s"]
+        if not 0 < rates["min"] <= rates["median"] <= rates["max"] or not 0 <= rates["iqr"] <= rates["max"]:
+            yield f"work.{name} is {rates}, not the spread of rates"
+        if "embedding" not in record.phases:
+            yield f"work.{name} is measured, but its phases have no embedding"
+    if "link" in record.work and record.execution == "virtual":
+        yield "work.link is measured, but its devices are virtual"
+    memory = record.work.get("memory")
+    if memory and memory["row_bytes"] not in _row_bytes(record):
+        yield f"work.memory has rows of {memory['row_bytes']} bytes, and no table of its device map has"
+    given, recorded = (each.get("stages", {}) for each in (stage_figures(record), record.summary))
+    for name in (name for name in recorded if name.endswith("_share")):
+        if not math.isclose(recorded[name], given.get(name, math.nan), rel_tol=1e-6):
+            computed = given.get(name)
+            yield f"summary.stages.{name} is {recorded[name]}, but its phases and work give {computed}"
+
+
+def _row_bytes(record: Record) -> set[int]:
+    """The bytes of a row of each matrix on the host."""
+    rows = (row for row in record.device_map if row["device"] == "cpu" and len(row["shape"]) == 2)
+    return {row["bytes"] // max(1, row["shape"][0]) for row in rows}
 
 
 def _summary(record: Record) -> Iterator[str]:

@@ -36,6 +36,9 @@ def _config(record: Record) -> None:
     record.config = {**record.config, "lr": 0.5}
 
 
+RATES = {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9}
+
+
 FORGERIES: dict[str, Callable[[Record], object]] = {
     "execution": lambda record: setattr(record, "execution", "real"),
     "strategy": lambda record: setattr(record, "strategy", "ddp"),
@@ -56,6 +59,7 @@ FORGERIES: dict[str, Callable[[Record], object]] = {
     "phases": lambda record: record.phases.pop("replicate"),
     "weights": lambda record: record.digest.update(weights="0" * 64),
     "losses": lambda record: record.steps.update(loss=[0.0] * 100),
+    "a link of virtual devices": lambda record: record.work.update(link={"bytes": 9, "bytes_per_s": RATES}),
     "a faster summary": _faster,
     "steps longer than the run": _slower,
 }

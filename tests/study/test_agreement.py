@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import parameter_row
+from record_factory import hybrid, parameter_row
 
 import dpexp
 from dpexp.config import RunConfig
+from dpexp.config.run_config import digest
 from dpexp.engine.dry_run import dry_run
 from dpexp.record import Record, Row
-from dpexp.study.agreement import unpredicted
+from dpexp.study.agreement import contradictions, unpredicted
 
 
 def short(strategy: str, **options: Any) -> Record:
@@ -47,3 +48,41 @@ def test_devices_that_the_machine_chose_are_compared_where_the_accelerators_are_
     assert unpredicted(record, {**here, "devices": {"used": ["cpu:0"], "output": "cpu:0"}}) == []
     record.config = {**record.config, "devices": "cpu"}
     assert "execution is not what its config predicts" in unpredicted(record, here)
+
+
+def rates(**changes: float) -> Row:
+    return {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9} | changes
+
+
+MEMORY = {"bytes": 1200, "row_bytes": 40, "bytes_per_s": rates()}
+
+
+@pytest.fixture
+def probed() -> Record:
+    record = hybrid()
+    record.config_digest = digest(record.config)
+    record.work = {"rows": 30, "memory": MEMORY}
+    record.summarize()
+    assert contradictions(record) == []
+    return record
+
+
+@pytest.mark.parametrize(
+    ("forged", "found"),
+    [
+        ({"memory": {**MEMORY, "bytes_per_s": rates(max=1.5e9)}}, "not the spread of rates"),
+        ({"memory": {**MEMORY, "bytes_per_s": rates(min=0.0)}}, "not the spread of rates"),
+        ({"memory": {**MEMORY, "row_bytes": 400}}, "rows of 400 bytes, and no table"),
+        ({"link": {"bytes": 1200, "bytes_per_s": rates()}}, "its devices are virtual"),
+    ],
+)
+def test_forged_bandwidths_contradict_the_record(probed: Record, forged: Row, found: str) -> None:
+    probed.work |= forged
+    probed.summarize()
+    assert found in "; ".join(contradictions(probed))
+
+
+def test_a_forged_share_contradicts_the_record(probed: Record) -> None:
+    probed.summary["stages"]["lookup_share"] = 0.99
+    (found,) = contradictions(probed)
+    assert found.startswith("summary.stages.lookup_share is 0.99, but its phases and work give 0.00")
