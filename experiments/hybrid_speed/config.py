@@ -109,7 +109,6 @@ CLAIMS = [
     ),
 ]
 CLAIMS = [CLAIMS[0], *(replace(claim, stated="not shown") for claim in CLAIMS[1:])]  # one round so far
-REPEATS = 1
 
 ANSWER = (
     "At four million rows a step of the tutorial's class takes {value samples:tutorial_over_serial linear-4000000} that of "
