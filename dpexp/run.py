@@ -170,7 +170,7 @@ def execute(
             uploader.open(journal.path, again=prepared.resumes)
         error = _run_loop(prepared, journal, uploader, quiet or not is_recorder, signals)
         prepared.release()
-        return _finish(prepared, journal, uploader, error, signals, on_record)
+        return _finish(prepared, journal, uploader, error, signals, on_record, quiet)
 
 
 def _prepare(config: RunConfig, world: World | None, is_last: bool) -> Prepared:
@@ -281,6 +281,7 @@ def _finish(
     error: BaseException | None,
     signals: SignalHandler,
     on_record: OnRecord,
+    quiet: bool,
 ) -> Outcome:
     """Write the Record and the result of this rank, leave the process group, and wait for the delivery."""
     group = prepared.group
@@ -303,7 +304,9 @@ def _finish(
         on_record(record, error)
     if uploader is None:
         return Outcome(record, None, error)
-    delivery = uploader.finish(prepared.config.track_timeout, lambda: signals.received > before)
+    with ProgressBar(hidden=quiet) as progress:
+        progress.begin("delivering to MLflow")
+        delivery = uploader.finish(prepared.config.track_timeout, lambda: signals.received > before)
     write_result(replace(result, delivery=vars(delivery)))
     return Outcome(record, delivery, error)
 
