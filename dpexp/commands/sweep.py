@@ -156,9 +156,15 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
 
     folder = Path(words[0])
     if words[0] not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1):
-        if extra := [*words[1:], *(["--repeat"] if repeat else [])]:
-            hint = "the config.py of an experiment has its options and repeats"
-            raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], own)}")
+        if repeat:
+            raise ConfigError(
+                f"--repeat {repeat}: REPEATS in {folder / 'config.py'} says how often an experiment runs its "
+                "cells; --until-decided runs further rounds"
+            )
+        if extra := words[1:]:
+            hint = f"{folder / 'config.py'} has the options of an experiment"
+            others = [flag for flag in own if flag != "--repeat"]
+            raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], others)}")
         return experiments.load(folder)
     parsed = grid.parse(words, own, repeat or 5, planned=elsewhere)
     for reason in parsed.left_out:

@@ -114,6 +114,21 @@ def test_bad_input_is_exit_code_2_and_writes_nothing(words: list[str], dpexp_hom
     assert not list(dpexp_home.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--repeat", "4"], "--repeat 4: REPEATS in experiments/seed_tables/config.py says how often"),
+        (["--repeats", "4"], "--repeats: experiments/seed_tables/config.py has the options"),
+        (["--onyl", "single"], "did you mean '--only'?"),
+    ],
+)
+def test_an_experiment_never_suggests_an_option_that_it_refuses(words: list[str], message: str) -> None:
+    done = script("sweep.py", "experiments/seed_tables", *words, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "mean '--repeat" not in done.stderr
+
+
 @pytest.mark.usefixtures("dpexp_home")
 def test_a_sweep_is_not_resumed_with_another_file_of_the_same_name(tmp_path: Path) -> None:
     """Words that name a file mean another one in another folder."""
