@@ -92,9 +92,11 @@ def report(
 def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
     """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
     from dpexp.record import folders as all_folders
-    from dpexp.report.compare.history import history
+    from dpexp.report.compare.history import history, is_sweep
 
     named = folders(names)
+    if names and len(named) > 1 and not any(map(is_sweep, named)):
+        return named, [], []
     found = history(all_folders(home() / "runs"))
     if not names:
         newest = found.newest

@@ -19,6 +19,7 @@ from drawn_figures import axes_without_round_ticks, draw, illegible_texts
 from record_factory import hybrid, whole
 
 from dpexp import report
+from dpexp.commands.report import _chosen as choose
 from dpexp.record import Journal, Record, RunSummary, finish, load
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
@@ -384,6 +385,26 @@ def test_a_sweep_is_named_by_its_id_and_one_run_stands_for_those_that_belong_wit
     assert runs(old.name, alone.name) == [*runs(old.name), alone.name]
     assert runs("000000000103", alone.name) == ["000000000103", alone.name]
     assert runs() == [f"{number:012x}" for number in range(0x201, 0x205)]
+
+
+def test_only_the_named_runs_are_read_where_none_stands_for_others(
+    save: Save, swept: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = swept(0x100, 7, "whole")
+    folders = [save(single(), 1), save(whole(2), 2)]
+    save(whole(4), 3)
+    read: list[Path] = []
+    original = RunRecords.read
+
+    def counted(self: RunRecords, folder: Path) -> Record:
+        read.append(folder)
+        return original(self, folder)
+
+    monkeypatch.setattr(RunRecords, "read", counted)
+    chosen, *_ = choose([folder.name for folder in folders])
+    assert sorted(read) == chosen == folders
+    chosen, *_ = choose([sweep.name, folders[0].name])
+    assert len(chosen) == 5
 
 
 def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) -> None:

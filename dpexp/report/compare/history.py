@@ -77,6 +77,14 @@ class History:
         return [folder]
 
 
+def is_sweep(folder: Path) -> bool:
+    """Whether the folder is that of a sweep, which stands for its runs; False where it cannot be read."""
+    try:
+        return RunRecords().read(folder).strategy == SWEEP_STRATEGY
+    except JournalError:  # which the comparison reports
+        return False
+
+
 def history(folders: Sequence[Path]) -> History:
     """Read the runs of these folders, without their tables."""
     records, unreadable = RunRecords(), []
