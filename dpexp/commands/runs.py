@@ -249,7 +249,10 @@ def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool 
 
 
 def _deliver_lost() -> None:
-    """Deliver into new MLflow runs what the store has lost since delivery; print each."""
+    """Deliver into new MLflow runs what the store has lost since delivery; print each.
+
+    Runs of a sweep that it has kept then get their new parent.
+    """
     from dpexp.tracking import sync
     from dpexp.tracking.errors import StoreError
 
@@ -257,6 +260,8 @@ def _deliver_lost() -> None:
         lost = sync.lost(home())
         for result in sync.deliver(home(), lost, again=True, new_run=True):
             typer.echo(f"warning: run {result.run_id} was lost in the store", err=True)
+            _print(result)
+        for result in sync.deliver(home(), sync.runs_of(home(), lost), again=True):
             _print(result)
     except StoreError as error:
         typer.echo(f"warning: delivered runs were not checked: {error}", err=True)

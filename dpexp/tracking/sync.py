@@ -94,6 +94,15 @@ def lost(home: Path) -> list[Path]:
         raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
 
 
+def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
+    """The other delivered runs of these sweeps: they name the MLflow runs that these had before."""
+    wanted, store = set(sweeps), Store.from_environment(home).name
+    if not wanted:
+        return []
+    others = [folder for folder in folders(home / "runs") if folder not in wanted]
+    return [each for each in others if _sweep_of(each) in wanted and ledger.is_complete(each, store)]
+
+
 def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
     """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
     found = [*record_problems(folder), *check.ledger_problems(folder)]
@@ -144,10 +153,15 @@ def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[l
 
 def _is_child(folder: Path) -> bool:
     """Whether a run belongs to a sweep, whose MLflow run it names: that may be new after a repair."""
+    return _sweep_of(folder) is not None
+
+
+def _sweep_of(folder: Path) -> Path | None:
+    """The folder of the sweep that a run belongs to; None for a run that cannot be read."""
     try:
-        return ledger.parent_folder(folder, load(folder)) is not None
+        return ledger.parent_folder(folder, load(folder))
     except JournalError:
-        return False
+        return None
 
 
 def repair(home: Path, folder: Path, found: list[Problem]) -> None:
@@ -163,10 +177,10 @@ def deliver(
 ) -> Iterator[Result]:
     """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
 
-    Raises StoreError when the store cannot be opened.
+    Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
     """
     store = Store.from_environment(home)
-    for folder in runs:
+    for folder in sorted(runs, key=_is_child) if new_run else runs:
         if not again and ledger.is_complete(folder, store.name):
             yield Result(folder.name, "already")
         elif not _has_ended(folder):

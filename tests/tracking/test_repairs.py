@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import journals
 import pytest
+from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import only_run
 
@@ -50,6 +53,39 @@ def test_the_runs_of_a_sweep_that_was_deleted_get_its_new_id_in_the_same_repair(
     new = only_run(uri, "zz-sweep").info.run_id
     assert only_run(uri, "child").data.tags["mlflow.parentRunId"] == new
     assert kinds(dpexp_home, [child, sweep], mend=False) == []
+
+
+@pytest.mark.parametrize("is_whole_store", [True, False])
+def test_sync_puts_the_runs_of_a_sweep_under_it_whatever_the_store_lost(
+    dpexp_home: Path, uri: str, is_whole_store: bool
+) -> None:
+    """The ids of runs are random: one of a sweep may come before it, or after it."""
+    delivered(dpexp_home, "mm-sweep")
+    children = ("aa-child", "zz-child")
+    for name in children:
+        delivered(dpexp_home, name, parent="mm-sweep")
+    if is_whole_store:
+        for path in dpexp_home.glob("mlflow.db*"):
+            path.unlink()
+    else:
+        MlflowClient(uri).delete_run(only_run(uri, "mm-sweep").info.run_id)
+    synced = script("runs.py", "sync")
+    assert synced.returncode == 0, synced.stderr
+    parents = {run_id: (mlflow_run, parent) for run_id, mlflow_run, parent in active_runs(dpexp_home)}
+    assert [parents[name][1] for name in children] == [parents["mm-sweep"][0]] * 2
+    assert script("runs.py", "check", "--store").stdout == "3 runs checked, 0 problems\n"
+    assert script("runs.py", "sync").stdout == "everything is delivered\n"
+
+
+def active_runs(home: Path) -> list[tuple[str, str, str]]:
+    """(run id, MLflow run, its parent), read from the file: MLflow keeps one open that was deleted."""
+    with closing(sqlite3.connect(home / "mlflow.db")) as store:
+        return store.execute(
+            "SELECT tags.value, runs.run_uuid, parents.value FROM runs JOIN tags USING (run_uuid) "
+            "LEFT JOIN tags parents ON parents.run_uuid = runs.run_uuid "
+            "AND parents.key = 'mlflow.parentRunId' "
+            "WHERE tags.key = 'dpexp.run_id' AND lifecycle_stage = 'active'"
+        ).fetchall()
 
 
 @pytest.mark.parametrize("parent", ["../x", "..", "a/b", "foreign"])
