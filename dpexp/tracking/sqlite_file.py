@@ -13,9 +13,13 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from dpexp.tracking.errors import StoreError, first_line
 
+_DEFAULT_ADDRESS = "SELECT artifact_location FROM experiments WHERE experiment_id = 0"
+_ADDRESSES = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("trace_tags", "value"))
+"""Where a store has addresses of artifacts: table and column."""
 LOCK_TIMEOUT_S = 60.0
 """How long another process may take to build the schema: 2 s on an idle machine."""
 
@@ -42,6 +46,7 @@ class SqliteFile:
         self.check()
         if self._exists():
             _use_wal(self.path)
+            self._follow_move()
             return
         from filelock import FileLock, Timeout
 
@@ -72,6 +77,23 @@ class SqliteFile:
             _remove(building)
             raise StoreError(f"cannot create a store at {self.path}: {first_line(error)}") from error
         os.replace(building, self.path)
+
+    def _follow_move(self) -> None:
+        """Correct the absolute addresses of artifacts where the store was moved together with them.
+
+        It was not where there is still a folder at the old address: that of which this is a copy.
+        """
+        with contextlib.closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)) as connection, connection:
+            row = connection.execute(_DEFAULT_ADDRESS).fetchone()
+            old, new = str(row[0]).removesuffix("/0") if row else "", self.artifacts.as_uri()
+            path = Path(unquote(urlsplit(old).path))
+            is_of_dpexp = old.startswith("file:///") and path.name == self.artifacts.name
+            if old == new or not is_of_dpexp or path.exists():
+                return
+            for table, column in _ADDRESSES:
+                begins = f"substr({column}, 1, {len(old) + 1}) = ?"
+                moved = f"UPDATE {table} SET {column} = ? || substr({column}, {len(old) + 1}) WHERE {begins}"
+                connection.execute(moved, (new, f"{old}/"))
 
     def _exists(self) -> bool:
         """An empty file does not count: MLflow leaves one when it is killed early."""

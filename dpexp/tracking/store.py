@@ -55,7 +55,7 @@ class Store:
     @classmethod
     def from_environment(cls, home: Path) -> Store:
         """The store of this environment. Neither opens nor creates it, and does not import mlflow."""
-        uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
+        uri = _absolute(os.environ.get("MLFLOW_TRACKING_URI", "").strip())
         path = sqlite_path(uri) if uri else home / "mlflow.db"
         if path is None:
             return cls(uri, home, home / "mlruns", None)
@@ -222,6 +222,13 @@ def scheme(uri: str) -> str:
 def without_login(uri: str) -> str:
     """``https://user:password@host/x/`` -> ``https://host/x``."""
     return re.sub(r"(?<=://)[^/]*@", "", uri).rstrip("/")
+
+
+def _absolute(uri: str) -> str:
+    """The address with the working directory in it, where it names a file by a relative path."""
+    path = uri.removeprefix("sqlite:///")
+    is_relative = path not in (uri, "") and not path.startswith(("/", ":memory:", "file:"))
+    return f"sqlite:///{Path.cwd()}/{path}" if is_relative else uri
 
 
 def sqlite_path(uri: str) -> Path | None:

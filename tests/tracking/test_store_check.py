@@ -306,3 +306,36 @@ def test_a_deleted_database_is_found_and_delivered_again(dpexp_home: Path) -> No
     assert script("runs.py", "check", "all").stdout == "1 runs checked, 0 problems\n"
     (folder / JOURNAL).write_bytes(b"")
     assert script("runs.py", "check", "--repair").returncode == 1
+
+
+def test_a_relative_address_is_another_store_in_another_directory(
+    dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///shared.db")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.chdir(folders[0])
+    delivered(dpexp_home, "relative")
+    monkeypatch.chdir(folders[1])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///shared.db")  # MLflow has set it, too
+    assert ledger.delivered(dpexp_home, ["relative"]) == {"relative": "elsewhere"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folders[0]}/shared.db")
+    assert ledger.delivered(dpexp_home, ["relative"]) == {"relative": "yes"}
+    assert list(folders[1].iterdir()) == []
+
+
+def test_a_home_that_was_moved_has_its_artifacts_and_leaves_nothing_behind(
+    dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered(dpexp_home, "moved")
+    before = everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "moved")
+    new = dpexp_home.rename(tmp_path / "new home")
+    monkeypatch.setenv("DPEXP_HOME", str(new))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # which MLflow has set
+    synced = script("runs.py", "sync")
+    assert synced.returncode == 0, synced.stderr
+    assert everything(f"sqlite:///{new / 'mlflow.db'}", "moved") == before
+    delivered(new, "later")
+    assert script("runs.py", "check", "--store").stdout == "2 runs checked, 0 problems\n"
+    assert not dpexp_home.exists()
