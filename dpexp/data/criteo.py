@@ -18,7 +18,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
-from dpexp.config.errors import shown
+from dpexp.config.errors import no_file, shown
 from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Fetch
@@ -111,10 +113,7 @@ class CriteoDataset(Dataset):
     def _tensors(self, lines: Sequence[bytes], wanted: slice) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Inputs and targets of the lines that were wanted."""
         if len(lines) < wanted.stop - wanted.start:
-            raise ConfigError(
-                f"{self.log.where}: {self.log.path} has fewer than the {self.samples} lines that it had when "
-                "the run began"
-            )
+            raise self.log.changed()
         parsed = [self.log.fields(line, number) for number, line in enumerate(lines, wanted.start + 1)]
         targets = torch.tensor([float(fields[0]) for fields in parsed], dtype=self.dtype)
         integers = [[int(each or 0) for each in fields[1 : 1 + INTEGERS]] for fields in parsed]
@@ -144,12 +143,15 @@ class ClickLog:
 
     path: Path
     where: str
+    _state: tuple[int, ...] = dataclasses.field(default=(), init=False)
+    """Of the file when its lines were read last; with the same one they are the same."""
 
     def check(self) -> None:
         """Raises ConfigError for a file that is missing, empty or of another format in its first line."""
         if not self.path.is_file():
-            found = "is not a regular file" if self.path.exists() else "does not exist"
-            raise ConfigError(f"{self.where}: {self.path} {found}")
+            if not self.path.exists():
+                raise ConfigError(f"{self.where}: {no_file(self.path)}")
+            raise ConfigError(f"{self.where}: {self.path} is not a regular file")
         with self._open() as file:
             line = file.readline(LONGEST)
         if not line:
@@ -159,18 +161,47 @@ class ClickLog:
     @cached_property
     def index(self) -> Index:
         """Of the file as it is when a run is prepared."""
+        self._state = self._state_now()
+        return self._scan()
+
+    def _scan(self, most: int = sys.maxsize) -> Index:
+        """One pass over the file, or over so many lines of it."""
         sha, count, position, marks = hashlib.sha256(), 0, 0, []
         with self._open() as file:
-            while lines := file.readlines(BLOCK):
+            while lines := file.readlines(BLOCK)[: most - count]:
                 marks.append((count, position))
                 block = b"".join(lines)
                 sha.update(block)
                 count, position = count + len(lines), position + len(block)
         return Index(count, sha.hexdigest(), tuple(marks))
 
+    def _state_now(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise ConfigError(f"{self.where}: {self.path} cannot be read: {error}") from error
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _check_lines(self) -> None:
+        """Raises ConfigError where the file no longer begins with the lines of the index."""
+        known, state = self.index, self._state_now()
+        if state != self._state and self._scan(known.lines).sha256 != known.sha256:
+            raise self.changed()
+        self._state = state
+
+    def changed(self) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: {self.path} has changed: it no longer begins with the {self.index.lines} lines "
+            "that it had when the run began; let a run read a file that nobody writes"
+        )
+
     @contextmanager
     def lines_from(self, number: int) -> Iterator[Iterator[bytes]]:
-        """The lines after the first ``number``. In a compressed file, what is before them is read again."""
+        """The lines after the first ``number``. In a compressed file, what is before them is read again.
+
+        Raises ConfigError where a line that the digest covers has changed; more lines may follow.
+        """
+        self._check_lines()
         count, position = max(mark for mark in self.index.marks if mark[0] <= number)
         with self._open() as file:
             file.seek(position)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -177,7 +179,7 @@ ODD = (b"", b"\t", b"\n", b"\r", b"0", b"-", b"f", b"g", b" ", b"_", b"+", b"0x"
 
 
 def test_error_names_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "does not exist" in refused(tmp_path / "nothing.tsv")
+    assert f"there is no file {tmp_path}/nothing.tsv" in refused(tmp_path / "nothing.tsv")
     assert "is not a regular file" in refused(tmp_path)
     (tmp_path / "empty.tsv").write_text("")
     assert "is empty" in refused(tmp_path / "empty.tsv")
@@ -195,13 +197,40 @@ def test_file_without_an_end_of_line_is_not_read_into_memory(tmp_path: Path) -> 
     assert "line 1" in refused(path)
 
 
-def test_file_that_shrinks_during_a_run_is_an_error(log: Path) -> None:
+CHANGES = {
+    "emptied": lambda content: b"",
+    "a line lost": lambda content: content.partition(b"\n")[2],
+    "a digit changed": lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:],
+    "lines swapped": lambda content: b"\n".join([*reversed(content.splitlines()), b""]),
+    "a line before": lambda content: f"{line()}\n".encode() + content,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_file_that_changes_during_a_run_is_an_error(
+    log: Path, change: Callable[[bytes], bytes], is_renamed: bool
+) -> None:
+    os.utime(log, ns=(0, 0))
     dataset = opened(log)
-    batches = dataset.batches(12)
-    next(batches)
-    log.write_text("")
-    with pytest.raises(ConfigError, match="fewer than the 50 lines that it had when the run began"):
-        list(dataset.batches(12))
+    list(dataset.batches(12))
+    changed = change(log.read_bytes())
+    if is_renamed:
+        log.with_name("new").write_bytes(changed)
+        log.with_name("new").rename(log)
+    else:
+        log.write_bytes(changed)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no longer begins with the 50 lines that it had when the run"):
+            list(dataset.batches(12, epoch=1))
+
+
+def test_lines_that_are_added_during_a_run_are_not_read(log: Path) -> None:
+    dataset = opened(log)
+    before = [batch.targets.tolist() for batch in dataset.batches(12)]
+    with open(log, "a") as file:
+        file.write("half a li")
+    assert [batch.targets.tolist() for batch in dataset.batches(12)] == before
 
 
 # --- in a run ------------------------------------------------------------------------------------
