@@ -169,7 +169,7 @@ class Measurement:
         if checkpoints is not None and not self._may_save(self._done):
             return
         if checkpoints is not None and (saves or stops):
-            state = {"step": self._done, "config": self._config.to_dict()}
+            state = {"step": self._done, "config": self._config.to_dict(), "data": self._prepared.data.digest}
             checkpoints.save(self._done, state | self.trainer.state_dict())
         if stops:
             self.signals.terminate()
@@ -224,7 +224,7 @@ class Measurement:
         self.journal.extend({"metrics.accuracy": [correct / test.samples]})
 
     def _log_energy(self, energy: EnergyMeter, steps: int) -> None:
-        """What the measured steps have used, where the machine tells it, with all that was between them."""
+        """What the measured steps have used, where the machine reports it, with all that was between them."""
         if joules := self.observations.energy(energy.joules()):
             self.journal.set({"work.energy": {"joules": joules, "steps": steps}})
 

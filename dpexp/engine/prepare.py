@@ -206,6 +206,7 @@ def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
         if state is None:
             raise ConfigError(f"--resume {run_id}: {checkpoints.folder} has no checkpoint that can be read")
         check_same_computation(state["config"], prepared.config, run_id)
+        _check_same_data(state.get("data"), prepared, run_id)
     kept = checkpoints if options.has_checkpoints else None
     return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=kept)
 
@@ -227,6 +228,16 @@ def _proposed_run_id() -> str:
     identity = [os.uname().nodename, agent, psutil.Process(agent).create_time()]
     identity += [os.environ.get(name) for name in (LAUNCH, "TORCHELASTIC_RUN_ID")]
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+
+
+def _check_same_data(digest: str | None, prepared: Prepared, run_id: str) -> None:
+    """Raises ConfigError where a resumed run has other samples than before; old ones have no digest."""
+    found = prepared.data.digest
+    if digest is not None and digest != found:
+        raise ConfigError(
+            f"--resume {run_id}: the samples of --data {prepared.config.data} have changed since the run "
+            f"began (SHA-256 {digest[:12]}… then, {found[:12]}… now): restore them, or begin another run"
+        )
 
 
 def check_same_computation(saved: dict[str, Any], config: RunConfig, run_id: str) -> None:

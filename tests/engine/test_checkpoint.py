@@ -130,6 +130,31 @@ def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_pa
     assert resumed["digest"] == undisturbed["digest"]
 
 
+def test_a_run_resumes_only_on_the_samples_with_which_it_began(dpexp_home: Path, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("one two three " * 300)
+    words = (
+        "hybrid",
+        "--virtual",
+        "1",
+        "--data",
+        f"text:{text}",
+        "--steps",
+        "1000000",
+        "--no-check",
+        "--json",
+    )
+    process = start_forked(SCRIPT, *words, "--no-track")
+    until_step(dpexp_home, 1, process)
+    process.send_signal(signal.SIGTERM)
+    assert wait(process).returncode == 143
+    text.write_text("One two three " * 300)
+    refused = run(*words, "--resume", "last")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"--data text:{text} have changed since the run began" in refused.stderr
+    assert record_of_the_run(dpexp_home).status == "killed"
+
+
 def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:
     done = run("ddp", "--devices", "1", "--resume", "nothing")
     assert done.returncode == 2
