@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -81,14 +81,14 @@ class MappedTables(TorchFunctionMode):
     def _new(self, shape: torch.Size) -> torch.Tensor:
         size = prod(shape) * torch.float32.itemsize
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self._folder).free
-            if size > free:
-                raise ConfigError(
-                    f"--table-file {self._folder}: a table of {tuple(shape)} takes {size / 1e9:.1f} GB, and "
-                    f"{free / 1e9:.1f} GB are free: name a folder on a larger disk, or take fewer rows"
-                )
-            with tempfile.TemporaryFile(dir=self._folder) as file:
+            with file_in(self._folder) as file:
+                free = shutil.disk_usage(file.fileno()).free
+                if size > free:
+                    raise ConfigError(
+                        f"--table-file {self._folder}: a table of {tuple(shape)} takes {size / 1e9:.1f} GB, "
+                        f"and {free / 1e9:.1f} GB are free: name a folder on a larger disk, or take fewer "
+                        "rows"
+                    )
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
                 else:  # macOS
@@ -129,6 +129,14 @@ def check_table_file(config: RunConfig, group: ProcessGroup, tables: Collection[
         raise ConfigError(f"{flag} keeps tables as float32, found --dtype {config.dtype}")
     if not (options.sparse or config.eval):
         raise ConfigError(f"{flag}: a dense gradient takes as much memory as its table; give --sparse")
+
+
+def file_in(folder: Path) -> IO[bytes]:
+    """A new file without a name in a folder; of one that is missing, in the folder where it would be made.
+
+    Raises OSError.
+    """
+    return tempfile.TemporaryFile(dir=next(each for each in (folder, *folder.parents) if each.exists()))
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:

@@ -23,7 +23,9 @@ from dpexp.timing import Timer
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "tables"
+    made = tmp_path / "tables"
+    made.mkdir()
+    return made
 
 
 TABLE = 1_000_003  # rows of a table of 128 MB: not a multiple of a block, nor of a chunk
@@ -174,7 +176,7 @@ def test_run_of_a_large_table_takes_no_memory_of_its_size(folder: Path) -> None:
 def test_what_needs_the_table_in_memory_is_refused(folder: Path, values: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(hybrid(folder, **values))
-    assert not folder.exists() or not list(folder.iterdir())
+    assert list(folder.iterdir()) == []
 
 
 def test_run_saves_no_checkpoint_of_a_table_in_a_file(folder: Path) -> None:
@@ -188,6 +190,14 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=rf"--table-file {tmp_path}/file: a table of \(300, 8\) cannot be"):
         prepare(hybrid(tmp_path / "file"))
+
+
+@pytest.mark.usefixtures("small_tables_are_large")
+def test_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    prepared = prepare(hybrid(tmp_path / "missing" / "too"))
+    assert is_in_file(prepared.model.embedding.weight, tmp_path)  # type: ignore[union-attr, arg-type]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("small_tables_are_large")
