@@ -32,6 +32,12 @@ def available(names: Iterable[str]) -> str:
     return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
 
 
+def no_file(path: str | Path, kind: str = "file") -> str:
+    """``there is no file data.txt in /home/me``: of a relative path with the folder at which it starts."""
+    start = "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
+    return f"there is no {kind} {path}{start}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``": did you mean 'block3'?"`` if the name resembles a known one, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

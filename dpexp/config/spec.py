@@ -35,6 +35,7 @@ from dpexp.config.errors import (
     available,
     describe,
     did_you_mean,
+    no_file,
     shown,
     unknown,
 )
@@ -101,7 +102,7 @@ def parse(text: str, registry: Mapping[str, Entry], flag: str, kind: str) -> Spe
         raise unknown(kind, name, registry, flag)
     module, function, options = match.groups()
     if module.endswith(".py") and not Path(module).expanduser().is_file():
-        raise ConfigError(f"{where}: there is no file {module}")
+        raise ConfigError(f"{where}: {no_file(module)}")
     return Spec(text, "", f"{module}:{function}", _parse_options(options or "", where))
 
 

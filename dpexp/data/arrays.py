@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpexp.config import ConfigError
+from dpexp.config.errors import no_file
 from dpexp.config.features import Features
 from dpexp.data.base import Samples, TensorSource, kind_of
 
@@ -40,7 +41,7 @@ class ArraysSource(TensorSource):
 
     def _read(self) -> dict[str, Array]:
         if not self.path.exists():
-            raise ConfigError(f"{self.where}: there is no file {self.path}")
+            raise ConfigError(f"{self.where}: {no_file(self.path)}")
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             raise ConfigError(f"{self.where}: {self.path} is not a regular file")
         try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config import ConfigError
+from dpexp.config.errors import no_file
 from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
@@ -49,7 +50,7 @@ class TextSource(Source):
         if self.path.is_file():
             return [self.path]
         if not self.path.exists():
-            raise ConfigError(f"{self.where}: there is no file or folder {self.path}")
+            raise ConfigError(f"{self.where}: {no_file(self.path, 'file or folder')}")
         if not self.path.is_dir():
             raise ConfigError(f"{self.where}: {self.path} is not a regular file or a folder")
         files = [path for path in self._entries() if path.suffix.lower() in SUFFIXES and path.is_file()]

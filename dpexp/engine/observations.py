@@ -12,7 +12,7 @@ from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed, opt
 from dpexp.engine.optimizers import Optimizers
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.recorded_config import recorded_config
-from dpexp.engine.references import file_hashes
+from dpexp.engine.references import directory, file_hashes
 from dpexp.record import Row, Verbatim, now
 from dpexp.strategies import Placed
 
@@ -24,6 +24,7 @@ def run_facts(prepared: Prepared) -> Row:
     config, data = prepared.config, prepared.data
     recorded = recorded_config(config)
     is_ours = data.name in SOURCES and SOURCES[data.name].argument is None
+    files = file_hashes(config, data.digest)
     return {
         "name": prepared.name if config.run_name else Verbatim(prepared.name),
         "experiment": recorded["experiment"],
@@ -33,8 +34,8 @@ def run_facts(prepared: Prepared) -> Row:
         "started": now(),
         "config": recorded,
         "config_digest": digest(recorded),
-        "files": file_hashes(config, data.digest),
-        "environment": environment() | torch_environment(),
+        "files": files,
+        "environment": environment() | torch_environment() | directory(files),
         "data": {
             "name": Verbatim(data.name) if data.name in SOURCES else data.name,
             "samples": data.samples,

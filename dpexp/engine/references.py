@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,16 @@ def file_hashes(config: RunConfig, data_sha256: str = "") -> list[Row]:
             digest = data_sha256 if is_data else live.sha256(reference.text)
             found.append({"path": reference.text, "sha256": digest})
     return [row for row in found if row["sha256"]]
+
+
+def directory(files: Iterable[Row]) -> Row:
+    """``directory`` of an environment: where relative paths among these files start; empty without any."""
+    return {"directory": str(Path.cwd())} if any(is_relative(row["path"]) for row in files) else {}
+
+
+def is_relative(path: str) -> bool:
+    """Whether a path of ``files`` is that of a file, and starts at the working directory."""
+    return not path.startswith(live.PREFIX) and not Path(path).expanduser().is_absolute()
 
 
 def sha256(path: str) -> str | None:

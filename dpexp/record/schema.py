@@ -28,7 +28,8 @@ _CONFIG: Kind = {
     "block?": [TEXT],
 }
 _ENVIRONMENT: Kind = {
-    **{f"{key}?": MAYBE_TEXT for key in ("host", "cpu", "os", "python", "torch", "cuda", "mlflow", "user")},
+    **{f"{key}?": MAYBE_TEXT for key in ("host", "cpu", "os", "python", "torch", "cuda", "mlflow")},
+    **{f"{key}?": MAYBE_TEXT for key in ("user", "directory")},
     "threads?": MAYBE_INT,
     "argv?": [TEXT],
     "packages?": {"*": MAYBE_TEXT},

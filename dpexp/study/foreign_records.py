@@ -5,10 +5,12 @@ unaltered Records of this user's runs in this home (see ``dpexp.record.origin``)
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dpexp.config import ConfigError, RunConfig, home
+from dpexp.config.errors import no_file
 from dpexp.config.process import command
-from dpexp.engine.references import file_hashes, references
+from dpexp.engine.references import file_hashes, is_relative, references
 from dpexp.record import Record, Row, is_ours
 from dpexp.record.redact import HIDDEN
 from dpexp.study.worktree import commit_of, is_in_history
@@ -54,15 +56,34 @@ def changed_files(record: Record, config: Row) -> list[str]:
         present = file_hashes(RunConfig.from_dict(config))
     except ConfigError:  # of another dpexp, which --exact runs
         return []
-    rows = [row for row in record.files if isinstance(row, dict)]
-    recorded = {str(row.get("path")): str(row.get("sha256")) for row in rows}
-    advice = "restore it, or expect other results"
+    recorded = _hashes(record)
     return [
         f"{_printable(path)} has changed since the run (SHA-256 {_printable(recorded[path][:12])}… then, "
-        f"{now[:12]}… now): {advice}"
+        f"{now[:12]}… now): {_started_elsewhere(record, path) or 'restore it'}, or expect other results"
         for path, now in ((row["path"], row["sha256"]) for row in present)
         if recorded.get(path, now) != now
     ]
+
+
+def check_files(record: Record) -> None:
+    """Raises ConfigError for a file that the run found in another directory and that this one lacks."""
+    for path in _hashes(record):
+        if (elsewhere := _started_elsewhere(record, path)) and not Path(path).expanduser().exists():
+            raise ConfigError(f"{_printable(no_file(path))}; {elsewhere}")
+
+
+def _hashes(record: Record) -> dict[str, str]:
+    """{path: SHA-256} of the files that the run read."""
+    rows = [row for row in record.files if isinstance(row, dict)]
+    return {str(row.get("path")): str(row.get("sha256")) for row in rows}
+
+
+def _started_elsewhere(record: Record, path: str) -> str:
+    """What to do about a relative path of a run that was started in another directory; else empty."""
+    directory = str(record.environment.get("directory") or "")
+    if not directory or not is_relative(path) or directory == str(Path.cwd()):
+        return ""
+    return f"the run was started in {_printable(directory)}: repeat it there"
 
 
 def _printable(text: str) -> str:

@@ -18,7 +18,7 @@ from dpexp.config.names import fitted
 from dpexp.config.process import ROOT
 from dpexp.record import Record, Row
 from dpexp.study.child_run import run_in_child
-from dpexp.study.foreign_records import changed_files, check_trust
+from dpexp.study.foreign_records import changed_files, check_files, check_trust
 from dpexp.study.reproduction import Reproduction, compare_records, incomparable
 from dpexp.study.worktree import worktree
 
@@ -57,6 +57,7 @@ def reproduce(
         raise live.gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     if not exact:
         RunConfig.from_dict(config, where=f"record {record.run_id}")
+    check_files(record)
     if not trust:
         check_trust(record, config, exact=exact)
     for change in changed_files(record, config):

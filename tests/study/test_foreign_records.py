@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import journals
+import launching
 import pytest
 from command_lines import python
 from record_factory import whole
@@ -187,3 +188,24 @@ def test_every_name_of_dpexp_runs_without_trust() -> None:
             text = name + ":/etc/hostname" * (entry.argument is not None)
             config = RunConfig("single", **{option_name: text})  # type: ignore[arg-type]
             assert len(list(references(config))) == (entry.argument is not None)
+
+
+def test_a_relative_path_is_one_of_the_directory_where_the_run_was_started(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "book.txt").write_text("to be or not to be " * 20)
+    words = ("single", "--model", "rnn", "--data", "text:book.txt,length=8", "--steps", "1", "--json")
+    made = launching.record(launching.run(*words, folder=here))
+    assert made["environment"]["directory"] == str(here)
+    lacking = runs_script("reproduce", made["run_id"], folder=there)
+    assert (lacking.returncode, lacking.stdout) == (2, "")
+    where = f"the run was started in {here}: repeat it there"
+    assert f"there is no file book.txt in {there}; {where}" in lacking.stderr
+    (there / "book.txt").write_text("another book " * 40)
+    other = runs_script("reproduce", made["run_id"], "--runs", "1", folder=there)
+    assert other.returncode == 1
+    assert "warning: book.txt has changed since the run" in other.stderr
+    assert where in other.stderr
