@@ -19,6 +19,8 @@ _LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
 
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 
+ANY_OWNER = ("-c", "safe.directory=*")
+"""Options of git that let it read a checkout of another user, as on a machine that several people use."""
 NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
 """``git`` of an environment whose dpexp is not a git checkout."""
 
@@ -115,7 +117,7 @@ def git(root: Path) -> Row:
 
 
 def _git(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "-C", str(root), *ANY_OWNER, *arguments]
     try:
         process = subprocess.run(command, input=given, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpexp.config import ConfigError
 from dpexp.config.process import ROOT, is_checkout
+from dpexp.engine.environment import ANY_OWNER
 from dpexp.record import Record
 
 
@@ -46,4 +47,5 @@ def worktree(record: Record) -> Iterator[Path]:
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    command = ["git", "-C", str(ROOT), *ANY_OWNER, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -17,11 +17,12 @@ from record_factory import whole
 import dpexp
 from dpexp.config import ConfigError, RunConfig
 from dpexp.config.run_config import digest
+from dpexp.engine.environment import git
 from dpexp.record import Record
 from dpexp.report.render import terminal
 from dpexp.study.reproduce import config_of, reproduce
 from dpexp.study.reproduction import Reproduction, compare_records, sections
-from dpexp.study.worktree import worktree
+from dpexp.study.worktree import is_in_history, worktree
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,3 +183,13 @@ def test_exact_checks_out_the_recorded_commit_and_removes_it_afterwards() -> Non
     record.environment["git"] = {"commit": "0" * 40, "dirty": False}
     with pytest.raises(ConfigError, match="cannot be checked out"), worktree(record):
         pass
+
+
+@needs.checkout
+def test_the_checkout_of_another_user_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = git(ROOT)["commit"]
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    refused = subprocess.run(["git", "-C", str(ROOT), "status"], capture_output=True, text=True, check=False)
+    assert "dubious ownership" in refused.stderr
+    assert git(ROOT)["commit"] == commit
+    assert is_in_history(commit)
