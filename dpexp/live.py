@@ -47,7 +47,7 @@ def sha256(name: str) -> str | None:
     """Of what the object named ``dpexp.live:NAME`` computes; None of one that this process does not have.
 
     It covers the structure of a module, the shapes of its state and, where it is known, the source of its
-    classes or of a function; not the values of the weights, which repeats may draw anew.
+    classes or of a function; not the values of the weights, which repeats may draw again.
     """
     value = _objects.get(name.removeprefix(PREFIX))
     if value is None:

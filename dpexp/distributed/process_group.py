@@ -87,7 +87,7 @@ class ProcessGroup:
             raise error
 
     def all_failed(self, text: str) -> bool:
-        """Whether every rank has the error with this text. Only then can they go on; call it once a run."""
+        """Whether every rank has the error with this text: only then they continue. Call it once a run."""
         return True
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:

@@ -1,4 +1,4 @@
-"""Energy: what processors and accelerators have used between two moments, where the machine tells it.
+"""Energy: what processors and accelerators have used between two moments, where the machine reports it.
 
 RAPL's counters in ``/sys/class/powercap`` are of the whole processor, other programs included; only root may
 read them on most machines. NVML's are of each NVIDIA device.

@@ -51,7 +51,7 @@ class Made:
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """``with LiveStorages(given, output_device) as live:`` counts what the operators inside make.
 
-    ``given`` are parameters, buffers and the batch: their copies for replicas are no activations.
+    ``given`` are parameters, buffers and the batch: their copies for replicas are not activations.
     All else on the CPU is on ``output_device`` if it is the only device. ``is_complete`` becomes False where
     a module ran in a thread whose operators are not seen.
     """

@@ -26,7 +26,7 @@ def _full(sync: GradientSync, name: str, parameter: nn.Parameter, value: Any) ->
 
 
 def _is_sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a tensor of the state has the rows of the parameter. Others, as counters, are no shards."""
+    """Whether a tensor of the state has the rows of the parameter. Others, as counters, are not shards."""
     return value.dim() == parameter.dim() > 0 and len(value) == len(parameter)
 
 

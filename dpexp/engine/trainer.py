@@ -52,7 +52,7 @@ class Trainer:
         return loss if self.outputs_on_host else loss.detach()
 
     def restart(self) -> None:
-        """Begin to accumulate gradients anew, at the first measured step."""
+        """Begin to accumulate gradients again, at the first measured step."""
         if self.optimizers is not None:
             self.optimizers.restart()
 

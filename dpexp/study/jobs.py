@@ -128,7 +128,7 @@ def in_jobs(
 ) -> Generator[CompletedRun]:
     """Submit a job for each round, and yield its runs as they end; those of a lost job have an error.
 
-    Ctrl-C cancels the jobs. When this process dies they go on, and ``--resume`` waits for them.
+    Ctrl-C cancels the jobs. When this process dies they run on, and ``--resume`` waits for them.
     Raises ConfigError for a job that Slurm refuses, then none is left; NotStartedError if it is the first.
     """
     (sweep.folder / JOBS).mkdir(exist_ok=True)

@@ -91,7 +91,7 @@ def storable(text: str) -> str:
 
 
 def series(record: Record) -> dict[str, list[Any]]:
-    """The lists of the Record that are metrics by step, by metric; an item that is no number is no point."""
+    """The lists of the Record that are metrics by step, by metric, without items that are not numbers."""
     found: dict[str, list[Any]] = {}
     for kind in KINDS:
         for name, values in getattr(record, kind, {}).items():

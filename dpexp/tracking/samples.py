@@ -2,7 +2,7 @@
 
 The values are folded like a Record, and the times of their lines like the values: so steps that a resumed run
 takes back (``cut``), and lists that it sets again, leave both. A point's timestamp is therefore that of the
-line which holds it, and tells a step from the one that was taken back before it.
+line which holds it, and distinguishes a step from the one that was taken back before it.
 """
 
 import contextlib

@@ -156,10 +156,10 @@ def look_confidences(first: int, last: int) -> dict[int, float]:
     for count in range(first, last + 1):
         share = (1 - CONFIDENCE) * count / last
         t = np.abs(means[:, count - 1]) * np.sqrt(count / variances[:, count - 1])
-        chances = 2 * special.stdtr(count - 1, -t[undecided])
-        level = math.floor(1e4 * np.sort(chances)[int((share - spent) * PATHS)]) / 1e4
+        p_values = 2 * special.stdtr(count - 1, -t[undecided])
+        level = math.floor(1e4 * np.sort(p_values)[int((share - spent) * PATHS)]) / 1e4
         found[count], spent = 1 - level, share
-        undecided[undecided] = chances >= level
+        undecided[undecided] = p_values >= level
     return found
 
 

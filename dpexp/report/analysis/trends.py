@@ -38,7 +38,7 @@ class Trend:
     before: float
     after: float
     at: int | None
-    chance: float
+    p_value: float
 
     @property
     def ratio(self) -> float:
@@ -71,15 +71,15 @@ def trend(times: Sequence[float]) -> Trend | None:
     values = np.array(blocks(times))
     count, length = len(values), -(-len(times) // MOST_BLOCKS)
     peak = _pettitt(values)
-    if count < 2 * FEWEST or _pettitt_chance(peak, count, 0.0) > LEVEL:
+    if count < 2 * FEWEST or _pettitt_p(peak, count, 0.0) > LEVEL:
         return None
     steps = {at: _step(values, at) for at in range(FEWEST, count - FEWEST + 1)}
     at = min(steps, key=lambda at: float(np.abs(values - steps[at]).sum()))
     step = steps[at]
-    chance = _pettitt_chance(peak, count, _correlation(values - step))
+    p_value = _pettitt_p(peak, count, _correlation(values - step))
     found = _drift(values, float(np.abs(values - step).sum()))
-    found = found or Trend(float(step[0]), float(step[-1]), at * length, chance)
-    return found if found.chance <= LEVEL else None
+    found = found or Trend(float(step[0]), float(step[-1]), at * length, p_value)
+    return found if found.p_value <= LEVEL else None
 
 
 def _pettitt(values: Array) -> float:
@@ -97,7 +97,7 @@ def _step(values: Array, at: int) -> Array:
     return np.repeat([np.median(values[:at]), np.median(values[at:])], (at, len(values) - at))
 
 
-def _pettitt_chance(peak: float, count: int, correlation: float) -> float:
+def _pettitt_p(peak: float, count: int, correlation: float) -> float:
     fewer = (1 - correlation) / (1 + correlation)
     return min(1.0, 2 * math.exp(-6 * peak**2 * fewer / (count**3 + count**2)))
 

@@ -39,7 +39,7 @@ def change_point(evidence: Evidence) -> Finding | None:
         "See what else began on the machine then, or whether it became too hot; the median mixes both parts."
         if slower
         else "See what ended on the machine then, or warm up longer; the median mixes both parts.",
-        {"ratio": found.ratio, "at": float(found.at), "chance": found.chance},
+        {"ratio": found.ratio, "at": float(found.at), "p_value": found.p_value},
     )
 
 
@@ -53,7 +53,7 @@ def drift(evidence: Evidence) -> Finding | None:
         f"{units.ms(found.after)} ({units.ratio(found.ratio)}).",
         "Look for memory or a cache that grows, and for a machine that gets hot; with --steps the median "
         "changes.",
-        {"ratio": found.ratio, "chance": found.chance},
+        {"ratio": found.ratio, "p_value": found.p_value},
     )
 
 

@@ -95,7 +95,7 @@ def _least(table: Columns) -> int:
 
 
 def prefixes(ids: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """The first letters of each id, as many as tell it from all others, and at least eight."""
+    """The first letters of each id, as many as distinguish it from all others, and at least eight."""
     ordered = sorted({*ids, *others})
     lengths = dict.fromkeys(ordered, SHORTEST_ID)
     for one, other in pairwise(ordered):
