@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from command_lines import script, shared
+from command_lines import python, script, shared
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -240,3 +240,40 @@ def test_models_refuses_what_a_run_would_refuse(dpexp_home: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "module 'fc'" in done.stderr
     assert not list(dpexp_home.iterdir())
+
+
+DEEP = """
+from torch import nn
+
+
+def deep(blocks=300):
+    layers = (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)) for _ in range(blocks))
+    return nn.Sequential(*layers)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("models", "deep.py:deep"),
+        ("block", "--block", "*.0", "--dry-run", "--model", "deep.py:deep"),
+        (
+            "whole",
+            "--virtual",
+            "4",
+            "--model",
+            "deep.py:deep:blocks=40",
+            "--batch-size",
+            "20",
+            *["--steps", "2", "--warmup", "0", "--no-track"],
+        ),
+        ("block", "--block", "9.9", "--model", "deep.py:deep"),
+    ],
+)
+@pytest.mark.usefixtures("dpexp_home")
+def test_no_screen_grows_with_the_layers_of_a_model(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    done = python(ROOT / "scripts" / "run.py", *words, folder=tmp_path, COLUMNS="80")
+    assert done.returncode == (2 if "9.9" in words else 0), done.stderr
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+    assert 0 < len(lines) < 60

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.compare import distance, relative_error
 from dpexp.engine.random_draws import WHOLE_MODEL
@@ -76,11 +77,11 @@ def set_comparable_mode(
         if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
             part.dropout = 0.0
             part.train()
-    drawing = ", ".join(sorted(name or "the model itself" for name in quiet - {WHOLE_MODEL}))
+    drawing = listed(sorted(name or "the model itself" for name in quiet - {WHOLE_MODEL}))
     if WHOLE_MODEL in quiet:
         return [f"the whole model in eval mode: {drawing or 'the loss'} draws random numbers in any mode"]
     notes = [
-        f"{kind} in eval mode ({', '.join(names)}): {_WHY[kind]}" for kind, names in changed.items() if names
+        f"{kind} in eval mode ({listed(names)}): {_WHY[kind]}" for kind, names in changed.items() if names
     ]
     if drawing:
         why = "draws random numbers outside of dropout modules"
@@ -93,7 +94,7 @@ def hook_notes(model: nn.Module, ranks: int) -> list[str]:
     names = hooked_parameters(model) if ranks > 1 else []
     if not names:
         return []
-    return [f"hooks on {', '.join(names)} get the gradient of the rank's own rows, before the all-reduce"]
+    return [f"hooks on {listed(names)} get the gradient of the rank's own rows, before the all-reduce"]
 
 
 @dataclass
@@ -147,7 +148,7 @@ class WrittenByShards:
         apart: dict[str, float] = {}
         for of_rank in group.all_gather(self.apart):
             apart |= {name: max(value, apart.get(name, 0.0)) for name, value in of_rank.items()}
-        names = ", ".join(f"{name} (by {apart[name]:.1e})" for name in sorted(apart))
+        names = listed((f"{name} (by {apart[name]:.1e})" for name in sorted(apart)), most=5)
         why = _RANKS if self.ranks > 1 else _REPLICAS
         return [f"the forward writes to {names}, which differs from a single device: {why}"] if apart else []
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config import ConfigError, RunConfig
+from dpexp.config.alike import listed
 from dpexp.config.errors import describe
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.engine.model_copy import check_copyable
@@ -55,7 +56,7 @@ def _check_no_data_parallel(model: nn.Module) -> None:
         return
     blocks = " ".join(f"--block {name}" for name in names)
     raise ConfigError(
-        f"the model has {', '.join(names)} in nn.DataParallel, which chooses its own devices: "
+        f"the model has {listed(names)} in nn.DataParallel, which chooses its own devices: "
         f"block {blocks} lays it over those of the run"
     )
 
@@ -68,7 +69,7 @@ def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, ran
         used = len(chunk_sizes(rows, ranks))
         if used < ranks:
             raise ConfigError(
-                f"SyncBatchNorm ({', '.join(names)}) needs rows on every rank, and a batch of {rows} rows "
+                f"SyncBatchNorm ({listed(names)}) needs rows on every rank, and a batch of {rows} rows "
                 f"has some on {used} of {ranks}: choose another --batch-size, or fewer ranks"
             )
 
@@ -99,7 +100,7 @@ def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strat
     changed = [name for name, value in after.items() if name not in before or before[name] != value]
     if not changed:
         return ""
-    return f"the model changes {', '.join(changed)} in its forward: what replicas change is lost"
+    return f"the model changes {listed(changed)} in its forward: what replicas change is lost"
 
 
 def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dpexp.config import ConfigError, RunConfig, spec
+from dpexp.config.alike import listed
 from dpexp.config.errors import describe
 from dpexp.config.spec import Spec
 from dpexp.engine.dynamo_stand_in import without_dynamo
@@ -152,12 +153,12 @@ def check_optimizer(config: RunConfig, model: nn.Module) -> None:
             kept = _try(variant, config, torch.ones(2, 2).to_sparse(1), where)
         except ConfigError as error:
             raise ConfigError(
-                f"{where} cannot take the sparse gradients of {', '.join(names)} "
+                f"{where} cannot take the sparse gradients of {listed(names)} "
                 f"({str(error).removeprefix(where + ': ')}): use {', '.join(FOR_SPARSE)}, or dense gradients"
             ) from error
         if any(is_mapped(parameter) for parameter in model.parameters()) and _is_as_large(kept):
             raise ConfigError(
-                f"{where} keeps as many numbers in memory as {', '.join(names)} has in a file: "
+                f"{where} keeps as many numbers in memory as {listed(names)} has in a file: "
                 "use rowwise_adagrad or sgd"
             )
         if config.options.looks_ahead:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dpexp.config import ConfigError, RunConfig
+from dpexp.config.alike import listed
 from dpexp.data.dataset import Batch
 from dpexp.engine.compare import difference
 from dpexp.engine.equivalence import TOLERANCE, Equivalence, Result, on_host
@@ -120,7 +121,7 @@ def _check_not_mapped(model: nn.Module) -> None:
     names = [name for name, tensor in named if is_mapped(tensor) and tensor.numel() >= LARGE]
     if names:
         raise ConfigError(
-            f"--table-file: verification would copy {', '.join(names)} to memory, because the model uses it "
+            f"--table-file: verification would copy {listed(names)} to memory, because the model uses it "
             "otherwise than by lookups, or three batches use half of its rows: --no-check runs it unverified"
         )
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from dpexp.config.alike import merged
 from dpexp.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.shapes import Batches, batches
-from dpexp.report.sections import Section, device_map, shapes, shortest
+from dpexp.report.sections import LINES, Section, device_map, shapes, shortest
 
 
 def sections(planned: Row, *, full: bool = False) -> list[Section]:
@@ -16,7 +17,7 @@ def sections(planned: Row, *, full: bool = False) -> list[Section]:
         setattr(record, name, planned[name])
     parts = [
         _layout(record),
-        Section("Batch split", tuple(map(_split, planned["splits"])) or ("none: no batch is split",)),
+        _batch_split(planned["splits"], full),
         shapes(list(_numbered(batches(record), planned["splits"])), planned["note"]),
         device_map(record),
         Section("Dry run: nothing was run or written."),
@@ -33,11 +34,18 @@ def _layout(record: Record) -> Section:
     return Section(f"Would run {record.name} ({record.execution})", tuple(lines))
 
 
+def _batch_split(splits: list[Row], full: bool) -> Section:
+    """A line for each wrapper and size of batches; wrappers that split alike share one."""
+    found = merged((row["module"], _split(row)) for row in splits)
+    lines = tuple(f"{module or '(model)'}: {split}" for module, split in found)
+    return Section("Batch split", lines or ("none: no batch is split",), most=0 if full else LINES)
+
+
 def _split(row: Row) -> str:
-    """``(model): 3 batches of 30 rows -> 10 + 10 + 10 on cpu:0, cpu:1, cpu:2``."""
+    """``3 batches of 30 rows -> 10 + 10 + 10 on cpu:0, cpu:1, cpu:2``."""
     batches = f"{row['batches']} batch{'es' * (row['batches'] > 1)} of {row['rows']} rows"
     pieces = units.repeated(map(str, row["pieces"]))
-    return f"{row['module'] or '(model)'}: {batches} -> {pieces} on {units.span(row['devices'])}"
+    return f"{batches} -> {pieces} on {units.span(row['devices'])}"
 
 
 def _numbered(groups: list[Batches], splits: list[Row]) -> Iterator[Batches]:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
+from dpexp.config.alike import merged
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command as command_of
 from dpexp.live import live_options
 from dpexp.record import Record, Row
 from dpexp.report import units, verdict
 from dpexp.report.analysis import communication, layout, stages, work
-from dpexp.report.analysis.alike import merged
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
 from dpexp.report.findings import Finding, apply_rules, headlines

@@ -28,6 +28,7 @@ from torch import distributed, nn
 
 from dpexp import tensors
 from dpexp.config import ConfigError, CustomOptions, spec
+from dpexp.config.alike import listed
 from dpexp.config.errors import as_config_error
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.process_group import ProcessGroup
@@ -129,9 +130,9 @@ def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> N
     unknown = sorted(found.keys() - written.keys())
     missing = sorted(written.keys() - group.complete(dict.fromkeys(found)).keys())
     if unknown or missing:
-        names = f"it has {', '.join(unknown)}" if unknown else "it has no others"
+        names = f"it has {listed(unknown)}" if unknown else "it has no others"
         raise ConfigError(
-            f"the module lacks parameters of the model: {', '.join(missing) or 'none'}; {names}. "
+            f"the module lacks parameters of the model: {listed(missing) or 'none'}; {names}. "
             "Parameters keep their names: replace modules inside the model, or wrap it in DDP"
         )
     for name, parameter in found.items():

@@ -20,6 +20,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config import ConfigError, DdpOptions
+from dpexp.config.alike import listed
 from dpexp.data.dataset import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
@@ -48,7 +49,7 @@ class Ddp(Strategy):
     def unused(self, names: Sequence[str]) -> None:
         if not self.options.find_unused:
             raise ConfigError(
-                f"ddp: the loss does not depend on {', '.join(names)}: the all-reduce would wait for their "
+                f"ddp: the loss does not depend on {listed(names)}: the all-reduce would wait for their "
                 "gradients for ever. Freeze them (requires_grad_(False)), or use --find-unused"
             )
 

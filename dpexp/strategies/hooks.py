@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpexp.config import ConfigError
+from dpexp.config.alike import listed
 
 KINDS = {
     "_backward_hooks": "register_hook",
@@ -29,7 +30,7 @@ def check_no_hooks(model: nn.Module, where: str) -> None:
     names = hooked_parameters(model)
     if names:
         raise ConfigError(
-            f"{where} replaces parameters by their shards, which lose the hooks of {', '.join(names)}: "
+            f"{where} replaces parameters by their shards, which lose the hooks of {listed(names)}: "
             "remove the hooks (change the gradient in the module or the loss), or use another strategy"
         )
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpexp.config import ConfigError, did_you_mean
+from dpexp.config.alike import listed
 from dpexp.devices import place
 
 
@@ -36,7 +37,7 @@ def _not_found(model: nn.Module, pattern: str, known: Sequence[str], option: str
     top = [name for name in known if "." not in name]
     hint = did_you_mean(pattern, known)
     return ConfigError(
-        f"{option} '{pattern}' not found; the model has {', '.join(top) or 'no submodules'}{hint}"
+        f"{option} '{pattern}' not found; the model has {listed(top) or 'no submodules'}{hint}"
     )
 
 

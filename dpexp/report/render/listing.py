@@ -1,8 +1,9 @@
 """Listing: plain tables for the command line: the models, and the modules of a model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from dpexp.config.alike import merged
 from dpexp.record import Row
 from dpexp.report.units import shapes, size
 
@@ -37,7 +38,7 @@ def inventory(found: Row) -> str:
     lines = [
         f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size(found['bytes'])}",
         "",
-        *columns([title, *map(_module, found["modules"])]),
+        *columns([title, *_modules(found["modules"])]),
         "",
         f"Shapes are those of one batch of {found['rows']} rows. Name modules with --block, --host or "
         "--place; patterns as layers.* work.",
@@ -47,8 +48,15 @@ def inventory(found: Row) -> str:
     return "\n".join(lines)
 
 
-def _module(row: Row) -> tuple[Any, ...]:
+def _modules(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """A row for each module; those that are alike share one, as ``layers.0-11.linear1``."""
+    names = {row["module"] for row in rows}
+    for name, (kind, parameters, size_of, *others) in merged((row["module"], _module(row)) for row in rows):
+        each = "" if name in names else " each"
+        yield (name or "(model)", kind, parameters + each, size_of + each, *others)
+
+
+def _module(row: Row) -> tuple[str, ...]:
     inputs, outputs = (shapes(row["inputs"]), shapes(row["outputs"])) if row["calls"] else ("not called", "")
     repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
-    name = row["module"] or "(model)"
-    return (name, row["type"], f"{row['parameters']:,}", size(row["bytes"]), inputs, outputs + repeats)
+    return (row["type"], f"{row['parameters']:,}", size(row["bytes"]), inputs, outputs + repeats)

@@ -33,3 +33,10 @@ def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...
     is_range = indices[-1] - indices[0] + 1 == len(indices)
     text = f"{indices[0]}-{indices[-1]}" if is_range else ",".join(map(str, indices))
     return (*first[:position], text, *first[position + 1 :])
+
+
+def listed(names: Iterable[str], most: int = 10) -> str:
+    """``layers.0-299.norm, head``: names for a message, at most so many, those that are alike as one."""
+    found = [name for name, _ in merged((name, None) for name in names)]
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
