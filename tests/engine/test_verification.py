@@ -205,7 +205,7 @@ def test_batchnorm_and_dropout_are_compared_in_eval_mode_and_the_note_names_them
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LSTM(2, 2, 2, dropout=0.3))
     batch_norm, dropout = set_comparable_mode(model)
     assert batch_norm.startswith("BatchNorm in eval mode (1): a shard uses its own statistics")
-    assert dropout.startswith("dropout in eval mode (2, 3): ")
+    assert dropout.startswith("dropout in eval mode (2-3): ")
     assert [model[index].training for index in range(4)] == [True, False, False, True]
     assert model[3].dropout == 0.0
     assert set_comparable_mode(nn.Linear(2, 2)) == []
