@@ -120,9 +120,9 @@ def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_pa
     where = ("--model", f"{tmp_path}/halting.py:Halting", "--shard-embedding", "--sparse", "--no-check")
     steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "1", "--snapshot-every", "4", "--json")
     words = ("hybrid", *where, *steps, "--optimizer", "rowwise_adagrad")
-    killed = torchrun(2, *words)
+    killed = torchrun(2, *words, "--pipeline")
     assert killed.returncode != 0
-    resumed = record(torchrun(2, *words, "--resume", "last"))
+    resumed = record(torchrun(2, *words, "--pipeline", "--resume", "last"))
     undisturbed = record(torchrun(2, *words))
     assert resumed["run_id"] != undisturbed["run_id"]
     assert len(resumed["steps"]["loss"]) == 20

@@ -25,7 +25,7 @@ import torch
 from torch import distributed, nn
 
 from dpexp import devices
-from dpexp.config import RankOptions, RunConfig
+from dpexp.config import ConfigError, RankOptions, RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.distributed import World
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
@@ -40,7 +40,8 @@ ROWS, DIM = 24, 4
 FIRST = 2  # the first step learns which lookups there are, and the second had begun before
 MANY = f"{Path(__file__).with_name('sharded_in_ranks.py')}:Net"
 ONE = f"embedding:rows={ROWS},dim={DIM}"
-STEPS = 120
+STEPS = {2: 120, 3: 40}
+"""Steps on each stream, by the number of ranks."""
 STREAMS = {
     "every id the same": ({"shard_by": "row"}, lambda rng, _: torch.full((6,), 3)),
     "power law": (
@@ -171,7 +172,7 @@ def ordered(steps: Trainer, updates_first: bool) -> Iterator[None]:
 
 def streams(group: ProcessGroup) -> None:
     for name, (values, _) in STREAMS.items():
-        batches = stream(group, name, STEPS)
+        batches = stream(group, name, STEPS[group.size])
         serial = trainer(
             group, model=ONE, **{key: value for key, value in values.items() if key != "lookahead"}
         )
@@ -221,6 +222,38 @@ def verified(group: ProcessGroup) -> None:
     values = {"model": MANY, "shard_embedding": True, "sparse": True, "pipeline": True, "batch_size": 9}
     config = {"strategy": "hybrid", "optimizer": "adagrad", "data": "random:samples=20"} | values
     assert verify(prepare(RunConfig.from_dict(config), group=group)).passed
+
+
+class Choosing(nn.Module):
+    """Looks up its first ids or its second, as a batch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(ROWS, DIM), nn.Linear(DIM, 10)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Any, torch.Tensor]:
+        ids = torch.randint(ROWS, (2, samples), generator=generator)
+        return (*ids, torch.ones(samples)), ids[0] % 10
+
+    def forward(self, ids: torch.Tensor, others: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(self.embedding(ids if is_first[0] else others))
+        return logits
+
+
+def choosing(group: ProcessGroup) -> None:
+    """Ids that were not looked up ahead end the run, and do not hang it."""
+    ids = torch.arange(6)
+    batches = [
+        Batch((ids, ids + 1, torch.full((6,), float(number < 4))), ids, 6, 6 * group.size)
+        for number in range(8)
+    ]
+    run, message = Run(trainer(group, model=f"{__file__}:Choosing", pipeline=True)), ""
+    try:
+        run.train(batches)
+    except ConfigError as error:
+        message = str(error)
+    assert "looks up other ids than its batch did ahead" in message
+    assert len(run.losses) == 4
 
 
 def aborted(group: ProcessGroup) -> None:
@@ -310,7 +343,7 @@ def main() -> None:
     assert isinstance(options, RankOptions)
     group = init_process_group(world, options, devices.HOST)
     look_ahead.TRIALS = 0  # looks ahead from the first step on
-    cases = (streams, tables, resumed, verified, aborted, sent)
+    cases = (streams, tables, resumed, verified, choosing, aborted, sent)
     for case in cases:
         case(group)
     if group.is_first:
