@@ -48,7 +48,7 @@ COMPARED = 2
 """Steps after which the weights of all ways are compared."""
 SETTLED = 16
 """Further steps of a pipeline: in its first ones it finds out whether looking ahead pays."""
-TURNS, BLOCK_S, MOST = 3, 0.1, 100
+TURNS, BLOCK_S, MOST = 3, 0.15, 300
 """Turns; the time that a way's block of steps should take; the most steps of a block."""
 RATIOS = (
     ("tutorial", "serial"),
@@ -334,7 +334,9 @@ def main(rows: int, dense: str) -> None:
     torch.set_num_threads(1)
     started, found = now(), figures(rows, HIDDEN[dense])
     record = program_record(__file__, f"{dense}-{rows}", found["sparse_ms"], IDS, found, started=started)
-    record.execution = "real" if devices.accelerators() else "virtual"
+    device = next(iter(devices.accelerators()), devices.HOST)
+    record.execution = "virtual" if device == devices.HOST else "real"
+    record.devices = {"requested": ["auto"], "used": [devices.label(device)], "output": devices.label(device)}
     os.write(stdout, record.to_json().encode())
 
 

@@ -11,6 +11,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from dpexp import devices
+from dpexp.study.agreement import contradictions
+from dpexp.study.child_run import parse_record
+
 WAYS = Path(__file__).resolve().parents[2] / "experiments" / "hybrid_speed" / "ways.py"
 
 
@@ -61,3 +65,18 @@ def test_a_way_whose_package_is_missing_is_named_and_left_out(
     assert "accelerate is not installed" in capsys.readouterr().err
     assert "serial_ms" in found
     assert not [name for name in found if "accelerate" in name]
+
+
+def test_the_program_prints_a_record_of_what_it_measured(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"sparse_ms": [1.0, 3.0], "serial_over_sparse": [1.0, 1.1]}
+    monkeypatch.setattr(program, "figures", lambda rows, hidden: metrics)
+    program.main(1000, "linear")
+    record = parse_record(capfd.readouterr().out)
+    assert (record.status, record.experiment, record.name) == ("finished", "hybrid_speed", "linear-1000")
+    used = devices.accelerators()
+    assert record.execution == ("real" if used else "virtual")
+    assert record.devices["used"] == [str(used[0]) if used else "cpu"]
+    assert (record.summary["step_ms"]["median"], record.metrics) == (2.0, metrics)
+    assert contradictions(record) == []
