@@ -17,17 +17,18 @@ A replica's parameters are plain attributes, not leaves of autograd: ``replica.p
 and ``replica.zero_grad()`` warns. Hooks and plain attributes are those of the original.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from dpexp.devices import non_blocking_to, physical
+from dpexp.devices import HOST, non_blocking_to, physical
 from dpexp.parallel.device_ids import DeviceId, to_device
 
 M = TypeVar("M", bound=nn.Module)
-Copy = Callable[[torch.Tensor], torch.Tensor]
+SMALL_BYTES = 1 << 16
+"""Up to this size one node makes all copies of a tensor: faster, but it keeps all of their gradients."""
 
 
 def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> list[M]:
@@ -41,49 +42,102 @@ def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> l
     modules that contain Python ones.
     """
     originals = list(module.modules())
-    alias_all = detach and not any(original.training for original in originals)
-    replicas: list[M] = []
-    links: dict[int, torch.Tensor] = {}
-    for index, device in enumerate(map(to_device, devices)):
-        is_between = 0 < index < len(devices) - 1
-        copy_parameter = _copier(device, links, is_between, alias=index == 0 or alias_all, detach=detach)
-        copy_buffer = _copier(device, links, is_between, alias=index == 0, detach=detach)
-        shells = {original: _shell(original) for original in originals}
+    replicas = [{original: _shell(original) for original in originals} for _ in devices]
+    copies = _copies(originals, [to_device(device) for device in devices], detach)
+    for shells, tensors in zip(replicas, copies, strict=True):
         for original in originals:
-            _fill(original, shells, copy_parameter, copy_buffer)
-        replicas.append(shells[module])  # type: ignore[arg-type]
-    return replicas
+            _fill(original, shells, tensors)
+    return [shells[module] for shells in replicas]  # type: ignore[misc]
 
 
-def _copier(
-    device: torch.device, links: dict[int, torch.Tensor], is_between: bool, alias: bool, detach: bool
-) -> Copy:
-    """A function from a tensor to its view or copy on the device; a shared tensor is copied once.
+def _copies(
+    originals: Sequence[nn.Module], devices: Sequence[torch.device], detach: bool
+) -> list[dict[int, torch.Tensor]]:
+    """The views or copies of all parameters and buffers for each device, by the id of the tensor.
 
     A replica between the first and the last puts a link (an alias) before its copy, from which the next
     replica goes on. So backward adds up two gradients at a time, in the order of the replicas: the same bits,
     whichever thread computed which replica.
     """
-    destination = physical(device)
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        key = id(tensor)
-        if key not in copies:
+    parameters = _by_id(original._parameters for original in originals)
+    tensors = parameters | _by_id(original._buffers for original in originals)
+    is_aliased = detach and not any(original.training for original in originals)
+    together = [] if detach else _copies_together(tensors, devices)
+    links: dict[int, torch.Tensor] = {}
+    found: list[dict[int, torch.Tensor]] = []
+    for index, device in enumerate(devices):
+        copies = together[index - 1] if together and index else {}
+        for key, tensor in tensors.items():
+            if key in copies:
+                continue
             source = tensor.detach() if detach else links.get(key, tensor)
-            if is_between and source.requires_grad:
+            if 0 < index < len(devices) - 1 and source.requires_grad:
                 links[key] = source = torch.ops.aten.alias.default(source)
-            if source.device != destination:
-                copies[key] = Broadcast.apply(source, destination)  # type: ignore[no-untyped-call]
-            elif alias:  # unlike view_as, aten.alias takes a sparse gradient back
-                copies[key] = (
-                    torch.ops.aten.alias.default(source) if source.requires_grad else source.detach()
-                )
-            else:
-                copies[key] = source.clone()
-        return copies[key]
+            alias = index == 0 or (is_aliased and key in parameters)
+            copies[key] = _copy(source, physical(device), alias)
+        found.append(copies)
+    return found
 
-    return copy
+
+def _by_id(tables: Iterable[Mapping[str, torch.Tensor | None]]) -> dict[int, torch.Tensor]:
+    """The tensors of all tables, a shared one once."""
+    return {id(tensor): tensor for table in tables for tensor in table.values() if tensor is not None}
+
+
+def _copy(tensor: torch.Tensor, destination: torch.device, alias: bool) -> torch.Tensor:
+    if tensor.device != destination:
+        moved: torch.Tensor = Broadcast.apply(tensor, destination)  # type: ignore[no-untyped-call]
+        return moved
+    if not alias:
+        return tensor.clone()
+    # unlike view_as, aten.alias takes a sparse gradient back
+    return torch.ops.aten.alias.default(tensor) if tensor.requires_grad else tensor.detach()
+
+
+def _copies_together(
+    tensors: dict[int, torch.Tensor], devices: Sequence[torch.device]
+) -> list[dict[int, torch.Tensor]]:
+    """The copies of small tensors that get a gradient, for all virtual devices but the first.
+
+    Empty where there are fewer than two copies, or real devices.
+    """
+    count = len(devices) - 1
+    if count < 2 or any(physical(device) != HOST for device in devices):
+        return []
+    small = {key: tensor for key, tensor in tensors.items() if tensor.requires_grad and _is_small(tensor)}
+    if not small:
+        return []
+    copies = iter(Copies.apply(count, *small.values()))  # type: ignore[no-untyped-call]
+    return [dict(zip(small, copies, strict=False)) for _ in range(count)]
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.device == HOST and tensor.numel() * tensor.element_size() <= SMALL_BYTES
+
+
+class Copies(torch.autograd.Function):
+    """``count`` copies of all tensors, in one node; their gradients add up in the order of the copies."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.tensors = len(tensors)
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.clone() for _ in range(count) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, *(_sum(grads[tensor :: ctx.tensors]) for tensor in range(ctx.tensors)))
+
+
+def _sum(grads: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The sum, in order, of those that are not None; a dense one takes a sparse one, not the reverse."""
+    total: torch.Tensor | None = None
+    for grad in grads:
+        if total is None or grad is None:
+            total = grad if total is None else total
+        else:
+            total = grad + total if total.is_sparse else total + grad
+    return total
 
 
 class Broadcast(torch.autograd.Function):
@@ -114,16 +168,14 @@ def _shell(original: nn.Module) -> nn.Module:
     return shell
 
 
-def _fill(
-    original: nn.Module, shells: dict[nn.Module, nn.Module], copy_parameter: Copy, copy_buffer: Copy
-) -> None:
+def _fill(original: nn.Module, shells: dict[nn.Module, nn.Module], copies: dict[int, torch.Tensor]) -> None:
     """Give the module's shell its submodules, which are shells as well, and copies of its tensors."""
     shell = shells[original]
     is_plain = type(original).__setattr__ is nn.Module.__setattr__  # that of RNNs and scripts does more
     entries: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[Any], Any]], ...] = (
         (original._modules, shell._modules, shell._modules, shells.__getitem__),
-        (original._parameters, shell._parameters, shell.__dict__, copy_parameter),
-        (original._buffers, shell._buffers, shell._buffers, copy_buffer),
+        (original._parameters, shell._parameters, shell.__dict__, lambda tensor: copies[id(tensor)]),
+        (original._buffers, shell._buffers, shell._buffers, lambda tensor: copies[id(tensor)]),
     )
     for source, registered, destination, copy in entries:
         for name, value in source.items():

@@ -6,6 +6,7 @@ import gc
 import io
 import multiprocessing
 import pickle
+import sys
 import threading
 import weakref
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,10 @@ from torch import nn
 
 from dpexp.devices import virtual
 from dpexp.parallel import DataParallel, replicate
+
+of_replicate = sys.modules[replicate.__module__]
+SMALL_OR_LARGE = pytest.mark.parametrize("small", [0, 1 << 16])
+"""Copies with a node each, or one node for all: below this number of bytes."""
 
 
 def norm_net() -> nn.Module:
@@ -93,15 +98,41 @@ def test_parameters_of_replicas_are_attributes_not_leaves() -> None:
         assert replica[0].weight.requires_grad
 
 
-def test_gradients_of_all_replicas_add_up() -> None:
+@SMALL_OR_LARGE
+def test_gradients_of_all_replicas_add_up(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_replicate, "SMALL_BYTES", small)
     layer = nn.Linear(2, 1, bias=False)
     replicas = replicate(layer, virtual(3))
     sum(replica.weight.sum() * (i + 1) for i, replica in enumerate(replicas)).backward()
     assert torch.equal(layer.weight.grad, torch.full((1, 2), 6.0))
 
 
-def test_gradients_have_the_same_bits_whichever_thread_computes_a_replica() -> None:
+@SMALL_OR_LARGE
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse_gradients_of_many_replicas_stay_sparse_unless_one_is_dense(
+    small: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_replicate, "SMALL_BYTES", small)
+    table = nn.Embedding(5, 2, sparse=True)
+    replicas = replicate(table, virtual(4))
+    ids = torch.tensor([1, 3])
+    terms = [replica(ids).sum() * (i + 1) for i, replica in enumerate(replicas)]
+    if not sparse:
+        terms[1] = replicas[1].weight.sum() * 2
+    sum(terms).backward()
+    grad = table.weight.grad
+    assert grad.is_sparse == sparse
+    outside = 0.0 if sparse else 2.0
+    expected = [[outside] * 2 if row not in (1, 3) else [10.0] * 2 for row in range(5)]
+    assert grad.to_dense().tolist() == expected
+
+
+@SMALL_OR_LARGE
+def test_gradients_have_the_same_bits_whichever_thread_computes_a_replica(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Autograd counts the nodes of each thread and computes the highest count first."""
+    monkeypatch.setattr(of_replicate, "SMALL_BYTES", small)
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     inputs = torch.randn(5, 4, 6)
 
