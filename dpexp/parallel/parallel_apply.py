@@ -88,7 +88,7 @@ def _run(forward: Callable[[int], None], devices: Sequence[torch.device]) -> Non
         for replica in range(len(devices)):
             forward(replica)
         return
-    with _share_of_threads(devices) as threads:
+    with share_of_threads(devices) as threads:
         state, alone = _state(devices, threads), _in_dispatch_mode(devices)
         thread_pool().run(devices, _tasks(forward, devices), state, alone=alone)
 
@@ -162,7 +162,7 @@ def _current_stream(device: torch.device) -> torch.Stream | None:
 
 
 @contextlib.contextmanager
-def _share_of_threads(devices: Sequence[torch.device]) -> Iterator[int]:
+def share_of_threads(devices: Sequence[torch.device]) -> Iterator[int]:
     """Inside, this thread has the intra-op threads of one replica on the CPU; gives their number.
 
     What a worker or this thread sets is also the default of threads that start later, so the end restores it.

@@ -9,7 +9,7 @@ from torch import nn
 from dpexp.config import BlockOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
-from dpexp.strategies.data_parallel import Replicating, data_parallel_module
+from dpexp.strategies.data_parallel import ReplicaSync, Replicating, data_parallel_module
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
@@ -38,4 +38,5 @@ class Block(Replicating):
         for name in matching(model, self.options.block, "--block"):
             block = data_parallel_module(model.get_submodule(name), devices, self.config, timer)
             model.set_submodule(name, block)
-        return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,))
+        sync = ReplicaSync(model, devices)
+        return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,), sync)

@@ -9,6 +9,7 @@ their ``forward``, so that a subclass can time the four and change nothing else.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,35 @@ from torch import nn
 from dpexp import parallel
 from dpexp.config import ConfigError, DataParallelOptions, RunConfig
 from dpexp.config.errors import available
+from dpexp.data.dataset import Batch
 from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
-from dpexp.strategies.base import Devices, Strategy
+from dpexp.parallel.parallel_apply import share_of_threads
+from dpexp.strategies.base import Devices, GradientSync, Strategy
 from dpexp.strategies.wrappers import Wrapper
+from dpexp.tensors import walk
 from dpexp.timing import Timer
+
+SMALL_WORK = 1 << 24
+"""Multiplications of a replica's forward, of every input number with every parameter at most."""
+
+
+class ReplicaSync(GradientSync):
+    """Autograd adds up the gradients of replicas; those of small ones on the CPU with the threads of one.
+
+    Intra-op threads wait for each other in every operator, and for a while after it they keep a core busy,
+    which the next forward's replicas need. Sizes decide and not times, because their number can change bits.
+    """
+
+    def __init__(self, module: nn.Module, devices: Devices) -> None:
+        self._devices = tuple(devices)
+        self._parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
+        is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
+        with share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext():
+            super().backward(loss, batch)
 
 
 class Replicating(Strategy):

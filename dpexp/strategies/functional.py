@@ -12,7 +12,14 @@ from dpexp import parallel
 from dpexp.config import DataParallelOptions, RunConfig
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
-from dpexp.strategies.data_parallel import Replicating, labelled, on_one_device, output_device, uses_torch
+from dpexp.strategies.data_parallel import (
+    ReplicaSync,
+    Replicating,
+    labelled,
+    on_one_device,
+    output_device,
+    uses_torch,
+)
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
@@ -32,7 +39,7 @@ class Functional(Replicating):
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
         module = DataParallelCall(place(model, first), devices, self.config, timer, output)
-        return Placed(module, first, output, tuple(devices) or (HOST,))
+        return Placed(module, first, output, tuple(devices) or (HOST,), ReplicaSync(model, devices))
 
 
 class DataParallelCall(Wrapper):

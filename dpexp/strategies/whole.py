@@ -10,7 +10,7 @@ from torch import nn
 from dpexp.config import DataParallelOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
-from dpexp.strategies.data_parallel import Replicating, data_parallel_module, output_device
+from dpexp.strategies.data_parallel import ReplicaSync, Replicating, data_parallel_module, output_device
 from dpexp.timing import Timer
 
 
@@ -29,4 +29,4 @@ class Whole(Replicating):
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
         module = data_parallel_module(place(model, first), devices, self.config, timer, output)
-        return Placed(module, first, output, tuple(devices) or (HOST,))
+        return Placed(module, first, output, tuple(devices) or (HOST,), ReplicaSync(model, devices))

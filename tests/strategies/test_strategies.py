@@ -16,7 +16,7 @@ from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import prepare
 from dpexp.record import Row
-from dpexp.strategies import STRATEGIES, Placed
+from dpexp.strategies import STRATEGIES, Placed, data_parallel
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Wrapper, named_parameters, parts
 from dpexp.timing import Timer
@@ -326,6 +326,25 @@ def test_the_torch_backend_refuses_devices_that_it_does_not_know() -> None:
         ConfigError, match=r"--backend torch: .* not on cpu:0, cpu:1; --backend portable does"
     ):
         lay_out("whole", virtual=2, backend="torch")
+
+
+@pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
+@pytest.mark.parametrize(("count", "is_small", "threads"), [(3, True, 2), (3, False, 6), (1, True, 6)])
+def test_backward_of_small_virtual_replicas_has_the_intraop_threads_of_one(
+    strategy: str, count: int, is_small: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_parallel, "SMALL_WORK", 10**9 if is_small else 1)
+    prepared = prepare(RunConfig(strategy, virtual=count, threads=6))
+    try:
+        used = prepared.selection.used
+        placed = prepared.strategy.place(prepared.model, used, Timer(used))
+        batch, found = next(prepared.local_batches(0)), []
+        loss = placed.module(*batch.inputs).sum()
+        loss.register_hook(lambda _: found.append(torch.get_num_threads()))
+        placed.gradient_sync.backward(loss, batch)
+        assert (found, torch.get_num_threads()) == ([threads], 6)
+    finally:
+        prepared.release()
 
 
 @pytest.mark.gpu
