@@ -43,7 +43,7 @@ from dpexp.config import ConfigError
 from dpexp.data.dataset import Batch
 from dpexp.devices import Copies
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.lookups import AllLookedUp, HostCall, Lookup, host_calls, in_graph
+from dpexp.strategies.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
 from dpexp.strategies.sharded_embedding import PlacedTable, placed_tables
 
 TRIALS = 4
@@ -198,6 +198,7 @@ class LookAhead(Serial):
             self._thread.last = len(lookups) + call.lookups
             with suppress(AllLookedUp):
                 call.run(inputs)
+        self._complete(lookups)
         rows = torch.cat([each.rows + self._first[each.table.weight] for each in lookups])
         moved, ready = self._copies.to_device([each.vectors for each in lookups])
         for each, vectors in zip(lookups, moved, strict=True):
@@ -240,7 +241,15 @@ class LookAhead(Serial):
         self.rows_again += int(stale.sum())
         counts = [len(each.rows) for each in reads.lookups]
         self._read_again(reads.lookups, torch.split(stale, counts))
-        step.left.extend(zip(reads.lookups, in_graph(reads.lookups, self._copies), strict=True))
+        vectors = in_graph(reads.lookups, self._copies, self._gradients(reads.lookups))
+        step.left.extend(zip(reads.lookups, vectors, strict=True))
+
+    def _complete(self, lookups: Sequence[Any]) -> None:
+        """Complete the lookups of a batch, in the lookup thread."""
+
+    def _gradients(self, lookups: Sequence[Any]) -> Gradients:
+        """What their gradients become before they are those of the tables."""
+        return lambda gradients: gradients
 
     def _read_again(self, lookups: Sequence[Any], stale: Sequence[torch.Tensor]) -> None:
         """Read the stale ones of the rows of each lookup again."""

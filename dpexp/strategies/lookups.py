@@ -5,7 +5,7 @@ batch --> model --> host module --> table(ids) --> vectors        ids come from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -173,13 +173,19 @@ def _same(value: torch.Tensor, other: torch.Tensor) -> bool:
     return value.shape == other.shape and (is_view or torch.equal(value, other))
 
 
-def in_graph(lookups: Sequence[Lookup], copies: Copies) -> Sequence[torch.Tensor]:
-    """The vectors of all lookups; in backward their gradients take the way of lookups in this step."""
+Gradients = Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor | None]]
+
+
+def in_graph(lookups: Sequence[Lookup], copies: Copies, to_tables: Gradients) -> Sequence[torch.Tensor]:
+    """The vectors of all lookups; in backward their gradients take the way of lookups in this step.
+
+    ``to_tables`` makes those of the tables of those of the lookups' sources.
+    """
     if not torch.is_grad_enabled() or all(lookup.node is None for lookup in lookups):
         return [lookup.vectors for lookup in lookups]
     # a table that is looked up twice adds up its gradients from the last to the first, as autograd does
     weights = [lookup.table.weight for lookup in reversed(lookups)]
-    vectors: Sequence[torch.Tensor] = _LookedUpAhead.apply(lookups, copies, *weights)  # type: ignore[no-untyped-call]
+    vectors: Sequence[torch.Tensor] = _LookedUpAhead.apply(lookups, copies, to_tables, *weights)  # type: ignore[no-untyped-call]
     return vectors
 
 
@@ -188,9 +194,9 @@ class _LookedUpAhead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, lookups: Sequence[Lookup], copies: Copies, *weights: torch.Tensor
+        ctx: Any, lookups: Sequence[Lookup], copies: Copies, to_tables: Gradients, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.nodes, ctx.copies = [lookup.node for lookup in lookups], copies
+        ctx.nodes, ctx.copies, ctx.to_tables = [lookup.node for lookup in lookups], copies, to_tables
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(lookup.vectors for lookup in lookups if lookup.node is None))
         return tuple(lookup.vectors for lookup in lookups)
@@ -202,7 +208,7 @@ class _LookedUpAhead(torch.autograd.Function):
             None if node is None or gradient is None else _first(node(gradient))
             for node, gradient in zip(ctx.nodes, on_host, strict=True)
         ]
-        return None, None, *reversed(found)
+        return None, None, None, *reversed(ctx.to_tables(found))
 
 
 def _first(found: Any) -> Any:

@@ -16,11 +16,11 @@ ranks of its row, which add those of all ranks. So what a rank asks for grows wi
 rows of the batch. Of a table that is split by column every rank has all rows: it gets the ids of all ranks,
 and returns its columns.
 
-Source: the sharded tables of TorchRec (Ivchenko et al., 2022), without its fusion of several tables.
+Source: the sharded tables of TorchRec (Ivchenko et al., 2022). Its fusion of several tables is in
+``exchanged_lookups``, for those that are looked up ahead.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,29 +31,6 @@ from torch.nn import functional
 from dpexp.devices import HOST
 from dpexp.strategies.table_shards import Shards, Table
 from dpexp.timing import Timer
-
-
-@dataclass(eq=False)
-class Exchange:
-    """Distinct ids, ascending, that were exchanged for their vectors ``(n, dim)``.
-
-    By rank: ``asked`` are the places of the ids that it was asked for, ``rows`` the rows of this rank's shard
-    that it asked for.
-    """
-
-    vectors: torch.Tensor
-    asked: Sequence[slice]
-    rows: Sequence[torch.Tensor]
-
-
-@dataclass(eq=False)
-class ShardedLookup:
-    """A lookup: the place of each id among the distinct ones, and what ``pool`` makes of these vectors."""
-
-    exchange: Exchange
-    positions: torch.Tensor
-    pool: Callable[..., torch.Tensor]
-    outputs: torch.Tensor
 
 
 class ShardedEmbedding(nn.Module):
@@ -75,56 +52,58 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Ids of any shape -> vectors ``(*shape, dim)``."""
-        return self.look_up(input).outputs
-
-    def look_up(self, input: torch.Tensor, group: Any = None) -> ShardedLookup:
-        """``forward`` with all that it found, exchanged in a process group, by default the default group."""
         distinct, positions = torch.unique(input, return_inverse=True)
-        exchange = self.exchange(distinct.long(), group)
-        pool = functional.embedding
-        return ShardedLookup(exchange, positions, pool, pool(positions, exchange.vectors))
+        return self.pool(distinct)(positions, self.vectors(distinct.long()))
+
+    def pool(self, distinct: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """From the places of ids among the distinct ones, and the vectors of these, to the outputs."""
+        return functional.embedding
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:
         """Distinct ids ``(n,)``, ascending -> vectors ``(n, dim)``, each from the ranks that have it."""
-        return self.exchange(ids).vectors
+        self.check(ids)
+        first, end = self.pieces(ids)
+        asked = end - first
+        with self.timer.phase("all_to_all_ids", HOST):
+            wanted = all_to_all(asked, [1] * len(asked), [1] * len(asked))
+            sent = torch.cat(
+                [ids[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
+            )
+            found = all_to_all(sent, asked.tolist(), wanted.tolist())
+        own = functional.embedding(
+            found - self.shard.rows.start, self.weight, self.padding_row, sparse=self.sparse
+        )
+        widths = [len(shard.columns) for shard in self.shards]
+        sizes = [count * width for count, width in zip(asked.tolist(), widths, strict=True)]
+        own_sizes = [count * len(self.shard.columns) for count in wanted.tolist()]
+        numbers = _AllToAll.apply(own.flatten(), own_sizes, sizes, self.timer)  # type: ignore[no-untyped-call]
+        if len(self.shard.columns) == self.embedding_dim:
+            whole: torch.Tensor = numbers.view(-1, self.embedding_dim)
+            return whole
+        return torch.cat(
+            [part.view(len(ids), width) for part, width in zip(numbers.split(sizes), widths, strict=True)], 1
+        )
 
-    def exchange(self, ids: torch.Tensor, group: Any = None) -> Exchange:
-        """Distinct ids ``(n,)``, ascending, for their vectors."""
+    def asked(self, ids: torch.Tensor) -> torch.Tensor:
+        """How many of distinct ids, ascending, each rank is asked for."""
+        first, end = self.pieces(ids)
+        return end - first
+
+    def check(self, ids: torch.Tensor) -> None:
+        """Raises IndexError where the table lacks one of these ids, ascending."""
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.num_embeddings:
             raise IndexError(
                 f"ids {int(ids[0])} to {int(ids[-1])} in a table of {self.num_embeddings} rows: they must be "
                 f"0 to {self.num_embeddings - 1}"
             )
-        first, end = self._pieces(ids)
-        places = [slice(*each) for each in zip(first.tolist(), end.tolist(), strict=True)]
-        asked, ones = (end - first).tolist(), [1] * len(self.shards)
-        with self.timer.phase("all_to_all_ids", HOST):
-            wanted = all_to_all(end - first, ones, ones, group).tolist()
-            found = all_to_all(torch.cat([ids[each] for each in places]), asked, wanted, group)
-        rows = found - self.shard.rows.start
-        own = functional.embedding(rows, self.weight, self._padding(), sparse=self.sparse)
-        widths = [len(shard.columns) for shard in self.shards]
-        sizes = [count * width for count, width in zip(asked, widths, strict=True)]
-        own_sizes = [count * len(self.shard.columns) for count in wanted]
-        numbers: torch.Tensor = _AllToAll.apply(own.flatten(), own_sizes, sizes, self.timer, group)  # type: ignore[no-untyped-call]
-        if len(self.shard.columns) == self.embedding_dim:
-            vectors = numbers.view(-1, self.embedding_dim)
-        else:
-            parts = zip(torch.split(numbers, sizes), widths, strict=True)
-            vectors = torch.cat([part.view(len(ids), width) for part, width in parts], 1)
-        return Exchange(vectors, places, torch.split(rows, wanted))
 
-    def asked(self, ids: torch.Tensor) -> torch.Tensor:
-        """How many of distinct ids, ascending, each rank is asked for."""
-        first, end = self._pieces(ids)
-        return end - first
-
-    def _pieces(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def pieces(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of distinct ids, ascending, where those of each rank's rows begin and end."""
         bounds = torch.tensor([(shard.rows.start, shard.rows.stop) for shard in self.shards])
         return torch.searchsorted(ids, bounds).unbind(1)
 
-    def _padding(self) -> int | None:
+    @property
+    def padding_row(self) -> int | None:
         """The row without a gradient, by its number in this shard, if this rank has it."""
         padding, rows = self.padding_idx, self.shard.rows
         return None if padding is None or padding not in rows else rows.index(padding)
@@ -143,26 +122,18 @@ class ShardedEmbeddingBag(ShardedEmbedding):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.look_up(input, None, offsets, per_sample_weights).outputs
-
-    def look_up(
-        self,
-        input: torch.Tensor,
-        group: Any = None,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-    ) -> ShardedLookup:
         distinct, positions = torch.unique(input, return_inverse=True)
-        exchange = self.exchange(distinct.long(), group)
-        padding = (distinct == self.padding_idx).nonzero().flatten().tolist()
-        pool = partial(
+        vectors = self.vectors(distinct.long())
+        return self.pool(distinct)(positions, vectors, offsets, per_sample_weights=per_sample_weights)
+
+    def pool(self, distinct: torch.Tensor) -> Callable[..., torch.Tensor]:
+        padding = [] if self.padding_idx is None else (distinct == self.padding_idx).nonzero().tolist()
+        return partial(
             functional.embedding_bag,
             mode=self.mode,
             include_last_offset=self.include_last_offset,
-            padding_idx=padding[0] if padding else None,
+            padding_idx=padding[0][0] if padding else None,
         )
-        outputs = pool(positions, exchange.vectors, offsets, per_sample_weights=per_sample_weights)
-        return ShardedLookup(exchange, positions, pool, outputs)
 
 
 PlacedTable = Table | ShardedEmbedding
@@ -176,28 +147,22 @@ def placed_tables(module: nn.Module) -> list[PlacedTable]:
 class _AllToAll(torch.autograd.Function):
     """Numbers ``(n,)``, in pieces of these sizes for the ranks -> the pieces of all ranks, of ``sizes_back``.
 
-    Backward returns the gradients to where the numbers came from, averaged over ranks as DDP's are; always in
-    the default group.
+    Backward returns the gradients to where the numbers came from, averaged over ranks as DDP's are.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        numbers: torch.Tensor,
-        sizes: Sequence[int],
-        sizes_back: Sequence[int],
-        timer: Timer,
-        group: Any,
+        ctx: Any, numbers: torch.Tensor, sizes: Sequence[int], sizes_back: Sequence[int], timer: Timer
     ) -> torch.Tensor:
         ctx.sizes, ctx.sizes_back, ctx.timer = sizes, sizes_back, timer
         with timer.phase("all_to_all_vectors", HOST):
-            return all_to_all(numbers, sizes, sizes_back, group)
+            return all_to_all(numbers, sizes, sizes_back)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         with ctx.timer.phase("all_to_all_gradients", HOST):
             back = all_to_all(gradients[0], ctx.sizes_back, ctx.sizes)
-        return back / distributed.get_world_size(), None, None, None, None
+        return back / distributed.get_world_size(), None, None, None
 
 
 def all_to_all(

@@ -311,6 +311,14 @@ def sent(group: ProcessGroup) -> None:
     assert again[2::3] == backward[FIRST:]
 
 
+def fused(group: ProcessGroup) -> None:
+    """26 tables share their exchanges, but in the first two steps: three ahead, and three in the step."""
+    pipelined = trainer(group, **TABLES["26 tables"], batch_size=4, pipeline=True)
+    with Sent() as sent:
+        Run(pipelined).train(list(pipelined.prepared.local_batches(0)))
+    assert (len(sent.second), len(sent.default)) == (3 * 3, FIRST * 26 * 4 + 3 * 3)
+
+
 class Sent:
     """The bytes that this rank gives to each all-to-all inside, in the default group and in the second."""
 
@@ -336,6 +344,9 @@ class Sent:
         return [each[:-1] for each in steps], [each[-1] for each in steps]
 
 
+CASES = (streams, tables, resumed, verified, choosing, aborted, sent, fused)
+
+
 def main() -> None:
     world = World.of()
     assert world is not None
@@ -343,11 +354,10 @@ def main() -> None:
     assert isinstance(options, RankOptions)
     group = init_process_group(world, options, devices.HOST)
     look_ahead.TRIALS = 0  # looks ahead from the first step on
-    cases = (streams, tables, resumed, verified, choosing, aborted, sent)
-    for case in cases:
+    for case in CASES:
         case(group)
     if group.is_first:
-        print(json.dumps([case.__name__ for case in cases]), flush=True)
+        print(json.dumps([case.__name__ for case in CASES]), flush=True)
     group.destroy()
 
 

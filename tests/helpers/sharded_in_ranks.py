@@ -40,13 +40,14 @@ CASES = (
 
 
 class Tables(nn.Module):
-    """Tables that are long, wide, pooled, padded, and used twice."""
+    """Tables that are long, wide, pooled, padded or not, and used twice."""
 
     def __init__(self) -> None:
         super().__init__()
         self.long = nn.Embedding(53, 4, padding_idx=3)
         self.wide = nn.Embedding(5, 11)
         self.bag = nn.EmbeddingBag(31, 6, mode="mean", padding_idx=7)
+        self.summed = nn.EmbeddingBag(19, 3, mode="sum")
         self.again = self.long
         self.tied = nn.Embedding(53, 4)
         self.tied.weight = self.long.weight
@@ -57,6 +58,7 @@ class Tables(nn.Module):
             self.again(ids[:, :1] % 13)[:, 0],
             self.wide(input=ids % 5).mean(1),
             self.bag(ids % 31),
+            self.summed(ids % 19),
         ]
         return torch.cat(parts, dim=1)
 
@@ -66,7 +68,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = Tables(), nn.Linear(25, 2)
+        self.embedding, self.head = Tables(), nn.Linear(28, 2)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.head(self.embedding(ids).tanh())
