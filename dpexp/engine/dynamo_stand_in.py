@@ -10,8 +10,8 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -29,8 +29,13 @@ class _StandIn(ModuleType):
         """Nothing: no graph is made."""
 
     @staticmethod
-    def disable(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-        """The function; the real module's, once that is imported, since PyTorch keeps what this returns."""
+    def disable(function: Any = None, *args: Any, **options: Any) -> Any:
+        """The function; the real module's, once that is imported, since PyTorch keeps what this returns.
+
+        Used otherwise (``@disable()``, or on a module or a class), it is the real one.
+        """
+        if not isinstance(function, FunctionType):
+            return _StandIn.__getattr__(_STAND_IN, "disable")(function, *args, **options)
 
         @functools.wraps(function)
         def call(*given: Any, **named: Any) -> Any:

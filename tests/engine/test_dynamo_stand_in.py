@@ -85,6 +85,19 @@ def test_the_real_module_is_there_for_whatever_else_is_asked() -> None:
     assert run(STEPS + program) == "True True\nTrue True\n[3.0, 3.0] 2\n"
 
 
+def test_a_decorator_with_options_in_a_step_is_the_real_one() -> None:
+    """An optimizer's factory may import a file that has some."""
+    program = (
+        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+        "with without_dynamo():\n"
+        "    @torch.compiler.disable(recursive=False)\n"
+        "    def doubled(value):\n"
+        "        return 2 * value\n"
+        "print(doubled(3), in_dynamo())"
+    )
+    assert run(STEPS + program) == "6 True\n"
+
+
 def test_an_error_in_a_step_leaves_no_stand_in() -> None:
     program = (
         "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
