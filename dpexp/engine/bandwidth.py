@@ -10,7 +10,7 @@ has no link; a table in a file may have to be read from its disk, and several pr
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,16 +67,21 @@ def observed_traffic(module: nn.Module) -> Iterator[Traffic]:
 
 
 def bandwidths(traffic: Traffic) -> Row:
-    """``memory`` and ``link`` of a Record's ``work``: the bytes of a step, and the spread of the bytes/s."""
+    """``memory`` and ``link`` of a Record's ``work``: the bytes of a step, and the spread of the bytes/s.
+
+    What cannot be measured, as without room for the probe, is left out: the run is complete.
+    """
     found: Row = {}
     if traffic.looked_up and not any(is_mapped(table.weight) for table in traffic.looked_up):
         (table, _), *_ = traffic.looked_up.most_common(1)
-        rates = memory_rates(row_bytes(table), table.weight.dtype)
         figures = {"bytes": traffic.looked_up.total(), "row_bytes": row_bytes(table)}
-        found["memory"] = figures | {"bytes_per_s": spread(rates)}
+        with suppress(RuntimeError):
+            rates = memory_rates(row_bytes(table), table.weight.dtype)
+            found["memory"] = figures | {"bytes_per_s": spread(rates)}
     if traffic.copied and devices.has_link(traffic.device):
-        rates = link_rates(traffic.copied, traffic.device)
-        found["link"] = {"bytes": traffic.copied, "bytes_per_s": spread(rates)}
+        with suppress(RuntimeError):
+            rates = link_rates(traffic.copied, traffic.device)
+            found["link"] = {"bytes": traffic.copied, "bytes_per_s": spread(rates)}
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_what_is_not_known_is_left_out(dpexp_home: Path, tmp_path: Path) -> None
     single = recorded(dpexp_home, RunConfig("single", **ids, **SHORT), "single")
     assert not {"memory", "link"} & single.work.keys()
     assert bandwidths(Traffic(copied=100, device=HOST)) == {}
+
+
+def test_a_probe_that_fails_does_not_fail_the_run() -> None:
+    table = nn.Embedding(5, 4, dtype=torch.float32).to(torch.float8_e4m3fn)
+    missing = torch.device("cuda", torch.cuda.device_count())
+    assert bandwidths(Traffic(copied=100, device=missing)) == {}
+    assert bandwidths(Traffic(looked_up=Counter({table: 100}))).keys() <= {"memory"}
 
 
 @pytest.mark.gpu
