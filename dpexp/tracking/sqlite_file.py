@@ -81,14 +81,15 @@ class SqliteFile:
     def _follow_move(self) -> None:
         """Correct the absolute addresses of artifacts where the store was moved together with them.
 
-        It was not where there is still a folder at the old address: that of which this is a copy.
+        It was not where there is still a folder at the old address (that of which this is a copy), and where
+        there is none at the new one (they are out of reach: on another machine, or not mounted).
         """
         with contextlib.closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)) as connection, connection:
             row = connection.execute(_DEFAULT_ADDRESS).fetchone()
             old, new = str(row[0]).removesuffix("/0") if row else "", self.artifacts.as_uri()
             path = Path(unquote(urlsplit(old).path))
             is_of_dpexp = old.startswith("file:///") and path.name == self.artifacts.name
-            if old == new or not is_of_dpexp or path.exists():
+            if old == new or not is_of_dpexp or path.exists() or not self.artifacts.is_dir():
                 return
             for table, column in _ADDRESSES:
                 begins = f"substr({column}, 1, {len(old) + 1}) = ?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sqlite3
@@ -18,6 +19,7 @@ from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
 from dpexp.tracking import content, ledger, sync
 from dpexp.tracking.check import AGAIN, NEW_RUN
+from dpexp.tracking.sqlite_file import SqliteFile
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -339,3 +341,16 @@ def test_a_home_that_was_moved_has_its_artifacts_and_leaves_nothing_behind(
     delivered(new, "later")
     assert script("runs.py", "check", "--store").stdout == "2 runs checked, 0 problems\n"
     assert not dpexp_home.exists()
+
+
+def test_artifacts_out_of_reach_keep_their_addresses(tmp_path: Path) -> None:
+    """A store that several machines, or containers, share."""
+    folder, other = tmp_path / "mlruns", tmp_path / "elsewhere" / "mlruns"
+    SqliteFile(tmp_path / "mlflow.db", other).create()
+    here = SqliteFile(tmp_path / "mlflow.db", folder)
+    query = "SELECT artifact_location FROM experiments"
+    for address in (other, folder):
+        here.create()
+        with contextlib.closing(sqlite3.connect(here.path)) as connection:
+            assert connection.execute(query).fetchall() == [(f"{address.as_uri()}/0",)]
+        folder.mkdir(exist_ok=True)
