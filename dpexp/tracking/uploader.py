@@ -80,11 +80,12 @@ class Uploader:
         self._send({"do": "read"})
 
     def complete(self) -> None:
-        """The journal is complete: deliver the rest. Never blocks."""
+        """The journal is complete: deliver the rest, for which ``finish`` waits. Never blocks."""
         self._send({"do": "finish"})
 
     def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
-        """Wait for the last delivery after ``complete``, for ``timeout_s`` or until an interrupt."""
+        """``complete``, then wait for the last delivery, for ``timeout_s`` or until an interrupt."""
+        self.complete()  # without effect where it was called before
         try:
             line, interrupted = self._result(timeout_s, is_interrupted)
         except KeyboardInterrupt:

@@ -48,7 +48,6 @@ def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
     journals.phases(journal)
     finish(journals.end(journal, "failed", ERROR) if end == "raise" else journals.end(journal))
     began = time.monotonic()
-    uploader.complete()
     delivery = uploader.finish(wait_s)
     waited = time.monotonic() - began
     print(json.dumps({**dataclasses.asdict(delivery), "waited_s": waited}), flush=True)
