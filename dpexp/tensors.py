@@ -69,6 +69,8 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     """The pytree with ``change`` applied to every tensor; containers keep their type."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if type(value) is tuple:  # most are, in every step
+        return tuple([map_tensors(change, entry) for entry in value])
     inside = entries(value)
     return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
 

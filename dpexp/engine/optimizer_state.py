@@ -61,7 +61,7 @@ def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
 
 
 def load_groups(optimizers: Optimizers, saved: list[list[dict[str, Any]]]) -> None:
-    """Load what ``groups`` returned."""
-    for member, of_member in zip(optimizers.members, saved, strict=True):
+    """Load what ``groups`` returned. Older checkpoints may have one optimizer more, for the tables."""
+    for member, of_member in zip(optimizers.members, saved, strict=False):
         for group, values in zip(member.param_groups, of_member, strict=True):
             group.update(values)

@@ -3,8 +3,9 @@
     parameters --+-- tables with sparse gradients --> the optimizer's variant for them (SparseAdam for adam)
                  +-- all others ------------------> the optimizer
 
-A sparse gradient has the rows that the batch looked up. An optimizer that would change the other rows as
-well (by weight decay, by momentum) cannot take it, and is refused before a run opens.
+Where both are of one kind, on one kind of device, one optimizer trains all. A sparse gradient has the rows
+that the batch looked up. An optimizer that would change the other rows as well (by weight decay, by
+momentum) cannot take it, and is refused before a run opens.
 """
 
 import inspect
@@ -111,10 +112,14 @@ class RunOptimizer:
         more = (placed, self.config.clip_norm, self.accumulate)
         if not parsed.name:
             return Optimizers(_made(parsed, trained, self.config.lr), *more)
-        plain = _made(parsed, [each for each in trained if id(each) not in special], self.config.lr)
+        plain = [each for each in trained if id(each) not in special]
+        tables = [each for each in trained if id(each) in special]
         variant = _variant(parsed) if special else parsed
-        tables = _made(variant, [each for each in trained if id(each) in special], self.config.lr)
-        return Optimizers([*plain, *tables], *more)
+        is_on_one = len({each.device.type for each in trained}) < 2  # else torch.optim fuses no kernels
+        if variant == parsed and is_on_one:  # each optimizer's step costs as much as a small table's
+            return Optimizers(_made(parsed, [*plain, *tables], self.config.lr), *more)
+        made = [*_made(parsed, plain, self.config.lr), *_made(variant, tables, self.config.lr)]
+        return Optimizers(made, *more)
 
 
 def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimizers:

@@ -74,9 +74,21 @@ def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
         made = trainer(hybrid(optimizer)).optimizers
         assert made is not None
         assert [type(each).__name__ for each in made.members][-1] == variant
+        is_one = optimizer in ("sgd", "adagrad")
+        assert len(made.members) == 2 - is_one, "a step of each costs as much as a small table's"
     dense = trainer(hybrid("rowwise_adagrad", sparse=False)).optimizers
     assert dense is not None
     assert [type(each).__name__ for each in dense.members] == ["Adagrad", "RowwiseAdagrad"]
+
+
+def test_a_checkpoint_with_an_optimizer_of_the_tables_is_loaded_into_the_one_of_all() -> None:
+    resumed = trainer(hybrid("sgd"))
+    state = resumed.state_dict()
+    (of_all,) = state["groups"]
+    state["groups"] = [[{**group, "lr": 0.5} for group in of_all]] * 2
+    resumed.load_state_dict(state)
+    assert resumed.optimizers is not None
+    assert [group["lr"] for each in resumed.optimizers.members for group in each.param_groups] == [0.5]
 
 
 def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
