@@ -78,6 +78,23 @@ class Command(RichHelp, TyperCommand):
             if isinstance(parameter, TyperArgument) or getattr(parameter, "is_flag", False):
                 parameter.display_type_rich = _no_type  # type: ignore[attr-defined]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Say of an option of other strategies whose it is."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption of click, or of the copy in Typer
+            flag, known = getattr(error, "option_name", ""), STRATEGY_OPTIONS
+            owners = [name for name, options in known.items() if flag in flags(options)]
+            if not owners or ctx.info_name not in known or ctx.info_name in owners:
+                raise
+            return ctx.fail(f"{flag} is an option of {', '.join(owners)}, not of {ctx.info_name}")
+
+
+def flags(options: type) -> list[str]:
+    """The flags of the options of a config class: ``--check`` and ``--no-check`` of one with two forms."""
+    fields = option_fields(options)
+    return [flag for each in fields for flag in (each.metadata["flag"] or flag_name(each.name)).split("/")]
+
 
 def _no_type(ctx: Any) -> None:
     del ctx

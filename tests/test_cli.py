@@ -14,6 +14,7 @@ from command_lines import python, script, shared
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from dpexp.cli import flags
 from dpexp.commands import report, run, runs, sweep, ui
 from dpexp.config import STRATEGY_OPTIONS, RunConfig, option_names
 from dpexp.config.help_panels import COMMANDS, EXAMPLES, PANELS, RANKS
@@ -53,6 +54,21 @@ def test_help_has_panels_the_strategys_own_first(strategy: str) -> None:
     assert "random[:samples=100]" in shown, "brackets in a text are not markup"
     assert "[env var: DPEXP_BATCH_SIZE]" in shown
     assert not re.search(r"<\w+>|\bTEXT\b|INTEGER RANGE", shown), "one style of metavar"
+
+
+def test_an_option_of_another_strategy_is_refused_with_its_name() -> None:
+    commands = get_command(run.app).commands  # type: ignore[attr-defined]
+    options = {strategy: set(flags(cls)) for strategy, cls in STRATEGY_OPTIONS.items()}
+    count = 0
+    for strategy, command in commands.items():
+        for flag in set().union(*options.values()) - options.get(strategy, set()):
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - of click, or of the copy in Typer
+                command.make_context(strategy, [flag, "1"])
+            owners = [name for name, known in options.items() if flag in known]
+            named = f"{flag} is an option of {', '.join(owners)}, not of {strategy}"
+            assert (named in str(caught.value)) == (strategy in options)
+            count += 1
+    assert count > 100
 
 
 def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
@@ -268,12 +284,14 @@ def deep(blocks=300):
             *["--steps", "2", "--warmup", "0", "--no-track"],
         ),
         ("block", "--block", "9.9", "--model", "deep.py:deep"),
+        ("place", "--virtual", "2", "--model", "deep.py:deep"),
     ],
 )
 @pytest.mark.usefixtures("dpexp_home")
 def test_no_screen_grows_with_the_layers_of_a_model(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(DEEP)
     done = python(ROOT / "scripts" / "run.py", *words, folder=tmp_path, COLUMNS="80")
-    assert done.returncode == (2 if "9.9" in words else 0), done.stderr
+    assert done.returncode == (2 if words[0] == "place" or "9.9" in words else 0), done.stderr
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     assert 0 < len(lines) < 60
+    assert max(map(len, lines)) < 600

@@ -67,14 +67,20 @@ class Place(Strategy):
         return Placed(Forward(Outputs(model, first, first, timer), timer), first, first, used)
 
 
+MOST = 10
+"""Modules that a proposal places: a longer command is not read."""
+
+
 def proposal(model: nn.Module, devices: Devices) -> str:
     """The end of the message: ``--place`` for each child of the model, in order, over host and devices."""
     names = [name for name, _ in model.named_children()]
     if not names:
         return ", but this model has no submodules to place"
     spread = [HOST, *devices]
-    entries = ((name, label(spread[i * len(spread) // len(names)])) for i, name in enumerate(names))
-    words = " ".join(f"--place {name}={device}" for name, device in entries)
+    entries = [(name, label(spread[i * len(spread) // len(names)])) for i, name in enumerate(names)]
+    words = " ".join(f"--place {name}={device}" for name, device in entries[:MOST])
+    if len(names) > MOST:
+        words += f" … for each of its {len(names)} modules; patterns work, as layers.*=cuda:0"
     return f", for example: {words}" + ("" if devices else "; --virtual N emulates cpu:0 to cpu:N-1")
 
 
