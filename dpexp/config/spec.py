@@ -42,6 +42,8 @@ from dpexp.config.errors import (
 from dpexp.config.options import as_type
 
 _FACTORY = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?")
+_LISTED = re.compile(r"(\w+)[\s,]+(\w+\s*=.*)", re.DOTALL)
+"""``linear,in=5``: a name and options without the colon between."""
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _ARGUMENT = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
 """``a,b.txt,length=8``: the argument, and the KEY=VALUE parts at the end."""
@@ -99,6 +101,8 @@ def parse(text: str, registry: Mapping[str, Entry], flag: str, kind: str) -> Spe
     if match is None:
         if name.endswith(".py") or "/" in name:
             raise ConfigError(f"{where}: name the factory after the file, as {name}:make")
+        if (listed := _LISTED.fullmatch(text)) and listed[1] in registry:
+            raise ConfigError(f"{where}: options follow a colon, as {listed[1]}:{listed[2]}")
         raise unknown(kind, name, registry, flag)
     module, function, options = match.groups()
     if module.endswith(".py") and not Path(module).expanduser().is_file():

@@ -72,6 +72,8 @@ def test_commas_within_brackets_do_not_split() -> None:
         ("file:,length=2", "it needs PATH"),
         ("file:a.txt,lenght=2", "file takes no option 'lenght'; there is length: did you mean 'length'?"),
         ("no/such.py:make", "there is no file no/such.py"),
+        ("box,in=3,rate=1", "options follow a colon, as box:in=3,rate=1"),
+        ("box in=3", "options follow a colon, as box:in=3"),
         ("some/model.py", "name the factory after the file, as some/model.py:make"),
         ("", "unknown thing ''"),
     ],
