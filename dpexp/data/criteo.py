@@ -130,10 +130,11 @@ def hashed(categories: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Index:
-    """What one pass over a file finds: ``marks`` are (number of lines before it, where it begins)."""
+    """What one pass over a file finds. ``marks`` are (number of lines before it, where it begins)."""
 
     lines: int
     sha256: str
+    last: bytes
     marks: tuple[tuple[int, int], ...]
 
 
@@ -162,18 +163,20 @@ class ClickLog:
     def index(self) -> Index:
         """Of the file as it is when a run is prepared."""
         self._state = self._state_now()
-        return self._scan()
+        found = self._scan()
+        self.fields(found.last, found.lines)  # the one that an interrupted download cuts
+        return found
 
     def _scan(self, most: int = sys.maxsize) -> Index:
         """One pass over the file, or over so many lines of it."""
-        sha, count, position, marks = hashlib.sha256(), 0, 0, []
+        sha, count, position, marks, last = hashlib.sha256(), 0, 0, [], b""
         with self._open() as file:
             while lines := file.readlines(BLOCK)[: most - count]:
                 marks.append((count, position))
-                block = b"".join(lines)
+                block, last = b"".join(lines), lines[-1]
                 sha.update(block)
                 count, position = count + len(lines), position + len(block)
-        return Index(count, sha.hexdigest(), tuple(marks))
+        return Index(count, sha.hexdigest(), last, tuple(marks))
 
     def _state_now(self) -> tuple[int, ...]:
         try:
@@ -215,8 +218,9 @@ class ClickLog:
             return fields
         where = f"{self.where}: line {number} of {self.path}"
         if len(fields) != len(_FORMS):
+            count = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise ConfigError(
-                f"{where} has {len(fields)} fields, found {_text(line)}: a line of Criteo's format has "
+                f"{where} has {count}, found {_text(line)}: a line of Criteo's format has "
                 f"{len(_FORMS)}, a label, {INTEGERS} integers and {CATEGORIES} categories, with tabs between"
             )
         for column, (field, (what, form, pattern)) in enumerate(zip(fields, _FORMS, strict=True), 1):

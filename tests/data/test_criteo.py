@@ -135,8 +135,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ("hello", "has 1 fields, found 'hello': a line of Criteo's format has 40"),
-        ("", "has 1 fields, found ''"),
+        ("hello", "has 1 field, found 'hello': a line of Criteo's format has 40"),
+        ("", "has 1 field, found ''"),
         (line() + "\t", "has 41 fields"),
         (line("2"), "field 1, the label, must be 0 or 1, found '2'"),
         (line("1", ("7", "1.5")), "field 3, the integer, must be empty or an integer, found '1.5'"),
@@ -261,9 +261,12 @@ def test_bad_line_is_found_before_the_run_or_when_it_is_read(tmp_path: Path) -> 
     found = lines(50)
     config = RunConfig("single", model="dlrm:dim=4,hidden=8", data=f"criteo:{tmp_path}/log.tsv", batch_size=5)
     write(tmp_path / "log.tsv", [*found[:3], "x", *found[4:]])
-    with pytest.raises(ConfigError, match=r"line 4 of .* has 1 fields"):
+    with pytest.raises(ConfigError, match=r"line 4 of .* has 1 field"):
+        prepare(config)
+    write(tmp_path / "log.tsv", [*found[:49], found[49][:-30]])
+    with pytest.raises(ConfigError, match=r"line 50 of .* has \d+ fields"):
         prepare(config)
     write(tmp_path / "log.tsv", [*found[:30], "x", *found[31:]])
     prepared = prepare(config)
-    with pytest.raises(ConfigError, match=r"line 31 of .* has 1 fields"):
+    with pytest.raises(ConfigError, match=r"line 31 of .* has 1 field"):
         list(prepared.batches(0))
