@@ -16,6 +16,7 @@ from dpexp.record.durable import (
     make_folder,
     private_files,
     private_umask,
+    share,
     write_atomically,
 )
 from dpexp.record.fold import finish, fold, load, load_closed
@@ -79,6 +80,7 @@ __all__ = [
     "private_umask",
     "rate",
     "redact",
+    "share",
     "sign",
     "speed_up",
     "spread",

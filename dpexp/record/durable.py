@@ -72,6 +72,18 @@ def check_writable(runs: Path) -> None:
         ) from error
 
 
+def share(path: Path) -> None:
+    """In a shared home, let all read and write a file whom the umask lets: SQLite makes files with 0644.
+
+    A file of another user keeps its mode.
+    """
+    if is_shared() and path.exists():
+        umask = os.umask(0)
+        os.umask(umask)
+        with contextlib.suppress(PermissionError):
+            path.chmod(path.stat().st_mode | 0o666 & ~umask)
+
+
 def private_opener(path: str, flags: int) -> int:
     """The ``opener`` of ``open`` for a file of DPEXP_HOME."""
     return os.open(path, flags, 0o666 if is_shared() else 0o600)

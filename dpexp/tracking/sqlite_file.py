@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from dpexp.record import share
 from dpexp.tracking.errors import StoreError, first_line
 
 _DEFAULT_ADDRESS = "SELECT artifact_location FROM experiments WHERE experiment_id = 0"
 _ADDRESSES = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("trace_tags", "value"))
 """Where a store has addresses of artifacts: table and column."""
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""The files of a store."""
 LOCK_TIMEOUT_S = 60.0
 """How long another process may take to build the schema: 2 s on an idle machine."""
 
@@ -34,6 +37,10 @@ class SqliteFile:
     def check(self) -> None:
         """Raises StoreError unless the store can be used or created. Creates nothing."""
         folder = self.path.parent
+        if "?" in str(self.path):
+            raise StoreError(
+                f"an SQLite address ends at a '?', and {self.path} has one: choose another DPEXP_HOME"
+            )
         if not folder.is_dir():
             raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
         if not os.access(folder, os.W_OK):
@@ -45,6 +52,7 @@ class SqliteFile:
         """Create the store unless it exists. Raises StoreError."""
         self.check()
         if self._exists():
+            self._share()
             _use_wal(self.path)
             self._follow_move()
             return
@@ -60,6 +68,11 @@ class SqliteFile:
             raise StoreError(f"{message}, and delete it if no dpexp runs") from None
         except OSError as error:
             raise StoreError(f"cannot create a store at {self.path}: {error.strerror}") from error
+        self._share()
+
+    def _share(self) -> None:
+        for suffix in _SUFFIXES:
+            share(self.path.with_name(self.path.name + suffix))
 
     def _build(self) -> None:
         """Build MLflow's schema and default experiment in a file beside the store, then rename it."""
@@ -149,5 +162,5 @@ def _use_wal(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
+    for suffix in _SUFFIXES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -57,6 +57,8 @@ def test_checkpoints_are_for_their_owner_alone(dpexp_home: Path) -> None:
 @pytest.mark.parametrize(("shared", "expected"), [("1", {"0775", "0664"}), ("0", {"0700", "0600"})])
 def test_in_a_shared_home_the_umask_decides(dpexp_home: Path, shared: str, expected: set[str]) -> None:
     script(0o002, "run.py", "whole", "--steps", "3", "--quiet", "--no-track", DPEXP_SHARED=shared)
+    script(0o002, "runs.py", "sync", "last", DPEXP_SHARED=shared)
     found = modes(dpexp_home)
+    assert {"mlflow.db", "mlruns"} <= found.keys()
     assert found.pop(f".origin-key-{os.getuid()}") == "0600"
     assert set(found.values()) == expected

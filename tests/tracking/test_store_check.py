@@ -20,6 +20,8 @@ from dpexp.record.journal import encode_line
 from dpexp.tracking import content, ledger, sync
 from dpexp.tracking.check import AGAIN, NEW_RUN
 from dpexp.tracking.sqlite_file import SqliteFile
+from dpexp.tracking.errors import StoreError
+from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -354,3 +356,11 @@ def test_artifacts_out_of_reach_keep_their_addresses(tmp_path: Path) -> None:
         with contextlib.closing(sqlite3.connect(here.path)) as connection:
             assert connection.execute(query).fetchall() == [(f"{address.as_uri()}/0",)]
         folder.mkdir(exist_ok=True)
+
+
+def test_a_home_that_no_sqlite_address_can_name_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "what?"
+    home.mkdir()
+    with pytest.raises(StoreError, match=r"ends at a '\?'.*choose another DPEXP_HOME"):
+        Store.from_environment(home).open()
+    assert list(home.iterdir()) == []
