@@ -19,8 +19,8 @@ from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
 from dpexp.tracking import content, ledger, sync
 from dpexp.tracking.check import AGAIN, NEW_RUN
-from dpexp.tracking.sqlite_file import SqliteFile
 from dpexp.tracking.errors import StoreError
+from dpexp.tracking.sqlite_file import SqliteFile
 from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
