@@ -39,6 +39,16 @@ def test_the_report_names_each_stage_and_the_longest() -> None:
     assert "copy 20 µs, dense" in emulated
 
 
+def test_tables_that_share_exchanges_ahead_may_bring_a_step_below_the_bound() -> None:
+    limit, shared = "overlap cannot bring it below 1", "all tables share the exchanges"
+    for pipeline, shard_embedding in ((True, False), (False, True), (True, True)):
+        record = hybrid(pipeline=pipeline)
+        record.config["shard_embedding"] = shard_embedding
+        (line,) = stages.lines(record)
+        is_shared = pipeline and shard_embedding
+        assert (limit in line, shared in line) == (not is_shared, is_shared)
+
+
 RATES = {"median": 8e6, "iqr": 1e6, "min": 7e6, "max": 1e7, "n": 5}
 
 
