@@ -85,8 +85,8 @@ class MappedTables(TorchFunctionMode):
                 free = shutil.disk_usage(file.fileno()).free
                 if size > free:
                     raise ConfigError(
-                        f"--table-file {self._folder}: a table of {tuple(shape)} takes {size / 1e9:.1f} GB, "
-                        f"and {free / 1e9:.1f} GB are free: name a folder on a larger disk, or take fewer "
+                        f"--table-file {self._folder}: a table of {tuple(shape)} takes {amount(size)}, "
+                        f"and {amount(free)} are free: name a folder on a larger disk, or take fewer "
                         "rows"
                     )
                 if hasattr(os, "posix_fallocate"):
@@ -137,6 +137,11 @@ def file_in(folder: Path) -> IO[bytes]:
     Raises OSError.
     """
     return tempfile.TemporaryFile(dir=next(each for each in (folder, *folder.parents) if each.exists()))
+
+
+def amount(count: int) -> str:
+    """``12.8 MB``, ``4.1 GB``."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from dpexp.engine.prepare import Prepared, prepare, prepare_ranks
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
 from dpexp.strategies import mapped_tables
-from dpexp.strategies.mapped_tables import MappedTables, is_mapped
+from dpexp.strategies.mapped_tables import MappedTables, amount, is_mapped
 from dpexp.timing import Timer
 
 
@@ -167,10 +167,6 @@ def test_run_of_a_large_table_takes_no_memory_of_its_size(folder: Path) -> None:
         ({"options": {"snapshot_every": 5}}, "--snapshot-every copies them"),
         ({"options": {"resume": "last"}}, "--resume copies them"),
         ({"options": {"shard_embedding": True}}, "--shard-embedding copies them"),
-        (
-            {"model": "embedding:rows=1000000000000"},
-            r"a table of \(1000000000000, 10\) takes 40000.0 GB, and",
-        ),
     ],
 )
 def test_what_needs_the_table_in_memory_is_refused(folder: Path, values: Any, words: str) -> None:
@@ -190,6 +186,12 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=rf"--table-file {tmp_path}/file: a table of \(300, 8\) cannot be"):
         prepare(hybrid(tmp_path / "file"))
+
+
+def test_table_that_is_larger_than_the_disk_is_refused_with_both_sizes(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"takes 40000.0 GB, and [\d.]+ [GM]B are free"):
+        prepare(hybrid(folder, model="embedding:rows=1000000000000"))
+    assert [amount(count) for count in (12_800_000, 4 * 10**9)] == ["12.8 MB", "4.0 GB"]
 
 
 @pytest.mark.usefixtures("small_tables_are_large")
