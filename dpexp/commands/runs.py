@@ -11,6 +11,7 @@ import typer
 
 from dpexp import cli
 from dpexp.config import ConfigError, home
+from dpexp.config.errors import no_file
 from dpexp.config.help_panels import OUTPUT, epilog
 from dpexp.config.process import command
 
@@ -150,6 +151,8 @@ def reproduce(
     from dpexp.study.experiment import read_record
 
     path = Path(run).expanduser()
+    if path.suffix == ".json" and not path.is_file():
+        raise ConfigError(no_file(run))
     record = read_record(path) if path.is_file() else load(_find(run))
     result = reproduce.reproduce(record, exact=exact, trust=trust, warn=_warn, runs=repeats)
     typer.echo(terminal.text(reproduction.sections(result)))

@@ -193,3 +193,9 @@ def test_the_checkout_of_another_user_has_a_commit(monkeypatch: pytest.MonkeyPat
     assert "dubious ownership" in refused.stderr
     assert git(ROOT)["commit"] == commit
     assert is_in_history(commit)
+
+
+def test_the_file_of_a_record_that_is_not_there_is_named() -> None:
+    done = script("runs.py", "reproduce", "gone.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: there is no file gone.json in ")
