@@ -88,7 +88,7 @@ def keeps_more(store: Store, folder: Path) -> bool:
 def store_problems(store: Store, folder: Path) -> list[Problem]:
     """How the store differs from what a delivery of this run writes. May raise what the store raises.
 
-    Empty for a run that is running, is not tracked, or cannot be read.
+    Empty for a run that is running, is being delivered, is not tracked, or cannot be read.
     """
     try:
         if is_open(folder / JOURNAL):
@@ -100,6 +100,8 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         return []  # which `ledger_problems` reports
     entry = ledger.read(folder).get(store.name)
     if entry is None or not ledger.is_complete(folder, store.name):
+        if ledger.is_being_delivered(folder):
+            return []
         is_wanted = entry is not None or record.config.get("track", True)
         what = f"not completely delivered to {store.name}"
         return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []

@@ -114,6 +114,19 @@ def delivery_lock(folder: Path, timeout_s: float) -> Iterator[None]:
         raise DeliveryLockedError(f"another process is delivering run {folder.name}") from None
 
 
+def is_being_delivered(folder: Path) -> bool:
+    """Whether a process is delivering the run: its uploader draws figures after the run has ended."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with delivery_lock(folder, 0):
+            return False
+    except DeliveryLockedError:
+        return True
+    except OSError:  # of another user
+        return False
+
+
 def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
     """``yes``, ``in part``, ``elsewhere`` (another store) or ``no`` by run, for this environment's store."""
     store = Store.from_environment(home).name

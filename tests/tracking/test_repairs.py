@@ -113,3 +113,12 @@ def test_one_repair_also_repairs_what_the_first_uncovers(dpexp_home: Path, uri: 
     found = kinds(dpexp_home, [folder], mend=True)
     assert found == [("hidden", "missing", True), ("hidden", "values", True)]
     assert kinds(dpexp_home, [folder], mend=False) == []
+
+
+def test_a_run_whose_uploader_is_at_work_is_no_problem(dpexp_home: Path, uri: str) -> None:
+    folder = delivered(dpexp_home, "drawing")
+    entry = ledger.read(folder)[uri]
+    ledger.write(folder, uri, LedgerEntry(entry.experiment_id, entry.mlflow_run_id))
+    with ledger.delivery_lock(folder, 0):
+        assert kinds(dpexp_home, [folder], mend=False) == []
+    assert kinds(dpexp_home, [folder], mend=False) == [("drawing", "missing", False)]
