@@ -43,12 +43,17 @@ class Trainer:
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Compute one batch, and train on it unless ``--eval``. Returns the loss, on its device."""
+        sync = self.placed.gradient_sync
         if self.optimizers is None:
             with torch.no_grad():
-                return self._loss(self._outputs(batch, self._untimed), batch)
-        loss = self._loss(self._outputs(batch, self._untimed), batch)
-        self.placed.gradient_sync.backward(loss, batch)
-        self._update(self.optimizers)
+                outputs = self._outputs(batch, self._untimed)
+                with sync.computing(batch):
+                    return self._loss(outputs, batch)
+        outputs = self._outputs(batch, self._untimed)
+        with sync.computing(batch):
+            loss = self._loss(outputs, batch)
+            sync.backward(loss, batch)
+            self._update(self.optimizers)
         return loss if self.outputs_on_host else loss.detach()
 
     def restart(self) -> None:
@@ -71,16 +76,16 @@ class Trainer:
 
         ``phase`` replaces the timer's for loss, backward and optimizer.
         """
-        device, phase = self.placed.output_device, phase or self.timer.phase
+        device, phase, sync = self.placed.output_device, phase or self.timer.phase, self.placed.gradient_sync
         with torch.set_grad_enabled(self.optimizers is not None):
             outputs = self._outputs(batch, self.placed.module)
-            with phase("loss", device):
+            with sync.computing(batch), phase("loss", device):
                 loss = self._loss(outputs, batch)
         if self.optimizers is None:
             return
-        with phase("backward", device):
-            self.placed.gradient_sync.backward(loss, batch)
-        with phase("optimizer", device):
+        with sync.computing(batch), phase("backward", device):
+            sync.backward(loss, batch)
+        with sync.computing(batch), phase("optimizer", device):
             self._update(self.optimizers)
 
     def evaluate(self, batch: Batch) -> Any:

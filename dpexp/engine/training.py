@@ -88,11 +88,13 @@ class Training:
             if batch.rows:  # else they are a stand-in's
                 step.outputs = _named_outputs(outputs)
             if trains:
-                with devices.autocast(placed.output_device, self._autocast):
+                sync = placed.gradient_sync
+                with devices.autocast(placed.output_device, self._autocast), sync.computing(batch):
                     loss = self._loss(outputs, devices.move(targets, placed.output_device))
                 step.loss = float(loss.detach())
                 if loss.requires_grad:
-                    placed.gradient_sync.backward(loss, batch)
+                    with sync.computing(batch):
+                        sync.backward(loss, batch)
         step.gradients = {
             name: _on_host(placed.gradient_sync.full_tensor(name, parameter.grad))
             for name, parameter in self.parameters().items()

@@ -34,6 +34,10 @@ class GradientSync:
     full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
     units: Mapping[str, str] = MappingProxyType({})
 
+    def computing(self, batch: Batch) -> AbstractContextManager[object]:
+        """The context of everything of a step after its forward: loss, backward and optimizer."""
+        return nullcontext()
+
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch."""
         loss.backward()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ their ``forward``, so that a subclass can time the four and change nothing else.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ SMALL_WORK = 1 << 24
 
 
 class ReplicaSync(GradientSync):
-    """Autograd adds up the gradients of replicas; those of small ones on the CPU with the threads of one.
+    """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
 
     Intra-op threads wait for each other in every operator, and for a while after it they keep a core busy,
     which the next forward's replicas need. Sizes decide and not times, because their number can change bits.
@@ -43,11 +43,10 @@ class ReplicaSync(GradientSync):
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
 
-    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+    def computing(self, batch: Batch) -> AbstractContextManager[object]:
         numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
         is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
-        with share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext():
-            super().backward(loss, batch)
+        return share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext()
 
 
 class Replicating(Strategy):

@@ -15,6 +15,7 @@ from dpexp import devices, models
 from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
 from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import prepare
+from dpexp.engine.trainer import Trainer
 from dpexp.record import Row
 from dpexp.strategies import STRATEGIES, Placed, data_parallel
 from dpexp.strategies.submodules import matching
@@ -330,7 +331,7 @@ def test_the_torch_backend_refuses_devices_that_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
 @pytest.mark.parametrize(("count", "is_small", "threads"), [(3, True, 2), (3, False, 6), (1, True, 6)])
-def test_backward_of_small_virtual_replicas_has_the_intraop_threads_of_one(
+def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of_one(
     strategy: str, count: int, is_small: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_parallel, "SMALL_WORK", 10**9 if is_small else 1)
@@ -338,11 +339,19 @@ def test_backward_of_small_virtual_replicas_has_the_intraop_threads_of_one(
     try:
         used = prepared.selection.used
         placed = prepared.strategy.place(prepared.model, used, Timer(used))
-        batch, found = next(prepared.local_batches(0)), []
-        loss = placed.module(*batch.inputs).sum()
-        loss.register_hook(lambda _: found.append(torch.get_num_threads()))
-        placed.gradient_sync.backward(loss, batch)
-        assert (found, torch.get_num_threads()) == ([threads], 6)
+        trainer, found = Trainer(prepared, placed, Timer(used)), []
+        parameter = next(placed.module.parameters())
+        parameter.register_hook(lambda _: found.append(torch.get_num_threads()))
+        loss = prepared.data.loss
+        monkeypatch.setattr(
+            type(prepared.data),
+            "loss",
+            lambda *args: found.append(torch.get_num_threads()) or loss(*args[1:]),
+        )
+        batch = next(prepared.local_batches(0))
+        trainer.step(batch)
+        trainer.timed_step(batch)
+        assert (found, torch.get_num_threads()) == ([threads] * 4, 6)
     finally:
         prepared.release()
 
