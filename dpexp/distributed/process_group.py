@@ -231,6 +231,8 @@ def init_process_group(
         with _stdout_to_stderr():  # gloo prints its connections to stdout
             store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
             store.set_timeout(timeout)
+            # without --standalone, torchrun's store has the addresses and reports of earlier attempts
+            store = PrefixStore(f"attempt {world.attempt}", store)
             distributed.init_process_group(
                 backend,
                 timeout=timeout,

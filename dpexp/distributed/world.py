@@ -16,7 +16,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 class World:
     """One rank of ``size``; ``local_rank`` of the ``local_size`` on this host, which has the name ``host``.
 
-    The first rank listens at ``address`` and ``port``.
+    The first rank listens at ``address`` and ``port``. ``attempt`` counts the restarts of all ranks; 0 where
+    hosts count them apart.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class World:
     address: str
     port: int
     host: str = field(default_factory=platform.node)
+    attempt: int = 0
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> World | None:
@@ -46,7 +48,9 @@ class World:
             found = ", ".join(f"{name}={environ[name]}" for name in VARIABLES[:4])
             raise ConfigError(f"the world does not add up: {found}; ranks count from 0")
         port = _whole_number("MASTER_PORT", environ["MASTER_PORT"])
-        return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port)
+        restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        attempt = int(restarts) if restarts.isdecimal() and local_size == size else 0
+        return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port, attempt=attempt)
 
 
 def restarts_left(environ: Mapping[str, str] = os.environ) -> int:

@@ -41,6 +41,13 @@ def test_a_world_is_read_from_the_environment() -> None:
     assert World.of({}) is None
 
 
+@pytest.mark.parametrize(("size", "attempt"), [("2", 3), ("4", 0)])
+def test_restarts_count_where_all_ranks_have_one_agent(size: str, attempt: int) -> None:
+    world = World.of(TORCHRUN | {"WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": "3"})
+    assert world is not None
+    assert world.attempt == attempt
+
+
 @pytest.mark.parametrize(("most", "done", "left"), [("3", "0", 3), ("3", "3", 0), ("", "", 0)])
 def test_the_restarts_that_are_left_are_read_from_the_environment(most: str, done: str, left: int) -> None:
     environ = {"TORCHELASTIC_MAX_RESTARTS": most, "TORCHELASTIC_RESTART_COUNT": done}

@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 import torch
 from command_lines import PATIENCE_S
-from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, torchrun, until_step, wait, words
+from launching import (
+    SCRIPT,
+    STEPS,
+    free_port,
+    ranks_of,
+    record,
+    run,
+    start_forked,
+    torchrun,
+    until_step,
+    wait,
+    words,
+)
 from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError, RunConfig
@@ -128,6 +140,18 @@ def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_pa
     assert len(resumed["steps"]["loss"]) == 20
     assert resumed["steps"]["loss"] == undisturbed["steps"]["loss"]
     assert resumed["digest"] == undisturbed["digest"]
+
+
+def test_ranks_restart_where_torchrun_keeps_its_store(dpexp_home: Path, tmp_path: Path) -> None:
+    """Without ``--standalone`` the store still has the addresses and the reports of the ranks before."""
+    (tmp_path / "halting.py").write_text(HALTING)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port()))
+    model = ("--model", f"{tmp_path}/halting.py:Halting", "--shard-embedding", "--sparse", "--no-check")
+    steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "1", "--snapshot-every", "4", "--json")
+    agent = ("-P", "-m", "torch.distributed.run", *options)
+    done = wait(start_forked(*agent, SCRIPT, "hybrid", *model, *steps, "--no-track"))
+    assert len(record(done)["steps"]["loss"]) == 20
+    assert record_of_the_run(dpexp_home).status == "finished"
 
 
 def test_a_run_resumes_only_on_the_samples_with_which_it_began(dpexp_home: Path, tmp_path: Path) -> None:
