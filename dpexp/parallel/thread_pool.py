@@ -1,8 +1,8 @@
 """ThreadPool: worker threads that live as long as the process, reused by every forward.
 
 Each accelerator has a worker of its own. The replicas on the CPU wait in one queue for as many threads as
-there are cores, since more would only take turns. One of them is the caller. It is the only one where the
-first replica of the call before took less than ``SMALL_S``, which is little more than handing it over::
+there are cores, since more would only take turns. One of them is the caller. It is the only one where all
+replicas together, at the pace of the first one of the call before, take less than ``SMALL_S``::
 
     caller     replica 0 ─┬─ replica 2 ─┬─ replica 3 ──
     worker     replica 1 ─┴─────────────┴─ replica 4 ──      replicas 5, 6, 7 are queued
@@ -32,7 +32,7 @@ from dpexp.parallel.watchdog import Call, State, Task, Watchdog
 
 Slot = tuple[torch.device, int]
 """A device and how often it occurs before in the list: ``[cuda:0, cuda:0]`` has two slots."""
-SMALL_S = 2e-4
+SMALL_S = 5e-4
 
 
 def cores() -> int:
@@ -100,7 +100,8 @@ class ThreadPool:
 
     def _run_here(self, call: Call) -> int:
         """Run queued tasks here, and in other threads unless they are small. Returns how many here."""
-        helpers = 0 if self._was_small or call.alone else min(self._cores, len(call.queued)) - 1
+        count = len(call.queued)
+        helpers = 0 if self._was_small or call.alone else min(self._cores, count) - 1
         for _ in range(helpers):
             self._add_worker(call)
         self._watchdog.add(call)
@@ -109,7 +110,7 @@ class ThreadPool:
             while call.run_next():
                 done += 1
                 if done == 1 and not call.alone:
-                    self._was_small = time.perf_counter() - began < SMALL_S
+                    self._was_small = (time.perf_counter() - began) * count < SMALL_S
             return done
         finally:
             self._watchdog.remove(call)
