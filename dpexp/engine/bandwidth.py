@@ -20,6 +20,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.record import Row, spread
 from dpexp.strategies.hybrid import HostStage
+from dpexp.strategies.lookups import named_arguments
 from dpexp.strategies.mapped_tables import is_mapped
 from dpexp.strategies.table_shards import Table, tables
 
@@ -40,7 +41,7 @@ class Traffic:
 
     def add_rows(self, table: Table, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the forward of a table."""
-        ids = next(tensors.walk((args, kwargs)))
+        ids = named_arguments(args, kwargs)["input"]
         self.looked_up[table] += ids.numel() * row_bytes(table)
 
     def add_copy(self, _: nn.Module, args: tuple[Any, ...]) -> None:

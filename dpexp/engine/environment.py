@@ -47,7 +47,8 @@ def environment() -> Row:
 
 def _header(distribution: metadata.Distribution) -> dict[str, str]:
     """Name and version of an installed package; ``Distribution.metadata`` parses all, ten times slower."""
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    files = ("METADATA", "PKG-INFO", "")  # the last is a lone .egg-info file
+    text = next(filter(None, map(distribution.read_text, files)), "")
     return dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0]))
 
 

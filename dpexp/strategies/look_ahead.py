@@ -125,13 +125,20 @@ class LookAhead(Serial):
         self._weight_versions = self._versions()
 
     def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
-        source = _without_draws(batches)
+        source = iter(batches)
+        if always or not self._is_slower:
+            yield from self._ahead(_without_draws(source), always)
+        yield from source
+
+    def _ahead(self, source: Iterator[Batch], always: bool) -> Generator[Batch]:
+        """Batches until the source ends, or until looking ahead was timed and is the slower."""
         thread = ThreadPoolExecutor(1, "dpexp look-ahead")
         try:
             self._waiting = waiting = deque(map(Step, islice(source, 1)))
             while waiting:
                 step = waiting.popleft()
-                waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
+                if always or not self._is_slower:
+                    waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
                 for each in waiting if self._calls is not None and (always or self._pays) else ():
                     each.future = each.future or self._submit(thread, each.batch)
                 start = time.perf_counter()
@@ -169,6 +176,11 @@ class LookAhead(Serial):
         if len(self._ahead_s) < TRIALS:
             return len(self._serial_s) >= TRIALS
         return TRIALS == 0 or self._is_faster
+
+    @property
+    def _is_slower(self) -> bool:
+        """Whether looking ahead was timed, and serial steps were the faster."""
+        return len(self._ahead_s) >= TRIALS > 0 and not self._is_faster
 
     def _add_trial(self, step: Step, seconds: float) -> None:
         is_first = not self._full
@@ -275,9 +287,8 @@ class LookAhead(Serial):
             self._written.fill_(self._ended)
 
 
-def _without_draws(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _without_draws(source: Iterator[Batch]) -> Iterator[Batch]:
     """The batches. Raises ConfigError where reading one draws random numbers, which a model draws as well."""
-    source = iter(batches)
     while True:
         before = torch.get_rng_state()
         batch = next(source, None)

@@ -74,6 +74,9 @@ def test_rows_are_counted_as_often_as_they_are_looked_up() -> None:
     assert traffic.copied == 2 * 4 * 4 + 2 * 2 * 8
     on_host[1](torch.tensor([4, 4]))
     assert traffic.looked_up[table] == 32, "the hooks are gone"
+    with observed_traffic(model) as traffic:
+        on_host[0](offsets=torch.tensor([0, 4]), input=torch.tensor([1, 1, 2, 3, 1, 1]))
+    assert dict(traffic.looked_up) == {bag: 6 * 4 * 4}
 
 
 def test_what_is_not_known_is_left_out(dpexp_home: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import signal
 import threading
 import traceback
@@ -260,8 +261,16 @@ def test_further_steps_are_of_the_kind_that_was_faster(slower: str, monkeypatch:
     monkeypatch.setattr(
         ahead, "_add_trial", lambda step, _: add(step, durations["ahead" if step.is_ahead else "serial"])
     )
-    trained(steps, [batch(ids) for ids in power_law(20)])
+    batches, leads, step = iter([batch(ids) for ids in power_law(20)]), list[int](), steps.step
+
+    def counted(each: Batch) -> torch.Tensor:
+        leads.append(20 - operator.length_hint(batches) - len(leads))
+        return step(each)
+
+    steps.step = counted  # type: ignore[method-assign]
+    trained(steps, batches)
     assert ahead.rows_ahead == 6 * (3 if slower == "ahead" else 20 - 4)
+    assert set(leads[10:-1]) == {1 if slower == "ahead" else 2}, "serial steps read no batch before their own"
 
 
 # --- ends -------------------------------------------------------------------------------------------
