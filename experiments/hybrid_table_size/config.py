@@ -65,7 +65,7 @@ CLAIMS = [
         ">",
         1.0,
         "dense-1000",
-        stated="not shown",
+        stated="contradicted",
     ),
     Claim(
         "What moves to the accelerator and back does not grow with the table.",

@@ -22,7 +22,7 @@ CLAIMS = [
         "recorded",
         "<=",
         1.10,
-        stated="not shown",
+        stated="contradicted",
     ),
     Claim(
         "A whole recorded run takes at most 1.5 times a bare script.",

@@ -57,7 +57,6 @@ CLAIMS = [
         "<",
         1.0,
         "whole",
-        stated="not shown",
     ),
     Claim(
         "A step of three separately wrapped blocks takes longer than one of the whole model wrapped.",
@@ -66,7 +65,6 @@ CLAIMS = [
         ">",
         1.0,
         "whole",
-        stated="not shown",
     ),
     Claim(
         "A step of the whole model wrapped takes longer than one of a single device.",

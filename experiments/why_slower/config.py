@@ -55,7 +55,6 @@ CLAIMS = [
         "<",
         1.0,
         "single-large-2048",
-        stated="not shown",
     ),
     Claim("All compute what one device computes.", "verified", "*", "==", True),
 ]
