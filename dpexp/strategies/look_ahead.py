@@ -23,7 +23,6 @@ with their vectors. What a lookup raises, its step raises; the thread ends with 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -46,8 +45,10 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
 from dpexp.strategies.sharded_embedding import PlacedTable, placed_tables
 
-TRIALS = 4
+TRIALS = 3
 """So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""
+GAIN = 0.95
+"""A step that looks ahead is the faster kind if it takes at most this part of a serial step's time."""
 
 
 class Serial:
@@ -141,12 +142,14 @@ class LookAhead(Serial):
                     waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
                 for each in waiting if self._calls is not None and (always or self._pays) else ():
                     each.future = each.future or self._submit(thread, each.batch)
+                switches = step.future is None and any(each.future for each in waiting)
                 start = time.perf_counter()
                 with nullcontext() if self._calls is not None else self._learning(step.batch):
                     self._step = step
                     yield step.batch
                     self._step = None
-                self._add_trial(step, time.perf_counter() - start)
+                if not switches:
+                    self._add_trial(step, time.perf_counter() - start)
         finally:
             is_unused = any(each and each.future for each in (self._step, *self._waiting))
             self._step, self._waiting = None, deque()
@@ -172,27 +175,35 @@ class LookAhead(Serial):
 
     @property
     def _pays(self) -> bool:
-        """Whether to look ahead: not in the first steps, then to time it, then if it was the faster."""
+        """Whether to look ahead: in turns with serial steps, to time both, and then if it was the faster.
+
+        In turns, because the first steps of a run take longer in either way: its memory is cold.
+        """
         if len(self._ahead_s) < TRIALS:
-            return len(self._serial_s) >= TRIALS
+            return len(self._serial_s) >= (TRIALS if self._ahead_s else 1)
         return TRIALS == 0 or self._is_faster
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether both kinds of steps were timed."""
+        return min(len(self._serial_s), len(self._ahead_s)) >= TRIALS
 
     @property
     def _is_slower(self) -> bool:
         """Whether looking ahead was timed, and serial steps were the faster."""
-        return len(self._ahead_s) >= TRIALS > 0 and not self._is_faster
+        return TRIALS > 0 and self._is_timed and not self._is_faster
 
     def _add_trial(self, step: Step, seconds: float) -> None:
         is_first = not self._full
         self._full = max(self._full, step.batch.global_rows)
         trials = self._ahead_s if step.is_ahead else self._serial_s
-        if is_first or step.batch.global_rows != self._full or len(trials) == TRIALS:
+        if is_first or step.batch.global_rows != self._full or len(trials) >= TRIALS:
             return
         trials.append(seconds)
-        if step.is_ahead and len(trials) == TRIALS:
-            fastest = [min(self._serial_s, default=math.inf), min(trials)]
+        if self._is_timed:
+            fastest = [min(self._serial_s), min(self._ahead_s)]
             serial, ahead = map(max, zip(*self._group.all_gather_numbers(fastest), strict=True))
-            self._is_faster = ahead < serial
+            self._is_faster = ahead <= GAIN * serial
 
     @contextmanager
     def _learning(self, batch: Batch) -> Iterator[None]:

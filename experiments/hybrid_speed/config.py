@@ -1,6 +1,5 @@
 """What does a step with a large embedding table take, by the way in which the model is laid out?"""
 
-
 from dpexp.config import RunConfig
 from dpexp.study.experiment import Claim, Lines, Program
 
