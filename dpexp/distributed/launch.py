@@ -137,7 +137,7 @@ def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     fewest, most = host_range(options)
-    rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 1}
+    rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 5}
     endpoint, address = "localhost:0", "localhost"
     if most > 1:
         endpoint = options.rdzv_endpoint
