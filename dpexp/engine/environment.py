@@ -39,10 +39,17 @@ def environment() -> Row:
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "git": git(ROOT) if is_checkout() else NO_GIT,
-        "argv": list(sys.argv),
+        "argv": _argv(),
         "packages": packages,
         "lock": lock(ROOT / "requirements.lock", packages),
     }
+
+
+def _argv() -> list[str]:
+    """The command line; a program of dpexp's checkout by its path in it, not by where the checkout is."""
+    program = Path(sys.argv[0])
+    is_inside = program.is_absolute() and program.is_relative_to(ROOT)
+    return [str(program.relative_to(ROOT)) if is_inside else sys.argv[0], *sys.argv[1:]]
 
 
 def _header(distribution: metadata.Distribution) -> dict[str, str]:

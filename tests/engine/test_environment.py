@@ -1,7 +1,11 @@
 """The environment of a Record: what is installed, as the installed packages say."""
 
 from importlib import metadata
+from pathlib import Path
 
+import pytest
+
+from dpexp.config.process import ROOT
 from dpexp.engine.environment import environment
 
 
@@ -9,3 +13,18 @@ def test_the_packages_are_those_that_importlib_finds() -> None:
     found = {entry.metadata["Name"]: entry.version for entry in metadata.distributions()}
     assert environment()["packages"] == found
     assert found["torch"].startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("program", "recorded"),
+    [
+        (ROOT / "scripts/run.py", "scripts/run.py"),
+        (Path("scripts/run.py"), "scripts/run.py"),
+        (Path("/elsewhere/x.py"), "/elsewhere/x.py"),
+    ],
+)
+def test_a_program_of_the_checkout_is_named_by_its_path_in_it(
+    program: Path, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(program), "whole", "--steps", "3"])
+    assert environment()["argv"] == [recorded, "whole", "--steps", "3"]
