@@ -47,9 +47,8 @@ def environment() -> Row:
 
 def _argv() -> list[str]:
     """The command line; a program of dpexp's checkout by its path in it, not by where the checkout is."""
-    program = Path(sys.argv[0])
-    is_inside = program.is_absolute() and program.is_relative_to(ROOT)
-    return [str(program.relative_to(ROOT)) if is_inside else sys.argv[0], *sys.argv[1:]]
+    program = [each.removeprefix(f"{ROOT}{os.sep}") for each in sys.argv[:1]]  # none where Python is embedded
+    return [*program, *sys.argv[1:]]
 
 
 def _header(distribution: metadata.Distribution) -> dict[str, str]:
