@@ -22,13 +22,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from sharded_in_ranks import join_group
 from torch import distributed, nn
 
-from dpexp import devices
-from dpexp.config import ConfigError, RankOptions, RunConfig
+from dpexp.config import ConfigError, RunConfig
 from dpexp.data.dataset import Batch
-from dpexp.distributed import World
-from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.trainer import Trainer
 from dpexp.engine.verification import verify
@@ -348,11 +347,7 @@ CASES = (streams, tables, resumed, verified, choosing, aborted, sent, fused)
 
 
 def main() -> None:
-    world = World.of()
-    assert world is not None
-    options = RunConfig("hybrid").options
-    assert isinstance(options, RankOptions)
-    group = init_process_group(world, options, devices.HOST)
+    group = join_group()
     look_ahead.TRIALS = 0  # looks ahead from the first step on
     for case in CASES:
         case(group)

@@ -116,13 +116,18 @@ def lookup(by: str, group: ProcessGroup) -> dict[str, Any]:
     return {"ids": count, "sent": sent, "received": received}
 
 
-def main() -> None:
+def join_group() -> ProcessGroup:
+    """The process group of the ranks that torchrun started, of which this process is one."""
     world = World.of()
     assert world is not None
     options = RunConfig("hybrid").options
     assert isinstance(options, RankOptions)
-    group = init_process_group(world, options, devices.HOST)
-    found = {" ".join(case): errors(case, group) for case in CASES} if world.size < 8 else {}
+    return init_process_group(world, options, devices.HOST)
+
+
+def main() -> None:
+    group = join_group()
+    found = {" ".join(case): errors(case, group) for case in CASES} if group.size < 8 else {}
     lookups = {by: group.all_gather(lookup(by, group)) for by in ("row", "table", "column")}
     if group.is_first:
         print(json.dumps([found, lookups]), flush=True)
