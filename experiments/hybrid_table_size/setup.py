@@ -21,6 +21,7 @@ from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record import Journal, Record, finish, now
+from dpexp.run import PARENT
 
 WIDTH = 64
 
@@ -72,7 +73,7 @@ if __name__ == "__main__":
     before = made_s(int(sys.argv[1]))
     record, setup_s = run(int(sys.argv[1]))
     alone = (before + made_s(int(sys.argv[1]))) / 2
-    record.parent, record.experiment = os.environ.get("DPEXP_PARENT", ""), Path(__file__).parent.name
+    record.parent, record.experiment = os.environ.get(PARENT, ""), Path(__file__).parent.name
     record.metrics["setup"] = [round(setup_s / alone, 4)]
     record.summarize()
     print(record.to_json())
