@@ -46,9 +46,7 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 def check_home(home: Path) -> None:
     """Raise JournalError for a DPEXP_HOME that is not a directory and cannot be made: it needs its parent."""
-    if home.is_dir():
-        return
-    if os.path.lexists(home):
+    if _is_no_directory(home):
         raise JournalError(
             f"DPEXP_HOME {home} is not a directory: rename what is there, or correct DPEXP_HOME"
         )
@@ -62,7 +60,7 @@ def check_writable(runs: Path) -> None:
     """Raise JournalError unless the folder ``runs`` of DPEXP_HOME can be written to. Leaves nothing there."""
     check_home(runs.parent)
     try:
-        if not runs.is_dir() and os.path.lexists(runs):
+        if _is_no_directory(runs):
             raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
         existing = next(path for path in (runs, *runs.parents) if path.is_dir())
         os.rmdir(tempfile.mkdtemp(prefix=".check-", dir=existing))
@@ -70,6 +68,11 @@ def check_writable(runs: Path) -> None:
         raise JournalError(
             f"cannot write a journal at {runs}: {error.strerror}; DPEXP_HOME is the folder of the runs"
         ) from error
+
+
+def _is_no_directory(path: Path) -> bool:
+    """Whether something else than a directory is there. Another process may make the directory meanwhile."""
+    return os.path.lexists(path) and not path.is_dir()
 
 
 def share(path: Path) -> None:

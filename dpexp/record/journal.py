@@ -211,7 +211,7 @@ def _create(runs: Path, folder: Path) -> Any:
         make_folder(runs, exist_ok=True)
         make_folder(folder)
         file = open(folder / JOURNAL, "xb", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
         with open(folder / RESERVE, "wb", opener=private_opener) as reserve:
             reserve.write(b"\0" * RESERVED_BYTES)
         sync_folder(folder)
@@ -232,11 +232,21 @@ def _open_locked(path: Path) -> Any:
     except OSError as error:
         raise JournalError(f"cannot append to {path}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except BlockingIOError:
         file.close()
         raise JournalError(f"{path}: another process is writing it") from None
     return file
+
+
+def _lock(file: Any) -> None:
+    """Lock a journal for its writer; a reader holds it for a moment. Raises BlockingIOError for a writer."""
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer lets no reader in
+            time.sleep(0.001)
 
 
 _open_files: weakref.WeakSet[Any] = weakref.WeakSet()
