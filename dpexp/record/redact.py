@@ -102,22 +102,37 @@ def _redacted(value: Any, path: str, clean: Callable[[str], str]) -> Any:
 
 def _redactor() -> Callable[[str], str]:
     """The function that redacts a text, for the variables that are set now."""
-    secrets = sorted(set(_secrets()), key=len, reverse=True)
-    known = re.compile("|".join([re.escape(HIDDEN), *map(_pattern, secrets)]))
+    known = [re.compile(_pattern(secret)) for secret in set(_secrets())]
 
     def clean(text: str) -> str:
+        # All are searched in the text as it was: what one hides would change what the next finds.
+        secrets = [match.span() for pattern in known for match in pattern.finditer(text)]
         if "://" in text:
-            text = "\n".join(map(_without_logins, text.split("\n")))
-            text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
-        return known.sub(HIDDEN, text)
+            secrets += _logins_in_urls(text)
+            secrets += [(match.end(1), match.end()) for match in _IN_QUERY.finditer(text)]
+        return _without(secrets, text)
 
     return clean
 
 
-def _without_logins(line: str) -> str:
-    """The line without logins in URLs. What is searched ends with an @, so that each URL is read once."""
-    end = line.rfind("@") + 1
-    return _IN_URL.sub(HIDDEN, line[:end]) + line[end:] if end else line
+def _logins_in_urls(text: str) -> Iterator[tuple[int, int]]:
+    """The (start, end) of each login. Each line is searched up to its last @: each URL is read once."""
+    start = 0
+    for line in text.split("\n"):
+        for match in _IN_URL.finditer(text, start, start + line.rfind("@") + 1):
+            yield match.span()
+        start += len(line) + 1
+
+
+def _without(spans: list[tuple[int, int]], text: str) -> str:
+    """The text with ``***`` for the characters of the spans, which may overlap."""
+    kept: list[str] = []
+    end = 0
+    for start, stop in sorted(spans):
+        if start > end or not kept:
+            kept.append(text[end:start])
+        end = max(end, stop)
+    return HIDDEN.join([*kept, text[end:]])
 
 
 def _pattern(secret: str) -> str:
