@@ -6,8 +6,8 @@
 The uploader starts first, so that both processes import at the same time. A run is prepared, with every
 check of its config, before a folder is made or a row is written to the store.
 
-A strategy with a launcher (``ddp``, ``fsdp``) runs in several processes: ``execute`` launches them, each
-calls ``run_rank``, and that calls ``execute`` with the environment of its rank. The first rank records.
+A strategy with a launcher (``ddp``, ``fsdp``) runs in several processes: ``execute`` launches them, and each
+calls it with the environment of its rank (rank.py). The first rank records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
 from dpexp.config.errors import describe, startup_errors
 from dpexp.distributed import SignalHandler, Terminated, World
 from dpexp.distributed.faults import LostContact, PeerError, error_row
-from dpexp.distributed.launch import Job, end_with_launcher, launch
-from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
+from dpexp.distributed.launch import end_with_launcher, launch
+from dpexp.distributed.rank_result import RankResult, write_result
 from dpexp.distributed.rendezvous import host_range
-from dpexp.engine.printed_text import on_stderr
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record import (
     Journal,
@@ -314,7 +313,7 @@ def _finish(
 # --- several ranks -------------------------------------------------------------------------------
 
 
-RANK_PROGRAM = "from dpexp.run import run_rank; run_rank()"
+RANK_PROGRAM = "from dpexp.rank import run_rank; run_rank()"
 """What the process of a rank runs."""
 
 
@@ -370,33 +369,3 @@ def _recorded_error(record: Record) -> BaseException | None:
         if kind.__name__ == error.get("type"):
             return kind(message)
     return RanksError(message)
-
-
-def run_rank() -> None:
-    """Run one rank of its launcher's Job and exit.
-
-    The exit code is 0 once the result is written, also for a failed run: the launcher must not restart it.
-    A rank that lost its peers exits with 1: the launcher restarts all ranks.
-    """
-    job = Job.read()
-    sys.argv = job.argv
-    world = World.of()
-    assert world is not None
-    if _is_finished():
-        sys.exit(0)  # restarted for an error in the teardown
-    try:
-        # the launcher relays what the stdout of the other ranks gets
-        with on_stderr(sys.stderr if world.local_rank == 0 else sys.stdout):
-            outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
-    except (ConfigError, JournalError) as error:
-        write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
-        sys.exit(0)
-    except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it
-        sys.exit(1)
-    sys.exit(int(isinstance(outcome.error, LostContact) and not _is_finished()))
-
-
-def _is_finished() -> bool:
-    """Whether the first rank has written its result; after lost contact the run resumes."""
-    result = first_rank_result()
-    return result is not None and result.kind != LostContact.kind

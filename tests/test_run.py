@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import needs
 import pytest
 import torch
-from command_lines import PATIENCE_S, script
+from command_lines import PATIENCE_S, SCRIPT, script, shared
 
 import dpexp
 from dpexp import live
@@ -27,7 +27,7 @@ from dpexp.run import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_ERRORS = ROOT / "tests" / "helpers" / "user_error_cases.py"
-RUN = [sys.executable, str(ROOT / "scripts" / "run.py")]
+RUN = [sys.executable, SCRIPT]
 
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
@@ -182,20 +182,16 @@ def test_a_layout_that_fails_verification_exits_with_1_and_is_recorded(dpexp_hom
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_keeps_its_steps(dpexp_home: Path, number: signal.Signals, code: int) -> None:
-    process = subprocess.Popen(
-        [*RUN, "single", "--devices", "cpu", "--steps", "10000000", "--no-track"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(os.environ),
-    )
+    words = ["single", "--devices", "cpu", "--steps", "10000000", "--no-track"]
+    process = shared().start(SCRIPT, *words)
     try:
         wait_until(lambda: _steps(dpexp_home))
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=PATIENCE_S)
+        _, stderr = process.communicate()
     finally:
         process.kill()
     assert process.returncode == code
-    assert b"Traceback" not in stderr
+    assert "Traceback" not in stderr
     record = only_run(dpexp_home)
     assert record.status == "killed"
     assert len(record.steps["time_ms"]) == len(record.steps["loss"]) > 0
@@ -316,7 +312,7 @@ def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(d
 def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_steps(
     dpexp_home: Path,
 ) -> None:
-    disk = needs.disk(dpexp_home, "size=512k")
+    disk = needs.disk(dpexp_home, "size=200k")
     words = ["single", "--devices", "cpu", "--no-track", "--steps", "10000000", "--json"]
     done = subprocess.run(
         [*disk, *RUN, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -336,14 +332,12 @@ def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sy
     words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", str(PATIENCE_S), "--quiet"]
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts requests and answers none
         store = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        process = subprocess.Popen(
-            [*RUN, *words], stderr=subprocess.PIPE, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": store}
-        )
+        process = shared().start(SCRIPT, *words, MLFLOW_TRACKING_URI=store)
         try:
             wait_until(lambda: list(dpexp_home.glob("runs/*/head.json")))
             wait_until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text())
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=PATIENCE_S)
+            _, stderr = process.communicate()
         finally:
             process.kill()
     record = only_run(dpexp_home)

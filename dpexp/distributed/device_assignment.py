@@ -1,14 +1,15 @@
 """Device assignment: how many ranks a host runs, and which device each rank uses."""
 
+from itertools import cycle, islice
+
 import torch
 
 from dpexp import devices
 from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig
+from dpexp.config.run_config import MAX_VIRTUAL
 from dpexp.devices import Selection
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
-
-MAX_RANKS = 1024
 
 
 def assign_device(config: RunConfig, world: World | None, *, planned: bool = False) -> Selection:
@@ -26,14 +27,15 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
     count, accelerators = _per_host(config, planned)
     if world is None:
-        return Selection(requested, accelerators[:1] or tuple(devices.virtual(1)))
+        ranks = (count or 1) * _hosts(config)[1]  # a host that joins later must find a number for its ranks
+        return Selection(requested, accelerators[:1] or tuple(_virtual(ranks)[:1]))
     if count not in (None, world.local_size):
         raise ConfigError(
             f"--{'virtual' if config.virtual else 'devices'} asks for {count} ranks a host and torchrun "
             f"started {world.local_size} on this one: give the same number, or leave the option out"
         )
     if not accelerators:
-        return Selection(requested, (devices.virtual(world.size)[world.rank],))
+        return Selection(requested, (_virtual(world.size)[world.rank],))
     if len(accelerators) < world.local_size:
         raise ConfigError(
             f"host {world.host} has {world.local_size} ranks and {len(accelerators)} accelerators: each rank "
@@ -50,13 +52,30 @@ def processes(config: RunConfig, *, planned: bool = False) -> int:
     count, accelerators = _per_host(config, planned)
     options = config.options
     if not count and isinstance(options, LaunchOptions):
-        count = options.ranks // host_range(options)[0]
+        count = options.ranks // _hosts(config)[0]
     return count or max(1, len(accelerators))
 
 
+def _hosts(config: RunConfig) -> tuple[int, int]:
+    """The fewest and the most hosts."""
+    return host_range(config.options) if isinstance(config.options, LaunchOptions) else (1, 1)
+
+
+def rank_devices(config: RunConfig, ranks: int) -> list[torch.device]:
+    """The device of each of so many ranks on hosts like this one, whose accelerators may be missing here."""
+    _, accelerators = _per_host(config, planned=True)
+    return list(islice(cycle(accelerators), ranks)) if accelerators else _virtual(ranks)
+
+
+def _virtual(ranks: int) -> list[torch.device]:
+    if ranks > MAX_VIRTUAL:
+        raise ConfigError(f"{ranks} ranks on the CPU: at most {MAX_VIRTUAL}, on all hosts together")
+    return devices.virtual(ranks)
+
+
 def _ranks_on_the_cpu(text: str) -> int:
-    if len(text) > 4 or int(text) > MAX_RANKS:
-        raise ConfigError(f"--devices {text}: at most {MAX_RANKS} processes can be started on a host")
+    if len(text) > 4 or int(text) > MAX_VIRTUAL:
+        raise ConfigError(f"--devices {text}: at most {MAX_VIRTUAL} ranks can be started on the CPU")
     return int(text)
 
 

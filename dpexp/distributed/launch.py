@@ -2,7 +2,7 @@
 
 launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
            |                --> rank 1: python -P -c ENTRY --> RankResult --+    and the error of the agent
-           +-- a rank is lost: all ranks start again, from their last checkpoint
+           +-- a rank is lost, or a host joins: all ranks start again, from their last checkpoint
 
 The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
 every user of the machine.
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 from dpexp.config import LaunchOptions, RunConfig
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
-from dpexp.distributed.rendezvous import host_range, local_address, parse_endpoint, resolve
+from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
 from dpexp.record import redact, write_atomically
 
@@ -36,6 +36,8 @@ LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty 
 JOB = "job.json"  # beside the results
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = "torch.distributed"
+_signals: list[BaseException] = []
+"""What ended torchrun's agents, kept to the end of this process with their rendezvous."""
 
 
 class LaunchError(RuntimeError):
@@ -98,6 +100,11 @@ def end_with_launcher() -> None:
         os._exit(1)
 
 
+def end_launcher() -> None:
+    """Called last in a rank: terminate its launcher, which would wait 300 s for one that has ended."""
+    os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
+
+
 # --- starting ---
 
 
@@ -137,13 +144,16 @@ def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     fewest, most = host_range(options)
-    rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 5}
+    # Hosts that wait look once a second whether they can join: with 1 s the others may begin without them.
+    rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 2}
     endpoint, address = "localhost:0", "localhost"
     if most > 1:
         endpoint = options.rdzv_endpoint
         host, port = parse_endpoint(endpoint)
         address = local_address(host, port)
-        rendezvous |= {"is_host": resolve(host) == address, "read_timeout": options.comm_timeout}
+        is_head = resolve(host) == address
+        address = HeadAddress(address) if is_head else address
+        rendezvous |= {"is_host": is_head, "read_timeout": options.comm_timeout}
     return LaunchConfig(
         min_nodes=fewest,
         max_nodes=most,
@@ -171,28 +181,43 @@ def _relay(logs: Path) -> None:
 @contextmanager
 def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
     """End this process if its ranks have ended and torchrun's agent waits for an answer over a cut link."""
-    limit_s = options.comm_timeout + (options.join_timeout if options.max_restarts else 0.0)
+    fewest, most = host_range(options)
+    if most == 1:  # there is no link to cut
+        yield
+        return
+    restarts = options.max_restarts or fewest < most
+    limit_s = options.comm_timeout + (options.join_timeout if restarts else 0.0)
     ended = threading.Event()
 
     def watch() -> None:
-        import psutil
-
         idle_since = time.monotonic()
         while not ended.wait(0.5):
-            children = psutil.Process().children()
             results = read_results(folder)
-            if not results or any(child.status() != psutil.STATUS_ZOMBIE for child in children):
+            if not results or _has_children():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:
                 print(redact(f"error: {results[0].message}"), file=sys.stderr, flush=True)
                 os._exit(1)
 
-    if host_range(options)[1] > 1:
-        threading.Thread(target=watch, daemon=True, name="watchdog").start()
+    thread = threading.Thread(target=watch, daemon=True, name="watchdog")
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join()  # it reads the folder, which is removed next
+
+
+def _has_children() -> bool:
+    """Whether a child of this process runs; a zombie has ended."""
+    import psutil
+
+    def runs(child: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):  # reaped since it was listed
+            return bool(child.status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    return any(map(runs, psutil.Process().children()))
 
 
 # --- reporting ---
@@ -212,6 +237,9 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, logs: Path) -> Ba
         fault.is_cause = error.get_first_failure()[1].exitcode < 0
         return fault
     except SignalException as error:
+        # torchrun does not close its rendezvous here. Its thread, where it held the last reference to it,
+        # would wait for itself to end.
+        _signals.append(error)
         interrupted = error.sigval == signal.SIGINT
         return KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}")
     except RendezvousTimeoutError:

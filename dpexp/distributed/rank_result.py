@@ -33,10 +33,11 @@ def read_results(folder: Path) -> list[RankResult]:
 
 
 def write_result(result: RankResult) -> None:
-    """Write the result of this rank, in place of an earlier one."""
+    """Write the result of this rank, in place of that before a restart, when it may have had another rank."""
     folder = os.environ.get(RESULTS)
     if folder:
-        write_atomically(Path(folder) / f"{result.rank}.json", json.dumps(asdict(result)).encode())
+        path = Path(folder) / f"{os.environ['LOCAL_RANK']}.json"
+        write_atomically(path, json.dumps(asdict(result)).encode())
 
 
 def first_rank_result() -> RankResult | None:

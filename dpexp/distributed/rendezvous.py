@@ -54,6 +54,22 @@ def local_address(host: str, port: int) -> str:
         raise ConfigError(f"host '{host}' cannot be reached from this one: {error.strerror}") from None
 
 
+class HeadAddress(str):
+    """The address of the head: it sorts before that of any other host.
+
+    torchrun gives ranks to the hosts in the order of their addresses. The first rank has the journal, so it
+    must stay where it is when a host joins. The hosts exchange their addresses pickled.
+    """
+
+    __slots__ = ()
+
+    def __lt__(self, other: str) -> bool:
+        return self != other
+
+    def __gt__(self, other: str) -> bool:
+        return False
+
+
 def interface(host: str, port: int) -> str:
     """The network interface through which this machine reaches the host. Raises ConfigError."""
     import psutil

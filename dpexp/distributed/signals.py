@@ -81,10 +81,12 @@ class SignalHandler:
             self.terminate()
 
     def terminate(self) -> None:
-        """Raises KeyboardInterrupt if the first signal was SIGINT, else Terminated."""
+        """Raises KeyboardInterrupt if the first signal was SIGINT; else Terminated, for a peer too."""
         if self._first == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Terminated(f"ended by {signal.SIGTERM.name}")
+        error = Terminated(f"ended by {signal.SIGTERM.name}")
+        error.by_peer = not self.requested
+        raise error
 
 
 def _by_default(number: int) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
@@ -63,9 +64,13 @@ class Prepared:
     @property
     def name(self) -> str:
         """The run's name: ``--run-name``, or strategy, model and devices."""
+        return self.name_on(max(self.group.size, len(self.selection.used)))
+
+    def name_on(self, size: int) -> str:
+        """The name on so many devices like the first."""
         if self.config.run_name:
             return self.config.run_name
-        used, size = self.selection.used, max(self.group.size, len(self.selection.used))
+        used = self.selection.used
         place = "cpu" if not used else f"{size}x{used[0].type}" if size > 1 else devices.label(used[0])
         spec = models.parse(self.config.model)
         model = spec.name or spec.factory.rpartition(":")[2]
@@ -167,9 +172,8 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
 
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
-    used = assign_device(config, world).used
+    group = _group_of(config, world)
     options = config.options if isinstance(config.options, RankOptions) else None
-    group = init_process_group(world, options, used[0] if used else devices.HOST)
     prepared, error, facts = None, None, {}
     try:
         prepared = prepare(config, group=group)
@@ -187,6 +191,22 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     group.check_agreement(error, facts)
     assert prepared is not None
     return _with_run_id(prepared, options) if options is not None else prepared
+
+
+def refuse_ranks(config: RunConfig, world: World) -> None:
+    """Report to the ranks of hosts that join now, and wait for the ranks of this one, that the run has ended.
+
+    Every rank of this host calls it. Raises LostContact where the others do not come.
+    """
+    with suppress(ConfigError):
+        _group_of(config, world).check_agreement(ConfigError("the run has ended"), {})
+
+
+def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
+    """The process group of the ranks of the world. Raises ConfigError, LostContact."""
+    used = assign_device(config, world).used
+    options = config.options if isinstance(config.options, RankOptions) else None
+    return init_process_group(world, options, used[0] if used else devices.HOST)
 
 
 def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +22,6 @@ from launching import (
     ENVIRONMENT,
     PATIENCE_S,
     SCRIPT,
-    free_port,
     record,
     run,
     start,
@@ -27,6 +31,14 @@ from launching import (
     wait,
     words,
 )
+from servers import free_port
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
+
+from dpexp.config import LaunchOptions
+from dpexp.distributed import launch
+from dpexp.distributed.rank_result import RankResult
+from dpexp.distributed.signals import Terminated
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
@@ -99,7 +111,8 @@ def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home
     """The run, its uploader and its ranks: MKL alone would end each of them."""
     (tmp_path / "gone").mkdir()
     command = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && exec "$@"'
-    words = (sys.executable, SCRIPT, "ddp", "--devices", "2", *SHORT)
+    patient = ("--track-timeout", str(PATIENCE_S))
+    words = (sys.executable, SCRIPT, "ddp", "--devices", "2", *patient, *SHORT)
     environment = os.environ | ENVIRONMENT
     done = subprocess.run(
         ["sh", "-c", command, "sh", *words], capture_output=True, text=True, env=environment, check=False
@@ -232,7 +245,7 @@ def test_options_that_cannot_work_are_refused_before_a_rank_starts(
     dpexp_home: Path, words: list[str], expected: list[str]
 ) -> None:
     done = run("ddp", "--devices", "2", *words)
-    assert done.returncode == 2, done.stderr[-3000:]
+    assert done.returncode == 2, done.stderr
     for word in expected:
         assert word in done.stderr
     assert not list(dpexp_home.iterdir())
@@ -253,6 +266,77 @@ def test_a_port_in_use_is_reported() -> None:
     assert done.returncode == 1
     assert f"port of --rdzv-endpoint {endpoint} is in use on this host: choose another" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_watchdog_survives_a_child_that_ends_and_has_ended_when_its_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen(["true"])
+    reaped = psutil.Process(child.pid)
+    child.wait()
+    rounds, is_second = list[str](), threading.Event()
+
+    def read_slowly(folder: Path) -> list[RankResult]:
+        rounds.append("begun")
+        if len(rounds) > 2:
+            is_second.set()
+            time.sleep(0.2)  # while the ranks end
+        rounds.append("ended")
+        return [RankResult(0, "failed")]
+
+    monkeypatch.setattr(psutil.Process, "children", lambda _: [reaped])
+    monkeypatch.setattr(launch, "read_results", read_slowly)
+    with launch._watchdog(LaunchOptions(nnodes="2", rdzv_endpoint="localhost:1"), tmp_path):
+        assert is_second.wait(PATIENCE_S)
+    assert rounds.count("begun") == rounds.count("ended")
+
+
+class Rendezvous:
+    """Of torchrun's, the timer: a thread that refers to it while it tells the others that this host lives."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.is_left = threading.Event()
+        self.timer = _PeriodicTimer(datetime.timedelta(milliseconds=1), self.beat, weakref.ref(self))
+        self.timer.start()
+
+    @staticmethod
+    def beat(reference: weakref.ref[Rendezvous]) -> None:
+        rendezvous = reference()
+        if rendezvous is not None:
+            rendezvous.beats += 1
+            rendezvous.is_left.wait()
+
+
+def test_a_signal_does_not_make_the_thread_of_the_rendezvous_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Rendezvous]] = []
+
+    def elastic_launch(*_: object) -> Any:
+        def agent(*_: object) -> None:
+            rendezvous = Rendezvous()
+            made.append(weakref.ref(rendezvous))
+            is_left.append(rendezvous.is_left)
+            while not rendezvous.beats:
+                time.sleep(0.001)
+            raise SignalException("", signal.SIGTERM)
+
+        return agent
+
+    is_left: list[threading.Event] = []
+    ignored: list[Any] = []
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", elastic_launch)
+    monkeypatch.setattr(launch, "_signals", [])
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    assert isinstance(launch._run_agent(None, LaunchOptions(), "", tmp_path), Terminated)
+    is_left[0].set()
+    while (rendezvous := made[0]()) is not None and rendezvous.beats < 3:
+        del rendezvous
+        time.sleep(0.001)
+    assert rendezvous is not None
+    rendezvous.timer.cancel()
+    assert not ignored
 
 
 def test_torchrun_and_devices_must_agree() -> None:

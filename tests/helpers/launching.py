@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -58,16 +57,9 @@ def torchrun(ranks: int, *words: str, folder: Path = ROOT) -> subprocess.Complet
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The Record that ``--json`` printed; stdout must hold nothing else."""
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def free_port() -> int:
-    """A port of this machine on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 # --- runs that are slow enough to be killed -----------------------------------------------------

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SERVER
+from command_lines import PATIENCE_S, Command, CommandLines
 
 IP = shutil.which("ip") or "/usr/sbin/ip"
 NET = "10.213.7"
@@ -34,74 +33,53 @@ def available() -> bool:
 
 
 class Host:
-    """A network namespace with an address, a host name and a ``DPEXP_HOME`` of its own."""
+    """A network namespace with an address, a host name and, in each test, a ``DPEXP_HOME`` of its own."""
 
-    def __init__(self, name: str, number: int, home: Path) -> None:
-        self.name, self.address, self.home = name, f"{NET}.{number}", home
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.address, self.home = name, f"{NET}.{number}", Path()
         self.namespace, self.link = f"dpexp-{os.getpid()}-{name}", f"dpx{os.getpid() % 100000}{name}"
-        home.mkdir(parents=True)
         ip("netns", "add", self.namespace)
         ip("-n", self.namespace, "link", "set", "lo", "up")
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name)
+        self.lines = CommandLines((IP, "netns", "exec", self.namespace, *named))
 
     def connect(self) -> None:
-        """Give the link its address and bring it up."""
-        ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", self.link)
+        """Bring the link up."""
+        ip("-n", self.namespace, "addr", "replace", f"{self.address}/24", "dev", self.link)
         ip("-n", self.namespace, "link", "set", self.link, "up")
 
     def cut(self) -> None:
         """Take the link down."""
         ip("-n", self.namespace, "link", "set", self.link, "down")
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """``python WORDS`` on this host, whose ranks are forked."""
-        command = [
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0"; exec "$@"',
-            self.name,
-            sys.executable,
-            str(SERVER),
-        ]
-        return subprocess.Popen(
-            [IP, "netns", "exec", self.namespace, *command, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | ENVIRONMENT | {"DPEXP_HOME": str(self.home)},
-            cwd=ROOT,
-        )
+    def start(self, *words: str) -> Command:
+        """``python WORDS`` on this host in a forked process, whose ranks are forked too."""
+        return self.lines.start(*words, DPEXP_HOME=str(self.home))
+
+    def end_commands(self) -> None:
+        """Kill what was started here and still runs: nothing else runs in this namespace."""
+        pids = ip("netns", "pids", self.namespace, check=False).stdout.split()
+        for pid in set(pids) - {str(self.lines.process.pid)}:
+            subprocess.run(["kill", "-KILL", pid], check=False)
+
+    def remove(self) -> None:
+        """End its processes, and remove the namespace with its end of the link."""
+        self.end_commands()
+        self.lines.close()
+        ip("netns", "del", self.namespace, check=False)
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """Hosts ``a`` (the head) and ``b``, removed at the end with every process on them."""
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Hosts ``a`` and ``b`` with a link, removed at the end with every process on them."""
     hosts: list[Host] = []
     try:
         for number, name in enumerate("ab", start=1):
-            hosts.append(Host(name, number, folder / name))
+            hosts.append(Host(name, number))
         a, b = hosts
-        ip(
-            "-n",
-            a.namespace,
-            "link",
-            "add",
-            a.link,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            b.link,
-            "netns",
-            b.namespace,
-        )
-        for host in hosts:
-            host.connect()
+        peer = ("type", "veth", "peer", "name", b.link, "netns", b.namespace)
+        ip("-n", a.namespace, "link", "add", a.link, *peer)
         yield a, b
     finally:
         for host in hosts:
-            pids = ip("netns", "pids", host.namespace, check=False).stdout.split()
-            for pid in pids:  # of this test: nothing else runs in this namespace
-                subprocess.run(["kill", "-KILL", pid], check=False)
-            ip("netns", "del", host.namespace, check=False)
+            host.remove()

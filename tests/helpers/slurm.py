@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launching import free_port
+from servers import free_port
 
 from dpexp.config.process import end_with_parent
 
