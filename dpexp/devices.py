@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
 from dpexp.config import ConfigError, RunConfig
+from dpexp.config.run_config import MAX_VIRTUAL
 
 HOST = torch.device("cpu")
 PLANNED_KINDS = ("cuda", "xpu", "mps")
@@ -52,7 +53,9 @@ def accelerators() -> list[torch.device]:
 
 
 def virtual(count: int) -> list[torch.device]:
-    """``cpu:0 … cpu:count-1``: devices emulated on the CPU."""
+    """``cpu:0 … cpu:count-1``: devices emulated on the CPU. Raises ValueError above ``MAX_VIRTUAL``."""
+    if count > MAX_VIRTUAL:
+        raise ValueError(f"{count} virtual devices: there are at most {MAX_VIRTUAL}")
     return [torch.device("cpu", index) for index in range(count)]
 
 

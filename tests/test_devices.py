@@ -27,6 +27,9 @@ class Sample:
 def test_virtual_devices_have_labels() -> None:
     assert [devices.label(device) for device in devices.virtual(3)] == ["cpu:0", "cpu:1", "cpu:2"]
     assert devices.label(devices.HOST) == "cpu"
+    assert devices.label(devices.virtual(128)[-1]) == "cpu:127"
+    with pytest.raises(ValueError, match="129 virtual devices"):
+        devices.virtual(129)
     assert devices.is_virtual(torch.device("cpu", 0))
     assert not devices.is_virtual(devices.HOST)
     assert not devices.is_virtual(torch.device("cuda", 0))

@@ -28,6 +28,8 @@ DEFAULT_MODELS = {
 """The default model of each strategy; ``linear`` for the others."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+MAX_VIRTUAL = 128
+"""The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ class RunConfig:
         "hybrid one), a number of accelerators, names as cuda:0,cuda:1, or cpu (none).",
         metavar="DEVICES",
     )
-    virtual: int | None = control_option(None, "Emulate this number of devices on the CPU.", min=1, max=1024)
+    virtual: int | None = control_option(
+        None, "Emulate this number of devices on the CPU.", min=1, max=MAX_VIRTUAL
+    )
     backend: str = control_option(
         "auto",
         "torch.nn.parallel (torch) or dpexp.parallel (portable); auto is torch on accelerators.",

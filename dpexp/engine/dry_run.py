@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from dpexp import devices
 from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig, StrategyOptions
 from dpexp.config.errors import text_of
-from dpexp.distributed.device_assignment import processes
+from dpexp.distributed.device_assignment import processes, rank_devices
 from dpexp.distributed.process_group import ranks_by_chunk
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
@@ -61,16 +61,19 @@ def dry_run(config: RunConfig) -> Row:
     batches = [map_tensors(itemgetter(slice(rows)), first.inputs) for rows in counts]
     prediction = predict(prepared, batches)
     ranks, notes = _ranks(config), [prediction.note]
+    selection, used, name = prepared.selection, prediction.devices, prepared.name
     if ranks > 1:
+        selection = replace(selection, used=tuple(rank_devices(config, ranks)))
+        used, name = {**used, "used": [*map(devices.label, selection.used)]}, prepared.name_on(ranks)
         notes.append(f"device map and shapes are those of one process; {ranks} ranks share its batches")
-    if prepared.selection.missing:
-        names = ", ".join(map(devices.label, dict.fromkeys(prepared.selection.missing)))
+    if selection.missing:
+        names = ", ".join(map(devices.label, dict.fromkeys(selection.missing)))
         notes.append(f"planned for {names}, which this machine does not have")
     return {
-        "name": prepared.name,
+        "name": name,
         "execution": prepared.execution,
         "config": config.to_dict(),
-        "devices": {"requested": list(prepared.selection.requested), **prediction.devices},
+        "devices": {"requested": list(selection.requested), **used},
         "device_map": prediction.device_map,
         "splits": _splits(prediction, _rank_labels(config.options, ranks), counts),
         "shapes": prediction.shapes,

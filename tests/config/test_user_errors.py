@@ -87,7 +87,13 @@ OPTIONS = [
     bad("whole --threads -1", "--threads -1: it must be at least 1"),
     bad("whole --threads 100000000", "--threads 100000000: it must be at most 1024"),
     bad("whole --batch-size 4611686018427387904", "it must be at most 1000000000"),
-    bad("ddp --devices 100000000", "--devices 100000000: at most 1024 processes"),
+    bad("ddp --devices 100000000", "--devices 100000000: at most 128 ranks"),
+    bad("ddp --devices 129", "--devices 129: at most 128 ranks"),
+    bad("ddp --virtual 60 --nnodes 1:3 --rdzv-endpoint head:29500", "180 ranks on the CPU: at most 128"),
+    bad(
+        "ddp --virtual 65 --nnodes 2 --rdzv-endpoint head:29500",
+        "130 ranks on the CPU: at most 128, on all hosts together",
+    ),
     bad("whole --track-timeout 1e300", "--track-timeout 1e+300: it must be at most 1000000"),
     bad("whole --seed -1", "--seed -1: it must be at least 0"),
     bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),
@@ -121,7 +127,7 @@ DEVICES = [
     bad("whole --devices gpu", "--devices 'gpu': use auto, cpu, a number, or names like cuda:0,cuda:1"),
     bad("whole --devices cpu:1", "--devices 'cpu:1': use --virtual N for emulated devices"),
     bad("whole --virtual 0", "--virtual 0: it must be at least 1"),
-    bad("whole --virtual 1025", "--virtual 1025: it must be at most 1024"),
+    bad("whole --virtual 129", "--virtual 129: it must be at most 128"),
     bad("whole --virtual 2 --devices 1", "--virtual 2 emulates devices and --devices 1 names real ones"),
     bad(
         "whole --virtual 2 --backend torch", "--backend torch", "not on cpu:0, cpu:1; --backend portable does"

@@ -87,8 +87,8 @@ PLANNED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("block", {}, ["cuda:0", "cuda:1"]),
     ("hybrid", {}, ["cpu", "cuda:0", "cuda:1"]),
     ("place", {"place": ["block1=cuda:1"]}, ["cuda:0", "cuda:1"]),
-    ("ddp", {}, ["cuda:0"]),
-    ("fsdp", {}, ["cuda:0"]),
+    ("ddp", {}, ["cuda:0", "cuda:1"]),
+    ("fsdp", {}, ["cuda:0", "cuda:1"]),
 ]
 NAMES = re.compile(r'"(cpu:\d+)"')
 
@@ -110,6 +110,18 @@ def test_a_dry_run_for_devices_that_are_not_here_is_that_of_virtual_ones(
     same = ("device_map", "splits", "shapes", "memory")
     renamed = NAMES.sub(lambda name: f'"{name[1].replace("cpu", "cuda")}"', json.dumps(emulated))
     assert {key: planned[key] for key in same} == {key: json.loads(renamed)[key] for key in same}
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "ranks"),
+    [({"devices": "100"}, {}, 100), ({"virtual": 2}, {"nnodes": "2", "rdzv_endpoint": "head:29500"}, 4)],
+)
+def test_a_dry_run_of_ranks_names_the_device_of_each(
+    named: dict[str, Any], options: dict[str, Any], ranks: int
+) -> None:
+    planned = dry_run(RunConfig("ddp", batch_size=1000, **named, options=options))
+    assert planned["name"] == f"ddp-linear-{ranks}xcpu"
+    assert planned["devices"]["used"] == [f"cpu:{rank}" for rank in range(ranks)]
 
 
 def test_a_planned_layout_that_mixes_devices_is_refused(mixing: str) -> None:
