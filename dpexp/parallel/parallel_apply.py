@@ -59,19 +59,17 @@ def parallel_apply(
     ]
     outputs: list[Any] = [None] * count
     errors: dict[int, BaseException] = {}
-    no_order = contextlib.nullcontext()
-    rng_order = RngOrder(device_of) if count > 1 and draws_random_numbers(modules[0]) else None
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        order = rng_order.after_previous(replica) if rng_order is not None else no_order
-        with order, running_on(device_of[replica], replica):
+        with running_on(device_of[replica], replica):
             try:
                 outputs[replica] = modules[replica](*args, **kwargs[replica])
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
-    _run(forward, device_of)
+    in_order = count > 1 and draws_random_numbers(modules[0])
+    _run(RngOrder(device_of).ordered(forward) if in_order else forward, device_of)
     _raise_first(errors, device_of)
     return outputs
 

@@ -17,7 +17,8 @@ A replica's parameters are plain attributes, not leaves of autograd: ``replica.p
 and ``replica.zero_grad()`` warns. Hooks and plain attributes are those of the original.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,16 +39,16 @@ def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> l
     devices are not copied either, because no forward writes to them. Buffers are always copied, because a
     forward may write to them.
 
-    Raises ValueError for lazy parameters that no batch has initialized, and RuntimeError for scripted
-    modules that contain Python ones.
+    Raises RuntimeError for lazy parameters that no batch has initialized, and for scripted modules that
+    contain Python ones.
     """
     originals = list(module.modules())
-    replicas = [{original: _shell(original) for original in originals} for _ in devices]
+    replicas = [{id(original): _shell(original) for original in originals} for _ in devices]
     copies = _copies(originals, [to_device(device) for device in devices], detach)
     for shells, tensors in zip(replicas, copies, strict=True):
         for original in originals:
             _fill(original, shells, tensors)
-    return [shells[module] for shells in replicas]  # type: ignore[misc]
+    return [shells[id(module)] for shells in replicas]  # type: ignore[misc]
 
 
 def _copies(
@@ -131,12 +132,12 @@ class Copies(torch.autograd.Function):
 
 def _sum(grads: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """The sum, in order, of those that are not None; a dense one takes a sparse one, not the reverse."""
-    total: torch.Tensor | None = None
-    for grad in grads:
-        if total is None or grad is None:
-            total = grad if total is None else total
-        else:
-            total = grad + total if total.is_sparse else total + grad
+    given = [grad for grad in grads if grad is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    total = given[1] + given[0] if given[0].is_sparse else given[0] + given[1]
+    for grad in given[2:]:
+        total = grad + total if total.is_sparse else total.add_(grad)
     return total
 
 
@@ -160,31 +161,32 @@ def _shell(original: nn.Module) -> nn.Module:
         script: nn.Module = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         return script
     if type(original)._replicate_for_data_parallel is nn.Module._replicate_for_data_parallel:
-        shell = type(original).__new__(type(original))
-        shell.__dict__.update(original.__dict__, _is_replica=True)  # the same, four times as fast
+        shell = type(original).__new__(type(original))  # does the same, four times as fast
+        shell.__dict__.update(original.__dict__, _is_replica=True)
     else:
         shell = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     shell.__dict__.update(_parameters={}, _buffers={}, _modules={})
     return shell
 
 
-def _fill(original: nn.Module, shells: dict[nn.Module, nn.Module], copies: dict[int, torch.Tensor]) -> None:
+def _fill(original: nn.Module, shells: dict[int, nn.Module], copies: dict[int, torch.Tensor]) -> None:
     """Give the module's shell its submodules, which are shells as well, and copies of its tensors."""
-    shell = shells[original]
-    is_plain = type(original).__setattr__ is nn.Module.__setattr__  # that of RNNs and scripts does more
-    entries: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[Any], Any]], ...] = (
-        (original._modules, shell._modules, shell._modules, shells.__getitem__),
-        (original._parameters, shell._parameters, shell.__dict__, lambda tensor: copies[id(tensor)]),
-        (original._buffers, shell._buffers, shell._buffers, lambda tensor: copies[id(tensor)]),
+    shell = shells[id(original)]
+    add_module, add_parameter = shell._modules.__setitem__, shell.__dict__.__setitem__
+    add_buffer = shell._buffers.__setitem__
+    if type(original).__setattr__ is not nn.Module.__setattr__:  # that of RNNs and scripts does more
+        add_module = add_parameter = add_buffer = functools.partial(setattr, shell)
+    tables: tuple[tuple[Any, Any, Any, dict[int, Any]], ...] = (
+        (original._modules, shell._modules, add_module, shells),
+        (original._parameters, shell._parameters, add_parameter, copies),
+        (original._buffers, shell._buffers, add_buffer, copies),
     )
-    for source, registered, destination, copy in entries:
+    for source, registered, add, new in tables:
         for name, value in source.items():
             if value is None:
                 registered[name] = None
-            elif is_plain:
-                destination[name] = copy(value)
             else:
-                setattr(shell, name, copy(value))
+                add(name, new[id(value)])
 
 
 def _check_scripted(script: torch.jit.ScriptModule) -> None:

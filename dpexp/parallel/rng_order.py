@@ -12,7 +12,7 @@ training, with dropout for example, they compute in the order of the replicas::
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,3 +71,12 @@ class RngOrder:
             yield
         finally:
             self._finished[replica].set()
+
+    def ordered(self, task: Callable[[int], None]) -> Callable[[int], None]:
+        """``task(replica)``, after the previous replica."""
+
+        def run(replica: int) -> None:
+            with self.after_previous(replica):
+                task(replica)
+
+        return run

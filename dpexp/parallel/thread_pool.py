@@ -57,9 +57,13 @@ class Worker(threading.Thread):
         while True:
             call = self._calls.get()
             done = 0
-            with call.state():
-                while call.run_next():
-                    done += 1
+            task = call.take()
+            if task is not None:  # where others took all, the call may have returned
+                with call.state():
+                    while task is not None:
+                        task()
+                        done += 1
+                        task = call.take()
             finished = call.finished
             del call  # an idle worker keeps no module, batch or output alive
             self._idle.append(self)
@@ -107,7 +111,8 @@ class ThreadPool:
         self._watchdog.add(call)
         try:
             began, done = time.perf_counter(), 0
-            while call.run_next():
+            while (task := call.take()) is not None:
+                task()
                 done += 1
                 if done == 1 and not call.alone:
                     self._was_small = (time.perf_counter() - began) * count < SMALL_S

@@ -27,14 +27,12 @@ class Call:
         self.state, self.alone = state, alone
         self.finished = SimpleQueue[None]() if finished is None else finished
 
-    def run_next(self) -> bool:
-        """Run the next task; False if none is queued."""
+    def take(self) -> Task | None:
+        """The next task, no longer queued; None if there is none."""
         try:
-            task = self.queued.popleft()
+            return self.queued.popleft()
         except IndexError:
-            return False
-        task()
-        return True
+            return None
 
 
 class Watchdog:

@@ -76,7 +76,9 @@ class Replica:
 
 
 def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, dtype: str) -> list[Any]:
-    """Calls of the replicas, for ``parallel_apply``."""
+    """Calls of the replicas, for ``parallel_apply``; on the CPU that of dpexp labels them itself."""
+    if not timer.is_recording and not dtype and all(device.type == "cpu" for device in devices):
+        return list(replicas)
     numbered = enumerate(zip(replicas, devices, strict=False))
     return [Replica(module, i, device, timer, dtype) for i, (module, device) in numbered]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import gc
 import multiprocessing
 import os
 import threading
+import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.devices import HOST, current_device, virtual
 from dpexp.parallel import DataParallel, parallel_apply, watchdog
-from dpexp.parallel.thread_pool import ThreadPool, cores
+from dpexp.parallel.thread_pool import ThreadPool, Worker, cores
 
 
 class Call(nn.Module):
@@ -164,6 +167,16 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         assert found == [4]
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_worker_that_comes_when_others_took_all_replicas_changes_no_state() -> None:
+    """The call may have returned, and the number of threads is the default of threads that start later."""
+    entered, idle = list[str](), deque[Worker]()
+    late = watchdog.Call(lambda: contextlib.nullcontext(entered.append("late")))
+    Worker((HOST, 0), idle).submit(late)
+    while not idle:
+        time.sleep(0.001)
+    assert not entered
 
 
 def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -83,6 +84,7 @@ def test_replicas_with_dropout_compute_one_after_the_other_in_order() -> None:
     class Noisy(nn.Dropout):
         def forward(self) -> None:  # type: ignore[override]
             order.append(("begin", current_device()[1]))
+            time.sleep(0.001)  # replicas that take less would all compute in this thread
             order.append(("end", current_device()[1]))
 
     order: list[tuple[str, int | None]] = []
