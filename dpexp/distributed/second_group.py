@@ -39,7 +39,8 @@ class SecondGroup:
     def abort(self) -> None:
         """End it: what waits in it, on this rank and on others, raises RuntimeError at once.
 
-        A wait that times out makes gloo close the connections of its group.
+        What begins in it later on this rank raises ValueError. A wait that times out makes gloo close the
+        connections of its group.
         """
         group, self._group = self._group, None
         if group is None:

@@ -69,7 +69,6 @@ class ShardedLookAhead(LookAhead):
     ) -> None:
         super().__init__(hosts, device, depth, group)
         self._second = group.second(timeout_s)
-        self._error: BaseException | None = None
 
     def _submit(self, thread: ThreadPoolExecutor, batch: Batch) -> Future[Reads]:
         self._second.open()
@@ -77,12 +76,13 @@ class ShardedLookAhead(LookAhead):
 
     def _read_in_order(self, batch: Batch) -> Reads:
         """``_read_ahead``, unless an earlier one failed: the other ranks wait for that one."""
-        if self._error is not None:
-            raise self._error
+        earlier: BaseException | None = getattr(self._thread, "error", None)  # each loop has a thread
+        if earlier is not None:
+            raise earlier
         try:
             return self._read_ahead(batch)
         except BaseException as error:
-            self._error = error
+            self._thread.error = error
             raise
 
     def _read(self, table: PlacedTable, forward: Callable[..., Any], args: Any, kwargs: Any) -> Lookup:
@@ -106,4 +106,3 @@ class ShardedLookAhead(LookAhead):
 
     def _abort(self) -> None:
         self._second.abort()
-        self._error = None

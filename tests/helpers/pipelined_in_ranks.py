@@ -166,6 +166,25 @@ def ordered(steps: Trainer, updates_first: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def ends_late(steps: Trainer, batch: Batch) -> Iterator[None]:
+    """A batch is looked up when its loop has ended without it, while that waits for the lookup thread."""
+    ahead = ahead_of(steps)
+    read = ahead._read_ahead
+
+    def read_late(each: Batch) -> Any:
+        while each is batch and ahead._second._group is not None:
+            time.sleep(0.0005)
+        time.sleep(0.05 * (each is batch))
+        return read(each)
+
+    ahead._read_ahead = read_late  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        vars(ahead).pop("_read_ahead")
+
+
 # --- cases ------------------------------------------------------------------------------------------
 
 
@@ -210,7 +229,8 @@ def resumed(group: ProcessGroup) -> None:
     )
     first.train(batches[:20], 12)
     state = copy.deepcopy(first.steps.state_dict())
-    second.train(batches[:4], 3)
+    with ends_late(second.steps, batches[3]):
+        second.train(batches[:4], 3)
     second.steps.load_state_dict(state)
     second.losses, second.used = list(first.losses), list(first.used)
     second.train(batches[12:])
@@ -261,10 +281,10 @@ def aborted(group: ProcessGroup) -> None:
     second.abort()
     second.open()
     if group.is_first:
+        sent, received = torch.ones(group.size), torch.empty(group.size)
+        begun: Any = distributed.all_to_all_single(received, sent, group=second.group, async_op=True)
         with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(
-                sharded_embedding.all_to_all, torch.ones(group.size), ones, ones, second.group
-            )
+            waiting = thread.submit(begun.wait)
             assert not wait([waiting], 0.1).done
             second.abort()
             assert isinstance(waiting.exception(), RuntimeError)
