@@ -29,6 +29,7 @@
 
   // The multiples from low to high of the largest round number that has enough of them there: report/ticks.py.
   const ticks = (low, high, least) => {
+    if (!(low < high)) return [];  // the names of lanes fill the page
     for (let power = Math.floor(Math.log10(high - low)); ; power--) {
       for (const digits of ROUND) {
         const size = Number(`${digits}e${power}`);

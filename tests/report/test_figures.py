@@ -54,7 +54,7 @@ RECORDS = {
     "2 devices": lambda: whole(2),
     "8 devices": lambda: whole(8),
     "32 devices": lambda: whole(32, batches=(60, 60, 20)),
-    "1000 devices": lambda: whole(1000, batches=(2000,)),
+    "1000 devices": lambda: whole(1000, virtual=False, batches=(2000,)),
     "100 modules": lambda: whole(2, modules=100),
     "hybrid": hybrid,
     "deep modules": deep,

@@ -113,6 +113,25 @@ def test_a_timeline_is_legible_at_every_zoom_and_width(page: Page, tmp_path: Pat
             assert len(set(found["names"])) == len(found["names"])
 
 
+def test_a_timeline_in_a_page_as_narrow_as_its_names_draws_no_ticks(page: Page, tmp_path: Path) -> None:
+    """As in the panel of an artifact that is still being laid out."""
+    record = whole(2)
+    content = pages.timeline_page(record, timeline.steps(record))
+    for width in (1, 20, 60, 100, 140, 180, 240, 300):
+        page.set_viewport_size({"width": width, "height": 600})
+        shown(page, tmp_path / "timeline.html", content)
+        room = page.evaluate(
+            """() => {
+                const section = document.querySelector("section:not([hidden])");
+                return section.clientWidth - section.querySelector(".axis .track").offsetLeft;
+            }"""
+        )
+        found = measured(page)["ticks"]
+        assert not found if room <= 0 else found, (width, room)
+    page.set_viewport_size({"width": 900, "height": 600})
+    assert len(measured(page)["ticks"]) >= 3
+
+
 # --- notebooks -----------------------------------------------------------------------------------
 
 JUPYTER = {
