@@ -8,6 +8,7 @@ works again. Here the schema is built in a file beside the store, under a lock, 
 """
 
 import contextlib
+import functools
 import os
 import sqlite3
 from dataclasses import dataclass
@@ -131,16 +132,25 @@ class SqliteFile:
     def _check_revision(self, revision: str) -> None:
         """Compare the schema with that of the installed MLflow: they must be the same."""
         import mlflow
-        from alembic.script import ScriptDirectory
 
-        migrations = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
-        if revision in migrations.get_heads():
+        newest, known = _revisions()
+        if revision in newest:
             return
-        if revision in {known.revision for known in migrations.walk_revisions()}:
+        if revision in known:
             older = f"has an older schema ({revision}) than MLflow {mlflow.__version__}: back it up, then run"
             raise StoreError(f"the store {self.path} {older}: mlflow db upgrade sqlite:///{self.path}")
         newer = f"was written by a newer MLflow (schema {revision}) than the installed {mlflow.__version__}"
         raise StoreError(f"the store {self.path} {newer}: update mlflow, or name another store")
+
+
+@functools.cache
+def _revisions() -> tuple[frozenset[str], frozenset[str]]:
+    """The newest Alembic revisions of the installed MLflow, and all; it reads a file for each."""
+    import mlflow
+    from alembic.script import ScriptDirectory
+
+    migrations = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
+    return frozenset(migrations.get_heads()), frozenset(each.revision for each in migrations.walk_revisions())
 
 
 def _revision(path: Path) -> str | None:

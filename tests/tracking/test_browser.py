@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from command_lines import ROOT
+from command_lines import ROOT, shared, wait
 from playwright.sync_api import Browser, Locator, Page, expect
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until
@@ -72,21 +72,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     experiment = tmp_path_factory.mktemp("experiments") / "replicas"
     experiment.mkdir()
     (experiment / "config.py").write_text(CONFIG)
-    env = os.environ | {"DPEXP_HOME": str(folder), "PYTHONPATH": str(ROOT / "tests" / "helpers")}
+    environment = {"DPEXP_HOME": str(folder), "PYTHONPATH": str(ROOT / "tests" / "helpers")}
     run = ["scripts/run.py", *RUN, "--run-name", "overlap", "--quiet", "--track-timeout", str(TIMEOUT_S)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for command in (run, ["scripts/sweep.py", str(experiment)])
-    ]
-    for process in started:
-        _, errors = process.communicate(timeout=TIMEOUT_S)
+    sweep = ["scripts/sweep.py", str(experiment)]
+    for process in [shared().start(*command, **environment) for command in (run, sweep)]:
+        _, errors = wait(process)
         assert process.returncode == 0, errors
     wait_until(lambda: figures_are_delivered(folder), "the figures of four runs, which are delivered last")
     return folder

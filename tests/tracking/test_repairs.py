@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAl
 
 
 @pytest.fixture
-def uri(dpexp_home: Path) -> str:
-    return f"sqlite:///{dpexp_home / 'mlflow.db'}"
+def uri(home_with_store: Path) -> str:
+    return f"sqlite:///{home_with_store / 'mlflow.db'}"
 
 
 def delivered(home: Path, run_id: str, parent: str = "") -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import journals
 import pytest
-from command_lines import PATIENCE_S, ROOT, SCRIPT, script, shared
+from command_lines import PATIENCE_S, ROOT, SCRIPT, script, shared, wait
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
 from servers import LyingServer, Proxy, mlflow_server, postgres
@@ -56,6 +56,7 @@ def steps_of(uri: str, run_id: str) -> list[int]:
     return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, "loss")]
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_server_gets_the_same_run_as_the_embedded_store(dpexp_home: Path, server: int) -> None:
     address = f"http://127.0.0.1:{server}"
     driver = drive("finish", MLFLOW_TRACKING_URI=address)
@@ -69,6 +70,7 @@ def test_a_server_gets_the_same_run_as_the_embedded_store(dpexp_home: Path, serv
     assert [line.split()[-3] for line in script("runs.py", "list").stdout.splitlines()[1:]] == ["yes"]
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_database_gets_the_same_run_without_a_server(dpexp_home: Path, database: str) -> None:
     finish(journals.complete(dpexp_home / "runs", "direct", experiment="without a server"))
     synced = script("runs.py", "sync", MLFLOW_TRACKING_URI=database)
@@ -77,6 +79,7 @@ def test_a_database_gets_the_same_run_without_a_server(dpexp_home: Path, databas
     assert everything(database, "direct") == everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "direct")
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_server_gets_a_restarted_run_as_the_embedded_store(
     dpexp_home: Path, server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,18 +193,10 @@ def test_two_machines_that_deliver_one_journal_create_one_run(tmp_path: Path, se
     syncs = []
     for home in homes:
         home.mkdir()
-        command = [
-            sys.executable,
-            str(ROOT / "scripts" / "runs.py"),
-            "sync",
-            str(tmp_path / "usb" / "runs" / "copied"),
-        ]
-        environment = os.environ | {"DPEXP_HOME": str(home), "MLFLOW_TRACKING_URI": address}
-        syncs.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
+        words = (str(ROOT / "scripts" / "runs.py"), "sync", str(tmp_path / "usb" / "runs" / "copied"))
+        syncs.append(shared().start(*words, DPEXP_HOME=str(home), MLFLOW_TRACKING_URI=address))
     for sync in syncs:
-        output, _ = sync.communicate(timeout=TIMEOUT_S)
+        output = wait(sync)
         assert sync.returncode == 0, output
     assert steps_of(address, "copied") == list(range(100))
 

@@ -285,6 +285,7 @@ def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     assert sync.lost(home) == []
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_deleted_database_is_found_and_delivered_again(dpexp_home: Path) -> None:
     folder = delivered(dpexp_home, "all")
     before = everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "all")

@@ -23,10 +23,10 @@ from dpexp.record import finish
 
 @pytest.fixture
 def served(
-    dpexp_home: Path, request: pytest.FixtureRequest
+    home_with_store: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """The UI on one delivered run, on loopback or a parameter's host: its process, port, and first line."""
-    finish(journals.complete(dpexp_home / "runs", "shown"))
+    finish(journals.complete(home_with_store / "runs", "shown"))
     assert script("runs.py", "sync").returncode == 0
     port = free_port()
     command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(port)]

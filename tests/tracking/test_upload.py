@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sqlite3
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import journals
 import pytest
+from command_lines import shared, wait
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, mlflow_runs, only_run
@@ -28,21 +26,9 @@ from dpexp.tracking.upload import Upload
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a store before its first run: tests copy it, because to create one takes a second."""
-    home = tmp_path_factory.mktemp("template")
-    Store.from_environment(home).open()
-    with sqlite3.connect(home / "mlflow.db") as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    return home / "mlflow.db"
-
-
 @pytest.fixture
-def home(dpexp_home: Path, empty_store: Path) -> Path:
-    shutil.copyfile(empty_store, dpexp_home / "mlflow.db")
-    return dpexp_home
+def home(home_with_store: Path) -> Path:
+    return home_with_store
 
 
 @pytest.fixture
@@ -433,17 +419,22 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     assert steps_of(uri, "both") == list(range(100))
 
 
-def sync_all(home: str) -> list[str]:
-    """What ``runs.py sync`` does, in another process; returns the states."""
-    path = Path(home)
-    return [result.state for result in sync.deliver(path, sync.undelivered(path))]
+SYNC_ALL = """
+import sys
+from pathlib import Path
+from dpexp.tracking import sync
+home = Path(sys.argv[1])
+print(*[result.state for result in sync.deliver(home, sync.undelivered(home))])
+"""
+"""What ``runs.py sync`` does; prints the states."""
 
 
 def test_concurrent_syncs_deliver_each_run_once(home: Path, uri: str) -> None:
     for number in range(4):
         finish(journals.complete(home / "runs", f"many{number}"))
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        states = [state for done in pool.map(sync_all, [str(home)] * 3) for state in done]
+    processes = [shared().start("-c", SYNC_ALL, str(home)) for _ in range(3)]
+    states = [state for process in processes for state in wait(process)[0].split()]
+    assert [process.returncode for process in processes] == [0] * 3
     assert set(states) <= {"delivered", "already"}
     assert states.count("delivered") == 4
     for number in range(4):

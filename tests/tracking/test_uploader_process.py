@@ -75,6 +75,7 @@ def test_no_run_leaves_no_trace(dpexp_home: Path) -> None:
     ("how", "code", "status"),
     [("kill", -9, "killed"), ("exit", 7, "killed"), ("memory", 1, "killed"), ("raise", 0, "failed")],
 )
+@pytest.mark.usefixtures("home_with_store")
 def test_however_a_run_dies_it_ends_in_mlflow(
     dpexp_home: Path, uri: str, how: str, code: int, status: str
 ) -> None:
@@ -88,6 +89,7 @@ def test_however_a_run_dies_it_ends_in_mlflow(
     assert found["times"][1] is not None
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_killed_uploader_does_not_stop_the_run_and_sync_delivers_the_rest(
     dpexp_home: Path, uri: str
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_killed_uploader_does_not_stop_the_run_and_sync_delivers_the_rest(
     assert len(delivered_steps(uri, driver.run_id)) == 100
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_reap_closes_a_run_that_died_with_its_uploader(dpexp_home: Path, uri: str) -> None:
     driver = drive("finish", held=True)
     wait_for_points(dpexp_home, uri, driver, 50)
@@ -124,6 +127,7 @@ def test_reap_closes_a_run_that_died_with_its_uploader(dpexp_home: Path, uri: st
     assert script("runs.py", "reap").stdout == "no dead run\n"
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_stopped_uploader_never_holds_up_the_run(dpexp_home: Path, uri: str) -> None:
     driver = drive("finish", steps=0, held=True, wait_s=0.5)
     os.kill(driver.uploader, signal.SIGSTOP)
@@ -263,6 +267,7 @@ def wait_for_points(home: Path, uri: str, driver: Driver, steps: int) -> None:
     wait_until(lambda: len(delivered_steps(uri, driver.run_id)) == steps, f"{steps} steps in MLflow")
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_an_uploader_ends_with_its_run(dpexp_home: Path) -> None:
     driver = drive("finish", steps=10)
     driver.delivery()
