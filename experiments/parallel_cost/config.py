@@ -1,7 +1,7 @@
 """What does it cost to emulate N devices on one CPU, on a model that does real work?"""
 
 from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim
+from dpexp.study.experiment import Bars, Claim, Program
 
 QUESTION = "What does it cost to emulate N devices on one CPU, on a model that does real work?"
 
@@ -25,9 +25,13 @@ def run(devices: int, rows: int) -> RunConfig:
 
 
 RUNS = {
-    f"{f'whole-{devices}' if devices else 'single'}-{rows}": run(devices, rows)
-    for rows in (SMALL, LARGE)
-    for devices in (0, 1, 2, 8)
+    **{
+        f"{f'whole-{devices}' if devices else 'single'}-{rows}": run(devices, rows)
+        for rows in (SMALL, LARGE)
+        for devices in (0, 1, 2, 8)
+    },
+    "pieces-cnn": Program("pieces.py", ("cnn", str(SMALL), "8")),
+    "pieces-linear": Program("pieces.py", ("linear", "240", "8")),
 }
 REPEATS = 4
 
@@ -57,6 +61,28 @@ CLAIMS = [
         1.1,
         "single-8192",
         stated="not shown",
+    ),
+    Claim(
+        "With 256 rows, the operators of eight pieces alone take at least 1.5 times those of the batch.",
+        "samples:pieces_over_batch",
+        "pieces-cnn",
+        ">=",
+        1.5,
+    ),
+    Claim(
+        "With 256 rows, eight virtual devices take at most 1.25 times the operators of their pieces.",
+        "samples:emulated_over_pieces",
+        "pieces-cnn",
+        "<=",
+        1.25,
+    ),
+    Claim(
+        "A virtual device costs at most 50 µs a step of Linear(5, 2).",
+        "time_ms:replica",
+        "pieces-linear",
+        "<=",
+        0.05,
+        stated="contradicted",
     ),
     Claim("Eight devices compute what one computes.", "verified", "whole-8-8192", "==", True),
 ]
