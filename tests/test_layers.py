@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = """
 commands
 dpexp
-study
+study  rank
 run  cli
 engine                           |  tracking
 strategies                       |  report

@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from command_lines import PATIENCE_S
 
 from dpexp import __version__
 from dpexp.commands.main import app
@@ -56,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_its_commands_run_in_any_folder_and_keep_their_runs_there(installed: Path, folder: Path) -> None:
     dpexp = installed / "dpexp"
-    done = run(dpexp, "run", "hybrid", *QUICK, "--track-timeout", "240", folder=folder)
+    done = run(dpexp, "run", "hybrid", *QUICK, "--track-timeout", str(PATIENCE_S), folder=folder)
     assert done.returncode == 0, done.stderr
     (journal,) = folder.glob("runs/*/journal.jsonl")
     run_id = journal.parent.name

@@ -16,7 +16,6 @@ from command_lines import PATIENCE_S
 from launching import (
     SCRIPT,
     STEPS,
-    free_port,
     ranks_of,
     record,
     run,
@@ -26,6 +25,7 @@ from launching import (
     wait,
     words,
 )
+from servers import free_port
 from tracking_processes import wait_until_gone
 
 from dpexp.config import ConfigError, RunConfig
@@ -66,6 +66,7 @@ def test_a_killed_rank_changes_no_bit(
     assert not list(dpexp_home.glob("snapshots/*"))
 
 
+@pytest.mark.usefixtures("home_with_store")
 def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
@@ -75,7 +76,7 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     until_step(dpexp_home, 1, process)
     process.send_signal(signal.SIGTERM)
     stopped = wait(process)
-    assert stopped.returncode == 143, stopped.stderr[-3000:]
+    assert stopped.returncode == 143, stopped.stderr
     stopped_record = json.loads(stopped.stdout)
     assert stopped_record["status"] == "killed"
     done = len(stopped_record["steps"]["loss"])

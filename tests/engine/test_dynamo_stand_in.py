@@ -3,6 +3,8 @@
 In processes of their own: in one that has imported the module, nothing is replaced.
 """
 
+import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,21 +58,16 @@ def test_a_run_does_not_import_torch_dynamo(dpexp_home: Path) -> None:
     assert run(program) == "True False\n"
 
 
-def test_every_optimizer_gives_the_same_bits_without_torch_dynamo() -> None:
-    program = (
+PROGRAMS = {
+    "bits": (
         "before = {name: trained(name) for name in OPTIMIZERS}\n"
         "print(in_dynamo())\n"
         "import torch._dynamo\n"
         "after = {name: trained(name) for name in OPTIMIZERS}\n"
         "pairs = [pair for name in OPTIMIZERS for pair in zip(before[name], after[name])]\n"
         "print(len(pairs), all(torch.equal(*pair) for pair in pairs))"
-    )
-    assert run(STEPS + program) == "False\n33 True\n"
-
-
-def test_the_real_module_is_there_for_whatever_else_is_asked() -> None:
-    program = (
-        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+    ),
+    "asked": (
         "parameter = torch.nn.Parameter(torch.ones(2))\n"
         "with without_dynamo():\n"
         "    optimizer = torch.optim.SGD([parameter], lr=0.1)\n"
@@ -81,30 +78,62 @@ def test_the_real_module_is_there_for_whatever_else_is_asked() -> None:
         "optimizer.add_param_group({'params': [torch.nn.Parameter(torch.ones(3))]})\n"
         "model = torch.compile(lambda x: x * 2 + 1, backend='eager', fullgraph=True)\n"
         "print(model(torch.ones(2)).tolist(), len(optimizer.param_groups))"
-    )
-    assert run(STEPS + program) == "True True\nTrue True\n[3.0, 3.0] 2\n"
-
-
-def test_a_decorator_with_options_in_a_step_is_the_real_one() -> None:
-    """An optimizer's factory may import a file that has some."""
-    program = (
-        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+    ),
+    "decorator": (
         "with without_dynamo():\n"
         "    @torch.compiler.disable(recursive=False)\n"
         "    def doubled(value):\n"
         "        return 2 * value\n"
         "print(doubled(3), in_dynamo())"
-    )
-    assert run(STEPS + program) == "6 True\n"
-
-
-def test_an_error_in_a_step_leaves_no_stand_in() -> None:
-    program = (
-        "from dpexp.engine.dynamo_stand_in import without_dynamo\n"
+    ),
+    "error": (
         "try:\n"
         "    with without_dynamo():\n"
         "        raise KeyError\n"
         "except KeyError:\n"
         "    print(in_dynamo(), '_dynamo' in vars(torch))"
-    )
-    assert run(STEPS + program) == "False False\n"
+    ),
+}
+FORKS = """
+import json, os
+from dpexp.engine.dynamo_stand_in import without_dynamo
+assert not in_dynamo()
+printed = {}
+for name, program in PROGRAMS.items():
+    reads, writes = os.pipe()
+    if not os.fork():
+        os.dup2(writes, 1)
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as file:
+        printed[name] = file.read()
+    assert os.wait()[1] == 0
+print(json.dumps(printed))
+"""
+"""Runs each program in a fork of an interpreter that has imported torch, and nothing of dynamo."""
+
+
+@functools.cache
+def printed() -> dict[str, str]:
+    """What each of the programs prints."""
+    found: dict[str, str] = json.loads(run(f"{STEPS}\nPROGRAMS = {PROGRAMS!r}\n{FORKS}"))
+    return found
+
+
+def test_every_optimizer_gives_the_same_bits_without_torch_dynamo() -> None:
+    assert printed()["bits"] == "False\n33 True\n"
+
+
+def test_the_real_module_is_there_for_whatever_else_is_asked() -> None:
+    assert printed()["asked"] == "True True\nTrue True\n[3.0, 3.0] 2\n"
+
+
+def test_a_decorator_with_options_in_a_step_is_the_real_one() -> None:
+    """An optimizer's factory may import a file that has some."""
+    assert printed()["decorator"] == "6 True\n"
+
+
+def test_an_error_in_a_step_leaves_no_stand_in() -> None:
+    assert printed()["error"] == "False False\n"

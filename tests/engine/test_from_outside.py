@@ -95,16 +95,21 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
     found = json.loads(done.stdout)
     assert found["execution"] == "virtual"
     calls = [json.loads(line) for line in log.read_text().splitlines()]
-    calls = calls[-STEPS - 2 - PHASE_STEPS :]  # measured, one in eval mode, phases, the profile
-    times, following = found["steps"]["time_ms"], calls[1:]
+    # the warm-up, the measured steps, one in eval mode, phases, the profile
+    warm_up, *calls = calls[-STEPS - 3 - PHASE_STEPS :]
+    times = found["steps"]["time_ms"]
     assert found["steps"]["samples"] == [rows for _, _, rows, _ in calls[:STEPS]]
     inside = [end - start for start, end, *_ in calls[:STEPS]]
-    between = [after[0] - start for (start, *_), after in zip(calls[:STEPS], following, strict=False)]
-    for ms, least, most in zip(times, inside, between, strict=True):
+    # A step begins after the call of the step before, and ends before the call of the next.
+    around = [
+        after[0] - before[1] for before, after in zip([warm_up, *calls], calls[1 : STEPS + 1], strict=False)
+    ]
+    for ms, least, most in zip(times, inside, around, strict=True):
         assert least - 1e-5 <= ms <= most + 1e-5
+    assert sum(times) <= calls[STEPS][0] - warm_up[1] + 1e-5  # no two overlap
     assert sum(times) < elapsed_ms
     rate = found["summary"]["samples_per_s"]
-    assert 1e4 / statistics.median(between) * 0.999 <= rate <= 1e4 / statistics.median(inside) * 1.001
+    assert 1e4 / statistics.median(around) * 0.999 <= rate <= 1e4 / statistics.median(inside) * 1.001
     # the kernel counts the resident set in batches of pages
     assert calls[0][3] * 0.99 <= found["memory"]["cpu"] <= calls[-1][3] * 1.01
 

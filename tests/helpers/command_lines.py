@@ -96,11 +96,14 @@ class Command:
 
 
 class CommandLines:
-    """A process that runs each command line in a forked child; ``close`` ends it."""
+    """A process that runs each command line in a forked child; ``close`` ends it.
 
-    def __init__(self) -> None:
+    A ``prefix`` starts it elsewhere: a command that replaces itself by the rest of its words.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SERVER)],
+            [*prefix, sys.executable, str(SERVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ENVIRONMENT,

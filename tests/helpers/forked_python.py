@@ -16,12 +16,13 @@ import contextlib
 import ctypes
 import functools
 import gc
-import importlib
+import importlib.util
+import inspect
 import itertools
 import json
 import logging
 import os
-import runpy
+import pkgutil
 import selectors
 import signal
 import subprocess
@@ -29,15 +30,14 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = (
-    "dpexp.engine.dry_run",
-    "dpexp.report.render.terminal",
-    "dpexp.tracking.upload",
     "git",  # by MLflow
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -45,10 +45,17 @@ PRELOADED = (
     "mlflow.tracking",
     "numpy",
     "PIL.PngImagePlugin",
+    "rich.emoji",
+    "shellingham",
     "torch._dynamo",  # by the first optimizer
-    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
+    "torch.utils.flop_counter",
+    "torch.utils.serialization.config",
 )
+"""What a child would import first; and all modules of dpexp, but one that a child runs with ``-m``."""
+RUN_AS_MAIN = "dpexp.tracking.uploader_process"
 NEW_PROCESSES = ("mlflow",)
 """Modules that run in a new process always: a server starts more, and they are not ours."""
 SET_NAME, SET_SUBREAPER = 15, 36  # of prctl
@@ -144,30 +151,45 @@ def set_up(environment: Mapping[str, str]) -> None:
         setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
         setattr(sys, f"__{name}__", getattr(sys, name))
     for name, level in LEVELS.items():
-        logging.getLogger(name).setLevel(level)
-    for name in sys.modules.keys() - IMPORTED:
-        if name.startswith("dpexp_user_"):
-            del sys.modules[name]
+        if (logger := logging.getLogger(name)).level != level:  # setLevel visits all loggers
+            logger.setLevel(level)
+    if len(sys.modules) > len(IMPORTED):
+        for name in sys.modules.keys() - IMPORTED:
+            if name.startswith("dpexp_user_"):
+                del sys.modules[name]
+    weakref.finalize._registry = {}  # type: ignore[attr-defined]  # the parent's, not to be called here
     rank = f"rank {environment['RANK']}" if "RANK" in environment else "python"
     prctl(SET_NAME, ctypes.c_char_p(rank.encode()))
 
 
 def run_program(words: list[str]) -> None:
-    """Run what ``python WORDS`` runs, as ``__main__``."""
+    """Run what ``python WORDS`` runs, as ``__main__``.
+
+    Not with runpy: torchrun's agent looks the module of each frame up often, and runpy's frames have none.
+    """
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     first, *rest = without_flags(words)
+    main: Any = types.ModuleType("__main__")
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        code = compile(rest[0], "<string>", "exec")
     elif first == "-m":
-        sys.argv = rest
         sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        spec: Any = importlib.util.find_spec(rest[0])
+        if spec.submodule_search_locations:
+            spec = importlib.util.find_spec(f"{rest[0]}.__main__")
+        main.__spec__ = spec
+        main.__package__, main.__loader__, main.__file__ = spec.parent, spec.loader, spec.origin
+        sys.argv = [spec.origin, *rest[1:]]
+        code = spec.loader.get_code(spec.name)
     else:
         sys.argv = [first, *rest]
         sys.path.insert(0, str(Path(first).parent))
-        runpy.run_path(first, run_name="__main__")
+        main.__file__ = first
+        code = compile(Path(first).read_bytes(), first, "exec")
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
 
 
 def prctl(option: int, value: Any) -> None:
@@ -177,6 +199,18 @@ def prctl(option: int, value: Any) -> None:
 
 
 # --- the process ---------------------------------------------------------------------------------------
+
+
+def preload() -> None:
+    """Import what the children would import."""
+    import dpexp
+
+    ours = [module.name for module in pkgutil.walk_packages(dpexp.__path__, "dpexp.")]
+    for name in (*PRELOADED, *ours):
+        if name != RUN_AS_MAIN:
+            importlib.import_module(name)
+    sys.modules[Path(__file__).stem] = sys.modules["__main__"]
+    inspect.getmodule(sys._getframe())  # which lists the files of all modules
 
 
 def fork(request: dict[str, Any]) -> int:
@@ -236,8 +270,10 @@ def serve() -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
-    for module in PRELOADED:
-        importlib.import_module(module)
+    gc.disable()
+    preload()
+    gc.freeze()
+    gc.enable()
     LEVELS = {name: logging.getLogger(name).level for name in logging.root.manager.loggerDict}
     IMPORTED = set(sys.modules)
     if sys.argv[1:]:
@@ -245,3 +281,4 @@ if __name__ == "__main__":
     else:
         prctl(SET_SUBREAPER, 1)
         serve()
+        finish(0)

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -24,10 +25,11 @@ START_TIMEOUT_S = 600
 
 
 def free_port() -> int:
-    """A port that is free now, chosen by the operating system."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nothing listens, below those that the operating system gives to connections."""
+    while True:
+        port = 10000 + secrets.randbelow(22000)  # tests seed ``random`` alike
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager
@@ -111,7 +113,7 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self.port = 0
+        self.port = free_port()
         self.hangs = False
         self.swallow_after = -1
         self.requests = 0
@@ -131,9 +133,8 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def up(self) -> None:
-        """Listen: first on a port that the operating system chooses, later on the same one."""
+        """Listen, always on the same port."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def down(self) -> None:

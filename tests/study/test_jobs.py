@@ -267,6 +267,7 @@ def test_on_slurm_a_refused_job_leaves_no_job_and_its_reason(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 @pytest.mark.usefixtures("on_slurm")
+@pytest.mark.usefixtures("home_with_store")
 def test_on_slurm_the_command_delivers_the_runs_under_one_parent(dpexp_home: Path) -> None:
     words = ["single", "--devices", "cpu", "--steps", "2", "--phase-steps", "0", "--repeat", "1"]
     done = script("sweep.py", *words, "--on", "slurm", "--slurm", "time=5")

@@ -180,6 +180,7 @@ def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow and SQLAlchemy, among themselves
 @pytest.mark.usefixtures("temporary_folder")
+@pytest.mark.usefixtures("home_with_store")
 def test_in_mlflow_the_runs_are_nested_under_their_sweep(experiment: Experiment, dpexp_home: Path) -> None:
     done = script("sweep.py", experiment.folder, "--only", "quick")
     assert done.returncode == 0, done.stderr
