@@ -10,6 +10,7 @@ works again. Here the schema is built in a file beside the store, under a lock, 
 import contextlib
 import functools
 import os
+import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,11 @@ class SqliteFile:
     def check(self) -> None:
         """Raises StoreError unless the store can be used or created. Creates nothing."""
         folder = self.path.parent
-        if "?" in str(self.path):
+        odd = re.search(r"\?|%[0-9A-Fa-f]{2}", str(self.path))
+        if odd:
             raise StoreError(
-                f"an SQLite address ends at a '?', and {self.path} has one: choose another DPEXP_HOME"
+                f"in an SQLite address {odd[0]!r} has another meaning, and {self.path} has it: "
+                "choose another DPEXP_HOME"
             )
         if not folder.is_dir():
             raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
