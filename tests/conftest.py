@@ -112,6 +112,14 @@ def pytest_unconfigure() -> None:
     logging.getLogger("mlflow.tracing").setLevel(logging.WARNING)
 
 
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """A folder whose name has what a user's may have: a space, a digit alone, a letter beyond ASCII, a #."""
+    folder = tmp_path / "5 é #1"
+    folder.mkdir()
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``DPEXP_HOME`` of this test, an empty folder; no other variable of dpexp or MLflow is set."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def pytest_on(
     """Run modules of tests with this conftest in a process of their own, in ``folder``."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text(
-        f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    gpu: one\n    multigpu: two\n"
+        f"[pytest]\npythonpath = {shlex.quote(str(ROOT))}\nmarkers =\n    gpu: one\n    multigpu: two\n"
     )
     for name, source in ({"inner": sources} if isinstance(sources, str) else sources).items():
         (folder / f"test_{name}.py").write_text(source)

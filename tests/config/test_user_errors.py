@@ -38,7 +38,7 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.line.replace("$user", str(USER)))
+        return shlex.split(self.line.replace("$user", shlex.quote(str(USER))))
 
 
 def bad(line: str, *expected: str, **fields: Any) -> Case:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow.tracking import MlflowClient
+from mlflow.utils.file_utils import local_file_uri_to_path
 
 PER_DELIVERY = {"mlflow.user"}
 
@@ -24,6 +25,11 @@ def only_run(uri: str, run_id: str) -> Any:
     runs = mlflow_runs(uri, run_id)
     assert len(runs) == 1, f"{len(runs)} MLflow runs of {run_id}"
     return runs[0]
+
+
+def artifact_folder(run: Any) -> Path:
+    """Where a store on this machine keeps the artifacts of an MLflow run."""
+    return Path(local_file_uri_to_path(run.info.artifact_uri))
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float, int]]:

@@ -7,6 +7,7 @@ import http.client
 import http.server
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -55,8 +56,8 @@ def postgres() -> Iterator[str]:
     data = str(folder / "data")
     try:
         run("initdb", "-D", data, "-U", "dpexp", f"--pwfile={password}", "--auth=scram-sha-256", "--no-sync")
-        options = f"-p {port} -h 127.0.0.1 -k {folder} -c fsync=off"
-        run("pg_ctl", "-D", data, "-o", options, "-w", "-l", str(folder / "log"), "start")
+        options = ["-p", str(port), "-h", "127.0.0.1", "-k", str(folder), "-c", "fsync=off"]
+        run("pg_ctl", "-D", data, "-o", shlex.join(options), "-w", "-l", str(folder / "log"), "start")
         try:
             yield f"postgresql://dpexp:hunter22@127.0.0.1:{port}/postgres"
         finally:

@@ -7,13 +7,12 @@ import json
 import random
 import sqlite3
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import journals
 import pytest
 from command_lines import script
 from mlflow.tracking import MlflowClient
-from mlflow_reader import everything, only_run
+from mlflow_reader import artifact_folder, everything, only_run
 
 from dpexp.record import JOURNAL, Journal, finish
 from dpexp.record.journal import encode_line
@@ -162,7 +161,7 @@ def test_what_differs_in_the_store_is_found_and_repaired(
 
 def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     folder = delivered(home, "artifact")
-    (Path(urlsplit(only_run(uri, "artifact").info.artifact_uri).path) / "shapes.json").unlink()
+    (artifact_folder(only_run(uri, "artifact")) / "shapes.json").unlink()
     assert checked(home, folder) == [("facts", AGAIN)]
     sync.repair(home, folder, sync.problems(home, folder, with_store=True))
     assert checked(home, folder) == []
@@ -359,9 +358,10 @@ def test_artifacts_out_of_reach_keep_their_addresses(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def test_a_home_that_no_sqlite_address_can_name_is_refused(tmp_path: Path) -> None:
-    home = tmp_path / "what?"
+@pytest.mark.parametrize("name", ["what?", "a%20b"])
+def test_a_home_that_no_sqlite_address_can_name_is_refused(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name
     home.mkdir()
-    with pytest.raises(StoreError, match=r"ends at a '\?'.*choose another DPEXP_HOME"):
+    with pytest.raises(StoreError, match=r"has another meaning, and .* has it: choose another DPEXP_HOME"):
         Store.from_environment(home).open()
     assert list(home.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 from command_lines import shared, wait
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow_reader import everything, history, mlflow_runs, only_run
+from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
 from dpexp.record import JOURNAL, Journal, JournalReader, Record, finish, fold, import_journal
@@ -263,7 +263,7 @@ def test_a_foreign_name_is_fitted_to_what_the_store_and_the_disk_hold(
     assert (result.state, result.message.count("without")) == ("delivered", 0), result.message
     run = only_run(uri, "foreign")
     assert run.info.status == "FINISHED"
-    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    artifacts = artifact_folder(run)
     assert artifacts.resolve().is_relative_to(home / "mlruns")
     assert (artifacts / "record.json").is_file()
     assert artifacts.parent.parent.parent == home / "mlruns"
