@@ -88,6 +88,16 @@ def pytest_configure() -> None:
     # A second thread does not speed up models of a few numbers; with every core busy it slows them down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     enable_ctrl_c()
+    let_examples_take_their_time()
+
+
+def let_examples_take_their_time() -> None:
+    """Hypothesis fails an example that takes 200 ms, which on a busy machine any may; not so in CI."""
+    with contextlib.suppress(ModuleNotFoundError):
+        from hypothesis import settings
+
+        settings.register_profile("untimed", parent=settings(), deadline=None)
+        settings.load_profile("untimed")
 
 
 def enable_ctrl_c() -> None:

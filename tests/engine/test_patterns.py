@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp.engine import patterns
@@ -18,7 +18,6 @@ def drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 @given(SHAPES, SHAPES, SEEDS, st.sampled_from([0.0, 1.0, float("nan"), float("inf")]))
-@settings(deadline=None)
 def test_any_pair_of_outputs_can_be_described(
     found: tuple[int, ...], expected: tuple[int, ...], seed: int, factor: float
 ) -> None:
@@ -29,7 +28,6 @@ def test_any_pair_of_outputs_can_be_described(
 
 
 @given(st.integers(2, 40), st.integers(2, 5), SEEDS)
-@settings(deadline=None)
 def test_swapped_shards_are_recognized_for_any_number_of_rows(rows: int, shards: int, seed: int) -> None:
     right = drawn((rows, 3), seed)
     pieces = right.chunk(shards)
@@ -44,7 +42,6 @@ def gradients(rows: list[int], factors: list[float], seed: int) -> list[float] |
 
 
 @given(ROWS, SEEDS)
-@settings(deadline=None)
 def test_every_usual_error_of_gradients_has_its_own_words(rows: list[int], seed: int) -> None:
     count, total = len(rows), sum(rows)
     shares = [n / total for n in rows]

@@ -41,9 +41,7 @@ def one_thread() -> Iterator[None]:
 
 
 def thorough(examples: int) -> Any:
-    return settings(
-        max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    return settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 # --- scatter, then gather ------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_repeated_and_exchanged_lines_are_reported_and_change_no_value(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_moves_a_sample(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
     original = runs / "property" / JOURNAL
     if not original.exists():

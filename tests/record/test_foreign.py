@@ -135,7 +135,7 @@ def read_everywhere(home: Path, folder: Path) -> str:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_reader_fails_on_a_value_of_another_type(runs: Path, data: st.DataObject) -> None:
     original = entries(runs)
     number = data.draw(st.integers(0, len(original) - 1))

@@ -172,7 +172,7 @@ def test_steps_keep_their_numbers_after_a_lost_line(runs: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_breaks_the_fold(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
     original = runs / "property" / JOURNAL
     if not original.exists():

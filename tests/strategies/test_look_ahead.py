@@ -94,7 +94,7 @@ def runs(draw: st.DrawFn) -> tuple[list[torch.Tensor], str, int, list[tuple[int,
     return batches, draw(st.sampled_from(list(FOR_SPARSE))), depth, schedule(offsets[FIRST:], depth)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(runs())
 def test_every_row_is_read_after_its_last_write_wherever_stages_are_delayed(
     run: tuple[list[torch.Tensor], str, int, list[tuple[int, int]]],
