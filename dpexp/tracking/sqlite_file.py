@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +40,11 @@ class SqliteFile:
     def check(self) -> None:
         """Raises StoreError unless the store can be used or created. Creates nothing."""
         folder = self.path.parent
-        odd = re.search(r"\?|%[0-9A-Fa-f]{2}", str(self.path))
-        if odd:
+        misread = re.search(r"\?|%[0-9A-Fa-f]{2}", str(self.path))  # SQLAlchemy ends there, or decodes it
+        if misread:
             raise StoreError(
-                f"in an SQLite address {odd[0]!r} has another meaning, and {self.path} has it: "
-                "choose another DPEXP_HOME"
+                f"MLflow cannot open a store at {self.path}, because {misread[0]!r} in an SQLite address "
+                "stands for something else: choose another DPEXP_HOME or MLFLOW_TRACKING_URI"
             )
         if not folder.is_dir():
             raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
@@ -141,7 +142,8 @@ class SqliteFile:
             return
         if revision in known:
             older = f"has an older schema ({revision}) than MLflow {mlflow.__version__}: back it up, then run"
-            raise StoreError(f"the store {self.path} {older}: mlflow db upgrade sqlite:///{self.path}")
+            address = shlex.quote(f"sqlite:///{self.path}")
+            raise StoreError(f"the store {self.path} {older}: mlflow db upgrade {address}")
         newer = f"was written by a newer MLflow (schema {revision}) than the installed {mlflow.__version__}"
         raise StoreError(f"the store {self.path} {newer}: update mlflow, or name another store")
 

@@ -225,10 +225,14 @@ def without_login(uri: str) -> str:
 
 
 def _absolute(uri: str) -> str:
-    """The address with the working directory in it, where it names a file by a relative path."""
+    """The address with the working directory in it, where it names a file by a relative path.
+
+    What has a meaning in an address (``?``, ``%``) is encoded in the working directory.
+    """
     path = uri.removeprefix("sqlite:///")
     is_relative = path not in (uri, "") and not path.startswith(("/", ":memory:", "file:"))
-    return f"sqlite:///{Path.cwd()}/{path}" if is_relative else uri
+    folder = str(Path.cwd()).replace("%", "%25").replace("?", "%3F")
+    return f"sqlite:///{folder}/{path}" if is_relative else uri
 
 
 def sqlite_path(uri: str) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import sqlite3
 from pathlib import Path
 
@@ -358,10 +359,17 @@ def test_artifacts_out_of_reach_keep_their_addresses(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
 
 
-@pytest.mark.parametrize("name", ["what?", "a%20b"])
-def test_a_home_that_no_sqlite_address_can_name_is_refused(tmp_path: Path, name: str) -> None:
-    home = tmp_path / name
-    home.mkdir()
-    with pytest.raises(StoreError, match=r"has another meaning, and .* has it: choose another DPEXP_HOME"):
-        Store.from_environment(home).open()
-    assert list(home.iterdir()) == []
+@pytest.mark.parametrize("uri", ["", "sqlite:///runs.db"])
+@pytest.mark.parametrize(("name", "misread"), [("what?", "?"), ("a%20b", "%20")])
+def test_a_folder_that_no_sqlite_address_can_name_is_refused(
+    tmp_path: Path, name: str, misread: str, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``DPEXP_HOME``, and as the working directory of a relative address."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(StoreError, match=re.escape(f"because {misread!r} in an SQLite address")):
+        Store.from_environment(folder).open()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -232,7 +232,7 @@ def broken_store(path: Path, damage: str) -> str:
     return {
         "other": "not a store of MLflow",
         "newer": "was written by a newer MLflow (schema ffffffffffff)",
-        "older": "run: mlflow db upgrade sqlite:///",
+        "older": "run: mlflow db upgrade 'sqlite:///",
     }[damage]
 
 
