@@ -109,20 +109,21 @@ def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None
 
 def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home: Path) -> None:
     """The run, its uploader and its ranks: MKL alone would end each of them."""
-    (tmp_path / "gone").mkdir()
-    command = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && exec "$@"'
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = 'cd "$0" && rmdir "$0" && exec "$@"'
     patient = ("--track-timeout", str(PATIENCE_S))
     words = (sys.executable, SCRIPT, "ddp", "--devices", "2", *patient, *SHORT)
     environment = os.environ | ENVIRONMENT
     done = subprocess.run(
-        ["sh", "-c", command, "sh", *words], capture_output=True, text=True, env=environment, check=False
+        ["sh", "-c", command, str(gone), *words], capture_output=True, text=True, env=environment, check=False
     )
     assert record(done)["verification"]["passed"] is True
     assert "warning: the working directory was deleted" in done.stderr
     relative = environment | {"DPEXP_HOME": "home"}
-    (tmp_path / "gone").mkdir()
+    gone.mkdir()
     done = subprocess.run(
-        ["sh", "-c", command, "sh", *words], capture_output=True, text=True, env=relative, check=False
+        ["sh", "-c", command, str(gone), *words], capture_output=True, text=True, env=relative, check=False
     )
     assert done.returncode == 2
     assert "DPEXP_HOME home: the working directory was deleted" in done.stderr

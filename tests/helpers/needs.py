@@ -31,5 +31,5 @@ def disk(folder: Path, options: str) -> tuple[str, ...]:
     if not can_mount():
         pytest.skip("this user cannot mount a file system in a namespace of unshare")
     folder.mkdir(exist_ok=True)
-    mount = f'mount -t tmpfs -o {options} none "{folder}" && exec "$@"'
-    return (*UNSHARE, "sh", "-c", mount, "sh")
+    mount = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
+    return (*UNSHARE, "sh", "-c", mount, str(folder))
