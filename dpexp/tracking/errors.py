@@ -14,6 +14,8 @@ _MESSAGES = {
     "No space left on device": "the disk is full",
     "readonly database": "the store is read-only",
     "database is locked": "another process keeps the store locked",
+    "too long for type character varying": "a text is longer than this database takes; the address of "
+    "a run's artifacts may have 200 characters: choose a shorter DPEXP_HOME",
 }
 """Messages for texts that libraries bury in long errors; the first match counts."""
 
@@ -35,6 +37,11 @@ def short_message(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: MLflow and SQLAlchemy append complete SQL statements."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error's text: MLflow and SQLAlchemy append complete SQL statements.
+
+    Not SQLAlchemy's line on when it sent the statement, which it puts before the error of the database.
+    """
+    lines = [
+        line for line in str(error).strip().splitlines() if not line.startswith("(raised as a result of")
+    ]
     return lines[0] if lines else type(error).__name__

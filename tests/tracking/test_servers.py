@@ -71,12 +71,29 @@ def test_a_server_gets_the_same_run_as_the_embedded_store(dpexp_home: Path, serv
 
 
 @pytest.mark.usefixtures("home_with_store")
-def test_a_database_gets_the_same_run_without_a_server(dpexp_home: Path, database: str) -> None:
+def test_a_database_gets_the_same_run_without_a_server(
+    tmp_path_factory: pytest.TempPathFactory, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dpexp_home = tmp_path_factory.mktemp("a")  # PostgreSQL takes addresses of artifacts of 200 characters
+    monkeypatch.setenv("DPEXP_HOME", str(dpexp_home))
     finish(journals.complete(dpexp_home / "runs", "direct", experiment="without a server"))
     synced = script("runs.py", "sync", MLFLOW_TRACKING_URI=database)
     assert synced.returncode == 0, synced.stderr
     assert script("runs.py", "sync", "direct").returncode == 0
     assert everything(database, "direct") == everything(f"sqlite:///{dpexp_home / 'mlflow.db'}", "direct")
+
+
+@pytest.mark.parametrize("length", [60, 200])
+def test_a_home_whose_name_is_too_long_for_a_database_is_reported(
+    tmp_path: Path, database: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL refuses the address of the run's artifacts, or that of the experiment's."""
+    home = tmp_path / ("x" * length)
+    monkeypatch.setenv("DPEXP_HOME", str(home))
+    finish(journals.complete(home / "runs", f"long{length}", experiment=f"of a home of {length}"))
+    synced = script("runs.py", "sync", MLFLOW_TRACKING_URI=database)
+    assert synced.returncode == 3
+    assert "artifacts may have 200 characters: choose a shorter DPEXP_HOME" in synced.stderr
 
 
 @pytest.mark.usefixtures("home_with_store")
