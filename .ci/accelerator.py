@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import dpexp
-from dpexp.config import RunConfig
-from dpexp.record import Record
-from dpexp.study.experiment import Experiment, load
-from dpexp.study.sweep import Sweep, plan_runs
+from dpexp.config.run_config import RunConfig
+from dpexp.record.record import Record
+from dpexp.study.experiment.experiment import Experiment, load
+from dpexp.study.sweep.sweep import Sweep, plan_runs
 
 QUICK: dict[str, Any] = {"steps": 20, "warmup": 5, "phase_steps": 5, "track": False}
 TESTS = sorted(

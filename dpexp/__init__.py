@@ -10,20 +10,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config import RunConfig
-from dpexp.record import Record
+from dpexp.config.run_config import RunConfig
+from dpexp.record.record import Record
 from dpexp.run import run
 
 if TYPE_CHECKING:
-    from dpexp.engine.prove import prove
     from dpexp.models import MODELS
-    from dpexp.strategies import STRATEGIES
+    from dpexp.strategies.registry import STRATEGIES
+    from dpexp.verification.prove import prove
 
 __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
 
 __version__ = "0.1.0"
 
-_LATE = {"MODELS": "dpexp.models", "STRATEGIES": "dpexp.strategies", "prove": "dpexp.engine.prove"}
+_LATE = {"MODELS": "dpexp.models", "STRATEGIES": "dpexp.strategies", "prove": "dpexp.verification.prove"}
 
 
 def __getattr__(name: str) -> Any:

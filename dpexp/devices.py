@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
-from dpexp.config import ConfigError, RunConfig
-from dpexp.config.run_config import MAX_VIRTUAL
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
 
 HOST = torch.device("cpu")
 PLANNED_KINDS = ("cuda", "xpu", "mps")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 
 PREFIX = "dpexp.live:"
 _objects: dict[str, Any] = {}

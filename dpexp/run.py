@@ -21,28 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpexp import live
-from dpexp.config import ConfigError, LaunchOptions, RunConfig, home
-from dpexp.config.errors import describe, startup_errors
-from dpexp.distributed import SignalHandler, Terminated, World
+from dpexp.config.errors import ConfigError, describe, startup_errors
+from dpexp.config.process import home
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, write_result
 from dpexp.distributed.rendezvous import host_range
+from dpexp.distributed.signals import SignalHandler, Terminated
+from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
-from dpexp.record import (
-    Journal,
-    JournalError,
-    NullJournal,
-    Record,
-    Row,
-    check_writable,
-    finish,
-    load,
-    new_run_id,
-    now,
-    sign,
-)
-from dpexp.tracking import Delivery, Uploader
+from dpexp.record.journal.durable import check_writable
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import Journal, NullJournal
+from dpexp.record.record import JournalError, Record, Row, new_run_id, now
+from dpexp.record.runs.origin import sign
+from dpexp.tracking.process.uploader import Delivery, Uploader
 
 if TYPE_CHECKING:
     from dpexp.engine.prepare import Prepared
@@ -120,7 +115,7 @@ def run(
 
 def _user_data(data: Any) -> tuple[Any, int | None]:
     """The data, a list of batches as a data set, and the rows of a batch where it has batches."""
-    from dpexp.data import user_samples
+    from dpexp.data.sources import user_samples
 
     rows = user_samples.rows_of_batch(data)
     return user_samples.of_batches(data) if isinstance(data, list) else data, rows
@@ -313,7 +308,7 @@ def _finish(
 # --- several ranks -------------------------------------------------------------------------------
 
 
-RANK_PROGRAM = "from dpexp.rank import run_rank; run_rank()"
+RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 """What the process of a rank runs."""
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dpexp import devices
-from dpexp.record import Row
+from dpexp.record.record import Row
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

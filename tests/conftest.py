@@ -157,7 +157,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generat
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a store before its first run."""
-    from dpexp.tracking.sqlite_file import SqliteFile
+    from dpexp.tracking.store.sqlite_file import SqliteFile
 
     folder = tmp_path_factory.mktemp("empty-store")
     with warnings.catch_warnings():
@@ -196,7 +196,7 @@ def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the child runs that this test starts itself, as a sweep does: a new process costs 3.5 s."""
     from command_lines import run_forked
 
-    from dpexp.study import child_run
+    from dpexp.study.sweep import child_run
 
     monkeypatch.setattr(child_run, "subprocess", SimpleNamespace(run=run_forked))
 

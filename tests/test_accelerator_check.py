@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpexp.record import load
+from dpexp.record.journal.fold import load
 
 ROOT = Path(__file__).resolve().parents[1]
 

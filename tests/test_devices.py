@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from dpexp import devices
-from dpexp.config import ConfigError, RunConfig
-from dpexp.distributed import World
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.distributed.device_assignment import assign_device
+from dpexp.distributed.world import World
 
 Pair = namedtuple("Pair", "left right")
 

@@ -11,7 +11,9 @@ import pytest
 from command_lines import CommandLines, CommandResult
 from ending_models import STEPS
 
-from dpexp.record import RECORD, Record, fold, is_open
+from dpexp.record.journal import fold
+from dpexp.record.journal.journal import RECORD, is_open
+from dpexp.record.record import Record
 
 MODELS = Path(__file__).parent / "helpers" / "ending_models.py"
 WORDS = ["single", "--devices", "cpu", "--no-track", "--steps", "2000000", "--warmup", "1", "--quiet"]

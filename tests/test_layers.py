@@ -20,16 +20,18 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = """
 commands
 dpexp
-study  rank
-run  cli
+study
+run
 engine                           |  tracking
-strategies                       |  report
+verification  measurement        |  report
+training                         |
+strategies                       |
 parallel  models  data  timing   |
 distributed                      |
 devices                          |
-live
-record
-config  tensors
+tensors                          |
+record  live
+config
 """
 """``dpexp`` is the package's public names; a line without a bar spans both sides."""
 
@@ -221,7 +223,7 @@ FORBIDDEN = {
 }
 ALLOWED = {
     "dpexp/__init__.py": "def __getattr__(name):\n    from dpexp.run import run\n    return run",
-    "dpexp/run.py": "from dpexp import engine, tracking\nfrom dpexp.record import Record",
+    "dpexp/run.py": "from dpexp import engine, tracking\nfrom dpexp.record.record import Record",
     "dpexp/engine/__init__.py": "",
     "dpexp/engine/loop.py": "import torch\nfrom dpexp import strategies\nfrom ..timing import Timer",
     "dpexp/timing.py": "",
@@ -231,7 +233,7 @@ ALLOWED = {
     "dpexp/tracking/live.py": "import mlflow\nfrom dpexp.report import table\nfrom . import sync",
     "dpexp/tracking/sync.py": "from dpexp.record import fold",
     "dpexp/report/__init__.py": "",
-    "dpexp/report/table.py": "import matplotlib.pyplot\nfrom dpexp.record import Record",
+    "dpexp/report/table.py": "import matplotlib.pyplot\nfrom dpexp.record.record import Record",
     "scripts/run.py": "from dpexp.run import run",
 }
 PACKAGES = ("dpexp", "engine", "tracking", "report")

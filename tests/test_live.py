@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpexp
 from dpexp import live
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
-from dpexp.study.reproduce import reproduce
+from dpexp.study.reproduce.reproduce import reproduce
 
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "track": False, "quiet": True}
 

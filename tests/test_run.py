@@ -21,8 +21,10 @@ from command_lines import PATIENCE_S, SCRIPT, script, shared
 
 import dpexp
 from dpexp import live
-from dpexp.config import ConfigError, RunConfig
-from dpexp.record import Record, load
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.record.journal.fold import load
+from dpexp.record.record import Record
 from dpexp.run import execute
 
 ROOT = Path(__file__).resolve().parents[1]

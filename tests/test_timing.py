@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpexp import devices
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.timing import Timer
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import typer
 
 from dpexp.commands import run
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, did_you_mean, option_names, unknown
+from dpexp.config.errors import ConfigError, did_you_mean, unknown
 from dpexp.config.process import command
-from dpexp.study.grid import Axes, Grid, grid
+from dpexp.config.run_config import RunConfig, option_names
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.study.sweep.grid import Axes, Grid, grid
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""

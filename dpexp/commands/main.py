@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from dpexp import __version__, cli
-from dpexp.commands import report, run, runs, sweep, ui
-from dpexp.config.help_panels import epilog
+from dpexp import __version__
+from dpexp.commands import cli, report, run, runs, sweep, ui
+from dpexp.commands.help_panels import epilog
 
 app = cli.app("How should this model be laid over these devices?", completion=True)
 app.add_typer(run.app, name="run")

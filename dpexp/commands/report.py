@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp import cli
-from dpexp.config import ConfigError, home
-from dpexp.config.help_panels import epilog
-from dpexp.config.process import command, working_root
+from dpexp.commands import cli
+from dpexp.commands.help_panels import epilog
+from dpexp.config.errors import ConfigError
+from dpexp.config.process import command, home, working_root
 
 if TYPE_CHECKING:
     from dpexp.report.compare.history import Related
-    from dpexp.study.experiment import Experiment, RunsByCell
+    from dpexp.study.experiment.experiment import Experiment, RunsByCell
 
 app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
 
@@ -91,7 +91,7 @@ def report(
 
 def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
     """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
-    from dpexp.record import folders as all_folders
+    from dpexp.record.runs.index import folders as all_folders
     from dpexp.report.compare.history import history, is_sweep
 
     named = folders(names)
@@ -107,8 +107,8 @@ def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str
 
 def _write(names: list[str]) -> int:
     """Write the README and figure of these experiments, and the index."""
-    from dpexp.study import experiment
-    from dpexp.study.readme import ExperimentReadme, with_index
+    from dpexp.study.experiment import experiment
+    from dpexp.study.experiment.readme import ExperimentReadme, with_index
 
     for folder in map(Path, names):
         for path in ExperimentReadme(experiment.load(folder)).write():
@@ -121,8 +121,8 @@ def _write(names: list[str]) -> int:
 
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
-    from dpexp.study import experiment
-    from dpexp.study.readme import ExperimentReadme, with_index
+    from dpexp.study.experiment import experiment
+    from dpexp.study.experiment.readme import ExperimentReadme, with_index
 
     every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
     checked = [Path(name) for name in names] or every
@@ -145,9 +145,9 @@ def _check(names: list[str]) -> int:
 
 def _build_problems(experiment: Experiment, committed: dict[str, RunsByCell]) -> list[str]:
     """The cells that can no longer be built, and the Records that differ from what their config predicts."""
-    from dpexp.config import RunConfig
+    from dpexp.config.run_config import RunConfig
     from dpexp.engine.dry_run import dry_run
-    from dpexp.study.agreement import unpredicted
+    from dpexp.study.experiment.agreement import unpredicted
 
     found = []
     for cell, run in experiment.runs.items():
@@ -167,10 +167,10 @@ def _build_problems(experiment: Experiment, committed: dict[str, RunsByCell]) ->
 
 def folders(names: list[str]) -> list[Path]:
     """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
-    from dpexp import record
+    from dpexp.record.runs import index
 
     runs = home() / "runs"
-    known = {folder.name: folder for folder in record.folders(runs)}
+    known = {folder.name: folder for folder in index.folders(runs)}
     if not names and not known:
         raise ConfigError(f"no run yet in {runs}: {command('run')} hybrid makes one")
     if not names:
@@ -179,12 +179,13 @@ def folders(names: list[str]) -> list[Path]:
 
 
 def _folder(runs: Path, name: str) -> Path:
-    from dpexp import record
+    from dpexp.record.journal.journal import JOURNAL, RECORD
+    from dpexp.record.runs import index
 
     path = Path(name)
-    if (path / record.RECORD).is_file() or (path / record.JOURNAL).is_file():
+    if (path / RECORD).is_file() or (path / JOURNAL).is_file():
         return path
     try:
-        return record.find(runs, name)
-    except record.UnknownRunError as error:
+        return index.find(runs, name)
+    except index.UnknownRunError as error:
         raise ConfigError(str(error)) from None

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dpexp import cli
-from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, RunConfig
+from dpexp.commands import cli
+from dpexp.commands.help_panels import OUTPUT, epilog, examples
 from dpexp.config.errors import startup_errors
-from dpexp.config.help_panels import OUTPUT, epilog, examples
-from dpexp.record import Record
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import STRATEGY_HELP, STRATEGY_OPTIONS
+from dpexp.record.record import Record
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -86,7 +87,7 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
 
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp import report
-    from dpexp.distributed import Terminated
+    from dpexp.distributed.signals import Terminated
     from dpexp.engine.printed_text import on_stderr
     from dpexp.run import execute
 
@@ -126,7 +127,7 @@ def _would_restart() -> bool:
 
 def _ended_without_record(error: BaseException | None) -> int:
     """A rank that does not record prints nothing; without ranks, print why there is no Record."""
-    from dpexp.distributed import World
+    from dpexp.distributed.world import World
 
     if error is None:
         return cli.Exit.DONE
@@ -145,7 +146,7 @@ def _failed(error: BaseException) -> int:
 
 def _code(error: BaseException) -> int:
     """The exit code of a run that this error ended."""
-    from dpexp.distributed import Terminated
+    from dpexp.distributed.signals import Terminated
 
     if isinstance(error, KeyboardInterrupt):
         return cli.Exit.INTERRUPTED
@@ -162,7 +163,7 @@ def models(
     debug: Debug = False,
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
-    from dpexp.engine.inventory import inventory, registry
+    from dpexp.engine.facts.inventory import inventory, registry
     from dpexp.engine.printed_text import on_stderr
     from dpexp.report.render import listing
 

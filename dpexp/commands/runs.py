@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpexp import cli
-from dpexp.config import ConfigError, home
-from dpexp.config.errors import no_file
-from dpexp.config.help_panels import OUTPUT, epilog
-from dpexp.config.process import command
+from dpexp.commands import cli
+from dpexp.commands.help_panels import OUTPUT, epilog
+from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.process import command, home
 
 if TYPE_CHECKING:
-    from dpexp.tracking.sync import Result
+    from dpexp.tracking.delivery.sync import Result
 
 app = cli.app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 
@@ -43,9 +42,9 @@ def list_(
 
     A narrow terminal gets shorter ids and names, and fewer columns; --json has all.
     """
-    from dpexp.record import summaries
+    from dpexp.record.runs.index import summaries
     from dpexp.report.render import run_list, terminal
-    from dpexp.tracking.ledger import delivered
+    from dpexp.tracking.delivery.ledger import delivered
 
     runs = _runs()
     every = summaries(runs)
@@ -74,8 +73,8 @@ def show(
     ] = False,
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
-    from dpexp.record import load
-    from dpexp.tracking.ledger import delivered
+    from dpexp.record.journal.fold import load
+    from dpexp.tracking.delivery.ledger import delivered
 
     folder = _find(run)
     record = load(folder)
@@ -97,7 +96,7 @@ def sync(
     again: Annotated[bool, typer.Option("--again", help="Deliver again what the store already has.")] = False,
 ) -> None:
     """Deliver runs to MLflow, without duplicates; without RUN all that are not delivered."""
-    from dpexp.tracking import sync
+    from dpexp.tracking.delivery import sync
 
     _runs()
     if not runs and not again:
@@ -111,7 +110,7 @@ def sync(
 @app.command(epilog=epilog("runs reap"))
 def reap() -> None:
     """Close the runs whose process died: write their Record and end their MLflow run."""
-    from dpexp.tracking import sync
+    from dpexp.tracking.delivery import sync
 
     _runs()
     dead = sync.dead(home())
@@ -145,10 +144,10 @@ def reproduce(
     ] = 3,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
-    from dpexp.record import load
+    from dpexp.record.journal.fold import load
     from dpexp.report.render import terminal
-    from dpexp.study import reproduce, reproduction
-    from dpexp.study.experiment import read_record
+    from dpexp.study.experiment.experiment import read_record
+    from dpexp.study.reproduce import reproduce, reproduction
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
@@ -175,11 +174,11 @@ def check(
 
     The exit code is 1 if something is wrong and was not repaired, and 3 if MLflow cannot be asked.
     """
-    from dpexp import record
-    from dpexp.tracking import sync
+    from dpexp.record.runs import index
+    from dpexp.tracking.delivery import sync
     from dpexp.tracking.errors import StoreError
 
-    folders = list(map(_find, runs)) if runs else record.folders(_runs())
+    folders = list(map(_find, runs)) if runs else index.folders(_runs())
     rows, failure = [], ""
     try:
         for row in sync.checked(home(), folders, with_store=store, mend=repair):
@@ -208,9 +207,9 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.index import delete, read_summary
+    from dpexp.record.runs.index import delete, read_summary
     from dpexp.report.render import run_list
-    from dpexp.tracking.ledger import delivered
+    from dpexp.tracking.delivery.ledger import delivered
 
     folder = _find(run)
     summary = read_summary(folder)
@@ -227,14 +226,14 @@ def _warn(message: str) -> None:
 
 def _runs() -> Path:
     """The folder of the runs. Raises JournalError if DPEXP_HOME cannot be a directory."""
-    from dpexp.record import check_home
+    from dpexp.record.journal.durable import check_home
 
     check_home(home())
     return home() / "runs"
 
 
 def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool = False) -> None:
-    from dpexp.tracking import sync
+    from dpexp.tracking.delivery import sync
     from dpexp.tracking.errors import StoreError
 
     if not folders:
@@ -256,7 +255,7 @@ def _deliver_lost() -> None:
 
     Runs of a sweep that it has kept then get their new parent.
     """
-    from dpexp.tracking import sync
+    from dpexp.tracking.delivery import sync
     from dpexp.tracking.errors import StoreError
 
     try:
@@ -272,7 +271,7 @@ def _deliver_lost() -> None:
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run; for a path, those of the journals in it, which are imported."""
-    from dpexp.record import import_journal, journals
+    from dpexp.record.runs.import_journals import import_journal, journals
 
     path = Path(name).expanduser()
     if "/" not in name and not path.is_file():
@@ -284,7 +283,7 @@ def _folders(name: str) -> list[Path]:
 
 
 def _find(name: str) -> Path:
-    from dpexp.record import UnknownRunError, find
+    from dpexp.record.runs.index import UnknownRunError, find
 
     try:
         return find(_runs(), name)
@@ -294,7 +293,7 @@ def _find(name: str) -> Path:
 
 def _print(result: Result) -> None:
     """One line; on stderr where something is wrong."""
-    from dpexp.tracking.sync import SKIPPED
+    from dpexp.tracking.delivery.sync import SKIPPED
 
     if result.state == SKIPPED:
         typer.echo(f"warning: run {result.run_id} is skipped: {result.message}", err=True)

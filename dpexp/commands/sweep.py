@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp import cli
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, did_you_mean, home
-from dpexp.config.help_panels import epilog
-from dpexp.config.process import command
+from dpexp.commands import cli
+from dpexp.commands.help_panels import epilog
+from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.process import command, home
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment import Experiment, PlannedRun
-    from dpexp.study.sweep import CompletedRun, Sweep, Way
+    from dpexp.study.experiment.experiment import Experiment, PlannedRun
+    from dpexp.study.sweep.sweep import CompletedRun, Sweep, Way
 
 app = cli.app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -104,7 +105,7 @@ def sweep(
 
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
-    from dpexp.study import sweep as sweeps
+    from dpexp.study.sweep import sweep as sweeps
 
     cli.check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
@@ -125,7 +126,7 @@ def sweep(
 
 def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str | None) -> None:
     """Raises ConfigError for options that this kind of sweep does not have."""
-    from dpexp.study.grid import Grid
+    from dpexp.study.sweep.grid import Grid
 
     if isinstance(experiment, Grid) and (publish or until_decided):
         raise ConfigError(
@@ -139,7 +140,7 @@ def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str 
 
 def _show_results(experiment: Experiment, current: Sweep, *, track: bool) -> None:
     """Write the comparison, deliver the runs with it, and print what the sweep shows."""
-    from dpexp.study.grid import Grid
+    from dpexp.study.sweep.grid import Grid
 
     comparison = _comparison(current)
     if track:
@@ -152,7 +153,7 @@ def _show_results(experiment: Experiment, current: Sweep, *, track: bool) -> Non
 def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
     """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
     from dpexp.commands import grid
-    from dpexp.study import experiment as experiments
+    from dpexp.study.experiment import experiment as experiments
 
     folder = Path(words[0])
     if words[0] not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1):
@@ -174,7 +175,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
 
 def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
     """A new sweep, or the newest one, which keeps its own limit."""
-    from dpexp.study.sweep import Sweep
+    from dpexp.study.sweep.sweep import Sweep
 
     if not resume:
         return Sweep.new(experiment, limit)
@@ -189,7 +190,7 @@ def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
 
 
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
-    from dpexp.study.sweep import command_line
+    from dpexp.study.sweep.sweep import command_line
 
     typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
     for planned in missing:
@@ -206,8 +207,8 @@ def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
         raise ConfigError(f"--on {on}: only slurm is known; without --on the runs are made here")
     from tqdm import tqdm
 
-    from dpexp.study.jobs import in_jobs
-    from dpexp.study.slurm_executor import slurm
+    from dpexp.study.sweep.jobs import in_jobs
+    from dpexp.study.sweep.slurm_executor import slurm
 
     executor = slurm(current.folder, options)
     return lambda sweep, planned: in_jobs(sweep, planned, executor, partial(tqdm.write, file=sys.stderr))
@@ -241,7 +242,7 @@ def _line(done: CompletedRun) -> str:
 
 
 def _deliver(current: Sweep) -> None:
-    from dpexp.tracking import sync
+    from dpexp.tracking.delivery import sync
     from dpexp.tracking.errors import StoreError
 
     try:
@@ -257,7 +258,7 @@ def _deliver(current: Sweep) -> None:
 
 def _verdicts(experiment: Experiment, current: Sweep) -> str:
     from dpexp.report.render import terminal
-    from dpexp.study import claims
+    from dpexp.study.experiment import claims
 
     return terminal.text(claims.sections(experiment, current.records))
 
@@ -272,7 +273,7 @@ def _decided(current: Sweep) -> str:
 
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs, which is also written beside their Records."""
-    from dpexp.record import COMPARISON
+    from dpexp.record.journal.journal import COMPARISON
     from dpexp.report.compare import files, tables
     from dpexp.report.compare.grouping import compare
     from dpexp.report.render import terminal

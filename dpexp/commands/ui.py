@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dpexp import cli
-from dpexp.config import home
-from dpexp.config.help_panels import epilog
-from dpexp.config.process import UI_PORT
+from dpexp.commands import cli
+from dpexp.commands.help_panels import epilog
+from dpexp.config.process import UI_PORT, home
 
 app = cli.app("Show the recorded runs in the MLflow UI.")
 
@@ -31,8 +30,8 @@ def ui(
 ) -> None:
     """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
     from dpexp.tracking.errors import StoreError
-    from dpexp.tracking.store import Store
-    from dpexp.tracking.ui import ServerError, links, remote_links, server
+    from dpexp.tracking.process.ui import ServerError, links, remote_links, server
+    from dpexp.tracking.store.store import Store
 
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)

@@ -23,7 +23,7 @@ __all__ = ["LOSSES", "SOURCES", "Features", "source"]
 SOURCES: dict[str, Entry] = {
     "random": Entry(
         "Random numbers of the kind that the model takes.",
-        "dpexp.data.random:RandomSource",
+        "dpexp.data.sources.random:RandomSource",
         (
             Option("samples", int, 100, "Samples in an epoch."),
             Option("shape", str, "", "Shape of a sample, as 5 or 3x32x32. Default: what the model takes."),
@@ -31,18 +31,20 @@ SOURCES: dict[str, Entry] = {
     ),
     "digits": Entry(
         "The 8 x 8 images of handwritten digits that scikit-learn ships: 1437 to train, 360 to test.",
-        "dpexp.data.digits:DigitsSource",
+        "dpexp.data.sources.digits:DigitsSource",
     ),
     "text": Entry(
         "The bytes of a file, or of a folder's text files, as ids; the target is the next byte.",
-        "dpexp.data.text:TextSource",
+        "dpexp.data.sources.text:TextSource",
         (Option("length", int, 32, "Bytes in a sample."),),
         argument="PATH",
     ),
-    "arrays": Entry("x and y of a NumPy archive.", "dpexp.data.arrays:ArraysSource", argument="FILE.npz"),
+    "arrays": Entry(
+        "x and y of a NumPy archive.", "dpexp.data.sources.arrays:ArraysSource", argument="FILE.npz"
+    ),
     "sequences": Entry(
         "Sequences of different lengths; each step has a class that depends on those before it.",
-        "dpexp.data.synthetic:SequencesSource",
+        "dpexp.data.sources.synthetic:SequencesSource",
         (
             Option("samples", int, 1000, "Sequences in an epoch; a fifth as many are held out."),
             Option("length", int, 20, "Steps of the longest sequence."),
@@ -52,7 +54,7 @@ SOURCES: dict[str, Entry] = {
     ),
     "clicks": Entry(
         "Dense features and ids drawn from a power law; clicks of a ground-truth model.",
-        "dpexp.data.synthetic:ClicksSource",
+        "dpexp.data.sources.synthetic:ClicksSource",
         (
             Option("samples", int, 10000, "Samples in an epoch; a fifth as many are held out."),
             Option("dense", int, 13, "Dense features."),
@@ -63,7 +65,7 @@ SOURCES: dict[str, Entry] = {
     ),
     "criteo": Entry(
         "A log of clicks in Criteo's format, also .gz: 13 integers and 26 categories, streamed in its order.",
-        "dpexp.data.criteo:CriteoSource",
+        "dpexp.data.sources.criteo:CriteoSource",
         (Option("rows", int, 100_000, "Rows of a table, to which categories are hashed."),),
         argument="FILE",
     ),
@@ -104,7 +106,7 @@ def source(text: str, loss: str = "", reduction: str = "") -> Source:
             options["argument"] = parsed.argument
         found = spec.load(parsed, where)(where=where, **options)
     else:
-        from dpexp.data.user_data import UserSource
+        from dpexp.data.sources.user_data import UserSource
 
         found = UserSource(parsed, where)
     if loss:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import Features
 from dpexp.data.dataset import Dataset, TensorDataset
 from dpexp.data.objective import Objective

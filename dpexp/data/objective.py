@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp import tensors
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 from dpexp.data.loss_tensors import LossTensors
 from dpexp.distributed.process_group import ProcessGroup

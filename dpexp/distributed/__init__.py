@@ -8,8 +8,3 @@
 Strategies, engine and ``dpexp.run`` import this package. It imports config, record and devices; importing it
 does not import torch. Start reading in ``launch``, then ``process_group``.
 """
-
-from dpexp.distributed.signals import SignalHandler, Terminated
-from dpexp.distributed.world import World
-
-__all__ = ["SignalHandler", "Terminated", "World"]

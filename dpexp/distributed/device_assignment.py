@@ -5,8 +5,9 @@ from itertools import cycle, islice
 import torch
 
 from dpexp import devices
-from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig
-from dpexp.config.run_config import MAX_VIRTUAL
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
+from dpexp.config.strategy_options import LaunchOptions, RankOptions
 from dpexp.devices import Selection
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World

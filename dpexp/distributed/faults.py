@@ -22,7 +22,8 @@ from typing import Any
 
 from dpexp.config.errors import shortened, text_of
 from dpexp.distributed.world import Member
-from dpexp.record import Row, redact
+from dpexp.record.record import Row
+from dpexp.record.redact import redact
 
 COMMUNICATION = re.compile(
     "gloo|nccl|socket|broken pipe|timed out waiting|connection (closed by peer|reset|refused)", re.IGNORECASE

@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import LaunchOptions, RunConfig
 from dpexp.config.process import end_with_parent, python_path
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
 from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
-from dpexp.record import redact, write_atomically
+from dpexp.record.journal.durable import write_atomically
+from dpexp.record.redact import redact
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
 JOB = "job.json"  # beside the results

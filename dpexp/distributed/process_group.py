@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpexp.config import ConfigError, RankOptions
-from dpexp.config.errors import text_of
+from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.faults import Faults, LostContact, RollCallThread
 from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.second_group import SecondGroup

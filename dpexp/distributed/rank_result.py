@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.record import write_atomically
+from dpexp.record.journal.durable import write_atomically
 
 RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of the results; without it, no results
 

@@ -3,7 +3,8 @@
 import ipaddress
 import socket
 
-from dpexp.config import ConfigError, LaunchOptions
+from dpexp.config.errors import ConfigError
+from dpexp.config.strategy_options import LaunchOptions
 
 
 def host_range(options: LaunchOptions) -> tuple[int, int]:

@@ -10,10 +10,10 @@ from torch import nn
 
 from dpexp.config.errors import describe, text_of
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.engine.trainer import Trainer
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import walk
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 ADVICE = {
     r"Expected more than 1 value per channel": (

@@ -25,17 +25,18 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dpexp import devices
-from dpexp.config import ConfigError, LaunchOptions, RankOptions, RunConfig, StrategyOptions
-from dpexp.config.errors import text_of
+from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import LaunchOptions, RankOptions, StrategyOptions
 from dpexp.distributed.device_assignment import processes, rank_devices
 from dpexp.distributed.process_group import ranks_by_chunk
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
-from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import Prepared, prepare
+from dpexp.measurement.observe import device_map, observe
 from dpexp.parallel import chunk_sizes
-from dpexp.record import Row
-from dpexp.strategies import Placed
+from dpexp.record.record import Row
+from dpexp.strategies.base import Placed
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer

@@ -3,19 +3,20 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from dpexp.distributed import SignalHandler
-from dpexp.engine.equivalence import VerificationError
-from dpexp.engine.gathered_outputs import scalars_of_replicas
+from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.touched_rows import Lookups
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import Verification, verify
-from dpexp.record import Journal, pack
-from dpexp.strategies import Placed
+from dpexp.engine.verify import Verification, verify
+from dpexp.record.journal.journal import Journal
+from dpexp.record.packing import pack
+from dpexp.strategies.base import Placed
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.touched_rows import Lookups
 
 
 def execute(

@@ -17,19 +17,20 @@ from typing import Any
 import torch
 
 from dpexp import devices, tensors
-from dpexp.config import CustomOptions, RankOptions
+from dpexp.config.strategy_options import CustomOptions, RankOptions
 from dpexp.data.dataset import Batch
-from dpexp.distributed import SignalHandler
-from dpexp.engine.bandwidth import bandwidths, observed_traffic
-from dpexp.engine.collectives import CountCollectives
+from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
-from dpexp.engine.energy import EnergyMeter
-from dpexp.engine.machine_peak import machine_peak
 from dpexp.engine.observations import Observations
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.step_profile import StepProfile
-from dpexp.engine.trainer import Trainer
-from dpexp.record import Journal, pack
+from dpexp.measurement.bandwidth import bandwidths, observed_traffic
+from dpexp.measurement.collectives import CountCollectives
+from dpexp.measurement.energy import EnergyMeter
+from dpexp.measurement.machine_peak import machine_peak
+from dpexp.measurement.step_profile import StepProfile
+from dpexp.record.journal.journal import Journal
+from dpexp.record.packing import pack
+from dpexp.training.trainer import Trainer
 
 FLUSH_SECONDS = 0.5
 """Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several

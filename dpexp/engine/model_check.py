@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config import ConfigError, RunConfig
 from dpexp.config.alike import listed
-from dpexp.config.errors import describe
+from dpexp.config.errors import ConfigError, describe
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Batch, Dataset
-from dpexp.engine.model_copy import check_copyable
-from dpexp.engine.observe import preserved
+from dpexp.measurement.observe import preserved
 from dpexp.parallel import chunk_sizes
-from dpexp.strategies import Strategy
-from dpexp.strategies.sync_batch_norm import synchronized, without_ranks
+from dpexp.strategies.base import Strategy
+from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
+from dpexp.verification.model_copy import check_copyable
 
 
 def check_not_wrapped(model: nn.Module) -> None:

@@ -7,14 +7,15 @@ from dpexp import devices
 from dpexp.config.run_config import digest
 from dpexp.data import SOURCES
 from dpexp.distributed.world import Member
-from dpexp.engine.environment import environment, torch_environment
-from dpexp.engine.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
-from dpexp.engine.optimizers import Optimizers
+from dpexp.engine.facts.environment import environment, torch_environment
+from dpexp.engine.facts.recorded_config import recorded_config
+from dpexp.engine.facts.references import directory, file_hashes
 from dpexp.engine.prepare import Prepared
-from dpexp.engine.recorded_config import recorded_config
-from dpexp.engine.references import directory, file_hashes
-from dpexp.record import Row, Verbatim, now
-from dpexp.strategies import Placed
+from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
+from dpexp.record.record import Row, now
+from dpexp.record.redact import Verbatim
+from dpexp.strategies.base import Placed
+from dpexp.training.optimizers import Optimizers
 
 T = TypeVar("T")
 

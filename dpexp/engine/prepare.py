@@ -12,20 +12,27 @@ import torch
 from torch import nn
 
 from dpexp import data, devices, models, tensors
-from dpexp.config import ConfigError, RankOptions, RunConfig, home, options_with_role
+from dpexp.config.errors import ConfigError
 from dpexp.config.options import option_fields, to_json
+from dpexp.config.process import home
+from dpexp.config.run_config import RunConfig, options_with_role
+from dpexp.config.strategy_options import RankOptions
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.rng import seed_globals
-from dpexp.distributed import Terminated, World
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
-from dpexp.engine.checkpoint import Checkpoints
+from dpexp.distributed.signals import Terminated
+from dpexp.distributed.world import World
 from dpexp.engine.model_check import check_model, check_not_wrapped, check_sync_batch_norm, try_one_batch
-from dpexp.engine.optimizers import check_optimizer
-from dpexp.record import UnknownRunError, check_writable, find, new_run_id
-from dpexp.strategies import STRATEGIES, Strategy
-from dpexp.strategies.sync_batch_norm import on_host_ranks
+from dpexp.record.journal.durable import check_writable
+from dpexp.record.record import new_run_id
+from dpexp.record.runs.index import UnknownRunError, find
+from dpexp.strategies.base import Strategy
+from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
+from dpexp.strategies.registry import STRATEGIES
+from dpexp.training.optimizers import check_optimizer
+from dpexp.training.snapshots import Checkpoints
 
 
 @dataclass

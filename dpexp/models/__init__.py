@@ -20,8 +20,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from dpexp.config import ConfigError, spec
-from dpexp.config.errors import describe
+from dpexp.config import spec
+from dpexp.config.errors import ConfigError, describe
 from dpexp.config.features import Features
 from dpexp.config.spec import Entry, Option, Spec
 

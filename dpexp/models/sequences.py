@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dpexp.record.figures.phase_times import stage_figures
+from dpexp.record.figures.step_times import spread, usual_steps
+from dpexp.record.figures.work_figures import work_figures
 from dpexp.record.packing import unpack
-from dpexp.record.phase_times import stage_figures
 from dpexp.record.schema import wrong_types
-from dpexp.record.step_times import spread, usual_steps
-from dpexp.record.work_figures import work_figures
 
 SCHEMA = 1
 Row = dict[str, Any]

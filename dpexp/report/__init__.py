@@ -9,7 +9,7 @@ when it is called, so that ``--help`` never loads matplotlib.
 import json
 from pathlib import Path
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 
 __all__ = ["html", "note", "summary", "write_files"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dpexp.config.alike import merged
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.shapes import Batches, batches

@@ -10,17 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, options_with_role
 from dpexp.config.alike import merged
+from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command as command_of
+from dpexp.config.run_config import RunConfig, options_with_role
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.live import live_options
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report import units, verdict
 from dpexp.report.analysis import communication, layout, stages, work
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import Batches, batches
-from dpexp.report.findings import Finding, apply_rules, headlines
+from dpexp.report.findings import apply_rules, headlines
+from dpexp.report.findings.evidence import Finding
 
 ROWS = 14
 """The most rows of a table in a short report."""

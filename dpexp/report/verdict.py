@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from dpexp.config.errors import shortened
-from dpexp.record import Record, Row, present, usual_steps
+from dpexp.record.figures.step_times import usual_steps
+from dpexp.record.record import Record, Row, present
 from dpexp.report import units
 from dpexp.report.analysis import layout, work
 from dpexp.report.findings import headlines

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.config import RunConfig, StrategyOptions
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.look_ahead import Serial
+from dpexp.strategies.hybrid.look_ahead import Serial
 from dpexp.timing import Timer
 
 Devices: TypeAlias = Sequence[torch.device]

@@ -27,13 +27,14 @@ import torch
 from torch import distributed, nn
 
 from dpexp import tensors
-from dpexp.config import ConfigError, CustomOptions, spec
+from dpexp.config import spec
 from dpexp.config.alike import listed
-from dpexp.config.errors import as_config_error
+from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.strategy_options import CustomOptions
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
-from dpexp.strategies.fsdp import ShardedSync
+from dpexp.strategies.ranks.fsdp import ShardedSync
 from dpexp.strategies.wrappers import Forward, Wrapper, named_parameters
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config import ConfigError
 from dpexp.config.alike import listed
+from dpexp.config.errors import ConfigError
 
 KINDS = {
     "_backward_hooks": "register_hook",

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config import ConfigError, PlaceOptions
+from dpexp.config.errors import ConfigError
+from dpexp.config.strategy_options import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.submodules import check_no_overlap, matching, rewire

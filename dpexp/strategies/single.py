@@ -5,7 +5,7 @@ batch (30) --> model on devices[0] --> outputs (30)
 
 from torch import nn
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward

@@ -7,8 +7,8 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from dpexp.config import ConfigError, did_you_mean
 from dpexp.config.alike import listed
+from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.devices import place
 
 

@@ -3,7 +3,7 @@
 ``run``, ``study`` and the scripts may import it; it may import ``report``, ``record`` and ``config``. Start
 reading with ``uploader``::
 
-    main process                          uploader process (python -m dpexp.tracking.uploader_process)
+    main process                          uploader process (python -m dpexp.tracking.process.uploader_process)
     ------------                          ------------------------------------------------------------
     Journal --- append, sync ---> runs/<run_id>/journal.jsonl --- read ---> Upload ---> MLflow
     Uploader --- pipe: open, read, finish --------------------> UploaderProcess
@@ -13,7 +13,3 @@ reading with ``uploader``::
 into an MLflow run, ``content`` maps a Record to MLflow's entities, ``store`` finds and checks the MLflow
 store, ``ledger`` records what was delivered, ``sync`` delivers later, ``ui`` serves MLflow's pages.
 """
-
-from dpexp.tracking.uploader import Delivery, Uploader, how_to_deliver
-
-__all__ = ["Delivery", "Uploader", "how_to_deliver"]

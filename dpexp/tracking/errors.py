@@ -1,6 +1,6 @@
 """Errors of a store, each as one line that says what to do and contains no credentials."""
 
-from dpexp.record import redact
+from dpexp.record.redact import redact
 
 _MESSAGES = {
     "Connection refused": "connection refused",

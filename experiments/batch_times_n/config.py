@@ -1,7 +1,7 @@
 """With n devices, should the batch be n times as large? Its effect on time per sample and on learning."""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Claim, Curves
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Claim, Curves
 
 QUESTION = "With n devices, should the batch be n times as large?"
 EPOCHS = 6

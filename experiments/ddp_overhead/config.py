@@ -1,7 +1,7 @@
 """What does it cost to record a run of several processes, and how well do two of them share a step?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim, Program
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Claim, Program
 
 QUESTION = "What does it cost to record a run of several processes, and how well do two of them share a step?"
 ROWS = 4096

@@ -92,15 +92,16 @@ class InTurns(Prepared):
 
 def work(rows: int, steps: int, answer: Path) -> None:
     """One rank; the first writes the results of all ranks to a file before any process ends."""
-    from dpexp.config import RunConfig
-    from dpexp.distributed import SignalHandler, World
+    from dpexp.config.run_config import RunConfig
+    from dpexp.distributed.signals import SignalHandler
+    from dpexp.distributed.world import World
     from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
     from dpexp.engine.prepare import prepare_ranks
     from dpexp.engine.progress import ProgressBar
-    from dpexp.engine.trainer import Trainer
-    from dpexp.record import Journal, NullJournal
+    from dpexp.record.journal.journal import Journal, NullJournal
     from dpexp.timing import Timer
+    from dpexp.training.trainer import Trainer
 
     config = RunConfig(
         "ddp",
@@ -156,7 +157,7 @@ def means(seconds: list[float]) -> list[float]:
 
 def facts(bare: list[float], recorded: list[float], alone: list[float], world: int) -> dict[str, list[float]]:
     """The metrics that compare the three ways, sample by sample."""
-    from dpexp.record import efficiency, speed_up
+    from dpexp.record.figures.step_times import efficiency, speed_up
 
     return {
         "time_ms": [1000 * each for each in recorded],
@@ -182,7 +183,7 @@ def main(world: str, rows: str, steps: str, memory: str = "") -> None:
             sys.exit(f"torchrun ended with {done.returncode}")
         found = json.loads(answer.read_text())
 
-    from dpexp.study.program import program_record
+    from dpexp.study.sweep.program import program_record
 
     record = program_record(__file__, "turns", found.pop("time_ms"), int(rows), found)
     record.environment["threads"] = 1  # of a rank

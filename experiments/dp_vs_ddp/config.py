@@ -1,7 +1,7 @@
 """Is one process with a thread for each device faster than one process for each device?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Claim
 
 QUESTION = "Is one process with a thread for each device faster than one process for each device?"
 ROWS = 1023

@@ -1,7 +1,7 @@
 """Does every layout compute what a single device computes, even when a batch does not divide evenly?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Claim, Dots
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Claim, Dots
 
 QUESTION = (
     "Does every layout compute what a single device computes, even when a batch does not divide evenly?"

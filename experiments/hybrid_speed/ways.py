@@ -195,8 +195,8 @@ def emulated(work: Work) -> Way | None:
 
 def serial(work: Work, pipeline: bool = False) -> Way:
     """dpexp's hybrid, a step as a run of it takes it."""
-    from dpexp.engine.trainer import Trainer
     from dpexp.timing import Timer
+    from dpexp.training.trainer import Trainer
 
     prepared = hybrid(work.rows, work.hidden, pipeline)
     trained = parameters(prepared.model)  # before it is placed
@@ -218,7 +218,7 @@ def pipeline(work: Work) -> Way:
 
 def hybrid(rows: int, hidden: int, pipeline: bool = False):
     """A prepared run of dpexp, with the model of this file, on one device."""
-    from dpexp.config import RunConfig
+    from dpexp.config.run_config import RunConfig
     from dpexp.engine.prepare import prepare
 
     config = RunConfig(
@@ -326,8 +326,8 @@ def figures(rows: int, hidden: int, block_s: float = BLOCK_S) -> dict[str, list[
 
 def main(rows: int, dense: str) -> None:
     """Measure all ways and print the Record; the time of its steps is that of plain PyTorch with sparse gradients."""
-    from dpexp.record import now
-    from dpexp.study.program import program_record
+    from dpexp.record.record import now
+    from dpexp.study.sweep.program import program_record
 
     stdout = os.dup(1)
     os.dup2(2, 1)  # the output of libraries goes to stderr

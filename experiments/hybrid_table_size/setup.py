@@ -15,12 +15,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import nn
 
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, Record, finish, now
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Record, now
 from dpexp.run import PARENT
 
 WIDTH = 64

@@ -1,7 +1,7 @@
 """What does it cost to emulate N devices on one CPU, on a model that does real work?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim, Program
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Claim, Program
 
 QUESTION = "What does it cost to emulate N devices on one CPU, on a model that does real work?"
 

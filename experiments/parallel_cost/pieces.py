@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.engine.trainer import Trainer
 from dpexp.parallel.thread_pool import cores
-from dpexp.record import now
-from dpexp.study.program import program_record
+from dpexp.record.record import now
+from dpexp.study.sweep.program import program_record
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 TURNS, WARM_UP, STEPS = 20, 4, 20
 

@@ -59,10 +59,10 @@ def others() -> list[dict[str, str]]:
 
 def verified(options: dict[str, Any], group: Any = None) -> dict[str, Any]:
     """A row of the table: what verification says of a run with these options."""
-    from dpexp.config import RunConfig
     from dpexp.config.errors import describe
+    from dpexp.config.run_config import RunConfig
     from dpexp.engine.prepare import prepare
-    from dpexp.engine.verification import verify
+    from dpexp.engine.verify import verify
 
     *_, name = options["model"].replace("vision:name=", "").rpartition(":")
     row = {"model": name, "layout": options["strategy"]}
@@ -84,9 +84,10 @@ def in_one_process(ranks: int) -> list[dict[str, Any]]:
 def of_ranks() -> None:
     """Verify as a rank of torchrun; the first rank prints the rows."""
     from dpexp import devices
-    from dpexp.config import RankOptions, RunConfig
-    from dpexp.distributed import World
+    from dpexp.config.run_config import RunConfig
+    from dpexp.config.strategy_options import RankOptions
     from dpexp.distributed.process_group import init_process_group
+    from dpexp.distributed.world import World
 
     world, options = World.of(), RunConfig("ddp").options
     assert world is not None

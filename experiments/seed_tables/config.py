@@ -1,7 +1,7 @@
 """How do the rows of a batch fall on the devices of DataParallel?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Claim, Splits
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Claim, Splits
 
 QUESTION = "How do the rows of a batch fall on the devices of DataParallel?"
 

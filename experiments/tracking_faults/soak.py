@@ -33,9 +33,9 @@ sys.path.insert(0, str(ROOT))
 import psutil
 import typer
 
-from dpexp.record import JOURNAL, RECORD
+from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.record.summary import SUMMARY
-from dpexp.tracking.ledger import LEDGER
+from dpexp.tracking.delivery.ledger import LEDGER
 
 HERE = Path(__file__).resolve().parent
 COMMON = ("--no-check", "--quiet", "--track-timeout", "60", "--threads", "1")
@@ -165,7 +165,7 @@ def targets(main: psutil.Process, name: str) -> list[psutil.Process]:
         children = main.children(recursive=True)
         if name == "rank":
             return [child for child in children if child.environ().get("RANK") == "1"]
-        return [child for child in children if "dpexp.tracking.uploader_process" in child.cmdline()]
+        return [child for child in children if "dpexp.tracking.process.uploader_process" in child.cmdline()]
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return []
 

@@ -1,7 +1,7 @@
 """What does it cost to record every step, against a bare loop and against other ways of recording?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim, Program
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Claim, Program
 
 QUESTION = "What does it cost to record every step, against a bare loop and against other ways of recording?"
 STEPS = 300

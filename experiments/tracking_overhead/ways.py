@@ -103,15 +103,15 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     Returns milliseconds per step, and their ratio to the bare loop's. The two alternate, so that other load on
     the machine slows both.
     """
-    from dpexp.config import RunConfig
-    from dpexp.distributed import SignalHandler
+    from dpexp.config.run_config import RunConfig
+    from dpexp.distributed.signals import SignalHandler
     from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
     from dpexp.engine.prepare import prepare
     from dpexp.engine.progress import ProgressBar
-    from dpexp.engine.trainer import Trainer
-    from dpexp.record import Journal
+    from dpexp.record.journal.journal import Journal
     from dpexp.timing import Timer
+    from dpexp.training.trainer import Trainer
 
     open_terminal()
     steps *= ROUND_FACTOR
@@ -286,7 +286,7 @@ def main(way: str, steps: int) -> None:
     process_s = whole_process_s(way, steps) if way == "bare" else loop_s
     time_ms, ratios = result if isinstance(result, tuple) else (result, [])
 
-    from dpexp.study.program import program_record
+    from dpexp.study.sweep.program import program_record
 
     metrics = {"process_s": [round(process_s, 3)]} | ({"ratio": ratios} if ratios else {})
     record = program_record(__file__, way, time_ms, 30, metrics)

@@ -25,7 +25,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 import psutil
 import typer
 
-from dpexp.record import Journal, finish, now
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import now
 
 HERE = Path(__file__).resolve().parent
 POINTS = 200_000
@@ -110,8 +112,8 @@ def lines_per_s(home: Path) -> float:
 
 def points_per_s(home: Path, points: int = POINTS) -> float:
     """Points a second from a journal into the store of this environment."""
-    from dpexp.tracking.store import Store
-    from dpexp.tracking.upload import Upload
+    from dpexp.tracking.delivery.upload import Upload
+    from dpexp.tracking.store.store import Store
 
     store = Store.from_environment(home)
     store.open()

@@ -1,7 +1,7 @@
 """What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"""
 
-from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Claim
 
 QUESTION = "What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"
 MODEL, BATCH, DEVICES = "blocks:in=256,hidden=256,out=256", 128, 4

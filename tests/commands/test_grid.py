@@ -9,10 +9,12 @@ import pytest
 from command_lines import script
 
 from dpexp.commands.grid import parse
-from dpexp.config import ConfigError, HybridOptions, RunConfig
-from dpexp.record import load
-from dpexp.study.grid import Grid
-from dpexp.study.sweep import Sweep
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import HybridOptions
+from dpexp.record.journal.fold import load
+from dpexp.study.sweep.grid import Grid
+from dpexp.study.sweep.sweep import Sweep
 
 SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
 

@@ -15,7 +15,7 @@ from command_lines import PATIENCE_S
 
 from dpexp import __version__
 from dpexp.commands.main import app
-from dpexp.config import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--virtual", "2", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]

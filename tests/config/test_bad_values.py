@@ -12,8 +12,9 @@ import pytest
 from bad_values import VALUES, command_line, configs
 from command_lines import CommandLines
 
-from dpexp import cli
-from dpexp.config import ConfigError, RunConfig
+from dpexp.commands import cli
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 
 LINES = 20
 SHORT = ["--no-track", "--steps=1", "--warmup=0", "--phase-steps=1"]

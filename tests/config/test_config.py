@@ -6,16 +6,10 @@ import dataclasses
 
 import pytest
 
-from dpexp.config import (
-    STRATEGY_OPTIONS,
-    BlockOptions,
-    ConfigError,
-    HybridOptions,
-    RunConfig,
-    home,
-    option_names,
-    options_with_role,
-)
+from dpexp.config.errors import ConfigError
+from dpexp.config.process import home
+from dpexp.config.run_config import RunConfig, option_names, options_with_role
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
 
 
 def test_every_strategy_round_trips_through_its_flat_dict() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.config import ConfigError, RunConfig, names
+from dpexp.config import names
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 
 GOOD = ("dpexp", "a/b", "/Users/me@example.com/experiment", "5", "naïve 実験 💥", "x" * 250, "..a", "a b")
 BAD = (

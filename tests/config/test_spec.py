@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.config import ConfigError, spec
+from dpexp.config import spec
+from dpexp.config.errors import ConfigError
 from dpexp.config.spec import Entry, Option
 
 REGISTRY = {

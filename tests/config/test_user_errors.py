@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from command_lines import CommandLines, CommandResult
 
-from dpexp.record import fold
-from dpexp.tracking.content import MAX_TAG, fit, tags
+from dpexp.record.journal import fold
+from dpexp.tracking.content.content import MAX_TAG, fit, tags
 
 USER = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from dpexp import data, models
-from dpexp.config import ConfigError, RunConfig
-from dpexp.data import criteo
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Dataset
+from dpexp.data.sources import criteo
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verification import verify
+from dpexp.engine.verify import verify
 from tests.helpers.click_logs import lines, write
 
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp import data, models
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 from dpexp.data import Features
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.data.objective import Objective
 from dpexp.data.rng import EpochOrder, mix
-from dpexp.data.synthetic import power_law
+from dpexp.data.sources.synthetic import power_law
 
 
 def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dataset:

@@ -13,7 +13,7 @@ from torch.nn import functional
 import dpexp
 from dpexp.data.dataset import Batch
 from dpexp.data.loss_tensors import LossTensors
-from dpexp.engine.equivalence import Equivalence, on_host
+from dpexp.verification.equivalence import Equivalence, on_host
 
 WEIGHT = torch.tensor([1.0, 2.0, 0.5])
 

@@ -35,7 +35,7 @@ from servers import free_port
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 
-from dpexp.config import LaunchOptions
+from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed import launch
 from dpexp.distributed.rank_result import RankResult
 from dpexp.distributed.signals import Terminated
@@ -217,7 +217,7 @@ def test_a_signal_before_the_ranks_have_a_run_has_its_exit_code(
 
 
 def test_a_launch_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpexp.config import LaunchOptions
+    from dpexp.config.strategy_options import LaunchOptions
     from dpexp.distributed.launch import LAUNCH, _environment
 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dpexp.config import ConfigError
-from dpexp.distributed import World
-from dpexp.distributed.world import restarts_left
+from dpexp.config.errors import ConfigError
+from dpexp.distributed.world import World, restarts_left
 
 TORCHRUN = {
     "RANK": "1",

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from dpexp import devices
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import PlacementError, dry_run, predict
-from dpexp.engine.observe import device_map, observe
 from dpexp.engine.prepare import prepare
+from dpexp.measurement.observe import device_map, observe
 from dpexp.models import MODELS
-from dpexp.record import Row
+from dpexp.record.record import Row
 from dpexp.timing import Timer
 
 LAYOUTS: list[tuple[str, Any]] = [

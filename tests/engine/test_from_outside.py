@@ -17,12 +17,14 @@ import torch
 from command_lines import CommandLines
 
 from dpexp import tensors
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, Record, fold
+from dpexp.record.journal import fold
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Record
 
 MODEL = """
 import json, re, time

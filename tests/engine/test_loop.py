@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from dpexp.config import ConfigError, RunConfig
-from dpexp.engine.equivalence import VerificationError
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.loop import execute
 from dpexp.engine.measure import RunError
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record import Journal, Record, fold
+from dpexp.record.journal import fold
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Record
+from dpexp.verification.equivalence import VerificationError
 
 USER_ERRORS = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from dpexp.config import STRATEGY_OPTIONS, LaunchOptions, RunConfig
 from dpexp.config.options import flag_name, option_fields
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
 
 
 def nested(depth: int) -> list[Any]:

@@ -15,19 +15,20 @@ import torch
 from torch import distributed, nn
 
 from dpexp import devices
-from dpexp.config import RankOptions, RunConfig
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.data.dataset import Batch
-from dpexp.distributed import World
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup, init_process_group
-from dpexp.engine.collectives import CountCollectives
+from dpexp.distributed.world import World
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
-from dpexp.record import Record, Row
+from dpexp.measurement.collectives import CountCollectives
+from dpexp.record.record import Record, Row
 from dpexp.report.analysis.communication import moves
-from dpexp.strategies import look_ahead
-from dpexp.strategies.look_ahead import LookAhead, Reads
+from dpexp.strategies.hybrid import look_ahead
+from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 HERE = Path(__file__)
 TENSOR_PARALLEL = {

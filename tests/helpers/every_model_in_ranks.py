@@ -9,11 +9,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpexp import devices
-from dpexp.config import RankOptions, RunConfig
-from dpexp.distributed import World
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.process_group import init_process_group
+from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verification import verify
+from dpexp.engine.verify import verify
 from dpexp.models import MODELS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 
 
 def _shape(record: Record) -> None:

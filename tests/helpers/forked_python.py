@@ -55,7 +55,7 @@ PRELOADED = (
     "torch.utils.serialization.config",
 )
 """What a child would import first; and all modules of dpexp, but one that a child runs with ``-m``."""
-RUN_AS_MAIN = "dpexp.tracking.uploader_process"
+RUN_AS_MAIN = "dpexp.tracking.process.uploader_process"
 NEW_PROCESSES = ("mlflow",)
 """Modules that run in a new process always: a server starts more, and they are not ours."""
 SET_NAME, SET_SUBREAPER = 15, 36  # of prctl

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 ROWS, DIM = 20, 4
 

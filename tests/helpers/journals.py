@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import RunConfig
-from dpexp.record import Journal, new_run_id, now
+from dpexp.config.run_config import RunConfig
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import new_run_id, now
 
 PHASES = ("forward", "backward", "optimizer")
 

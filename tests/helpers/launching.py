@@ -13,7 +13,8 @@ from typing import Any
 from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from command_lines import wait as wait_for_output
 
-from dpexp.record import Record, fold
+from dpexp.record.journal import fold
+from dpexp.record.record import Record
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 """``python AGENT RANKS FILE WORDS`` starts ranks with torchrun."""

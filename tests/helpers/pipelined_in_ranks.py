@@ -25,15 +25,16 @@ import torch
 from sharded_in_ranks import join_group
 from torch import distributed, nn
 
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import verify
-from dpexp.strategies import look_ahead, sharded_embedding
-from dpexp.strategies.sharded_look_ahead import ShardedLookAhead
+from dpexp.engine.verify import verify
+from dpexp.strategies.hybrid import look_ahead, sharded_embedding
+from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 ROWS, DIM = 24, 4
 FIRST = 2  # the first step learns which lookups there are, and the second had begun before

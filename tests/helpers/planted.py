@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Batch
 from dpexp.devices import HOST
-from dpexp.strategies import Placed, Strategy
-from dpexp.strategies.base import GradientSync, Needs
+from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward, Wrapper
 from dpexp.timing import Timer
 

@@ -6,8 +6,8 @@ import itertools
 import math
 from typing import Any
 
-from dpexp.config import RunConfig
-from dpexp.record import Record
+from dpexp.config.run_config import RunConfig
+from dpexp.record.record import Record
 
 EPOCH = (30, 30, 30, 10)
 PHASES = {

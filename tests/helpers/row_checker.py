@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from dpexp.data.dataset import Batch
-from dpexp.engine.trainer import Trainer
-from dpexp.strategies import lookups
-from dpexp.strategies.look_ahead import LookAhead
+from dpexp.strategies.hybrid import lookups
+from dpexp.strategies.hybrid.look_ahead import LookAhead
+from dpexp.training.trainer import Trainer
 
 POINTS = 4
 FIRST = 2  # the first step learns which lookups there are, and the second had begun before

@@ -17,13 +17,14 @@ from torch import distributed, nn
 from verified_in_ranks import training_error
 
 from dpexp import devices
-from dpexp.config import RankOptions, RunConfig
-from dpexp.distributed import World
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verification import verify
-from dpexp.strategies.sharded_embedding import ShardedEmbedding
-from dpexp.strategies.table_shards import plan_shards
+from dpexp.engine.verify import verify
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.hybrid.table_shards import plan_shards
 from dpexp.timing import Timer
 
 CASES = (

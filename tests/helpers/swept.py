@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpexp.study.experiment import Experiment, load
+from dpexp.study.experiment.experiment import Experiment, load
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Program
+from dpexp.study.experiment.experiment import Bars, Program
 QUESTION = "Does it?"
 RUNS = {
     "quick": Program("program.py", ("quick",)),

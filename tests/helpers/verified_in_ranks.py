@@ -18,17 +18,18 @@ from judge import catalogue, prove
 from torch import nn
 
 from dpexp import devices
-from dpexp.config import RankOptions, RunConfig
-from dpexp.distributed import World
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
-from dpexp.engine.compare import relative_error
-from dpexp.engine.model_copy import copied
+from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import verify
-from dpexp.strategies import STRATEGIES
-from dpexp.strategies.sync_batch_norm import on_one_device
+from dpexp.engine.verify import verify
+from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+from dpexp.verification.compare import relative_error
+from dpexp.verification.model_copy import copied
 
 PLANTED = Path(__file__).with_name("planted.py")
 ODD_MODELS = Path(__file__).with_name("odd_models.py")

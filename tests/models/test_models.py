@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dpexp import data, models
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING, Features
 from dpexp.data.dataset import Batch, Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash

@@ -8,7 +8,7 @@ from pathlib import Path
 from command_lines import CommandLines
 from printed import blocks, write_examples
 
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.tensors import digest
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from dpexp.devices import current_device, virtual
-from dpexp.engine.by_nature import set_comparable_mode
 from dpexp.parallel import parallel_apply
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
+from dpexp.verification.by_nature import set_comparable_mode
 
 
 class StochasticDepth(nn.Module):

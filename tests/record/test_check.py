@@ -12,22 +12,14 @@ import journals
 import pytest
 from command_lines import script
 
-from dpexp.record import (
-    JOURNAL,
-    RECORD,
-    Journal,
-    JournalError,
-    UnknownRunError,
-    find,
-    finish,
-    fold,
-    import_journal,
-    load,
-    load_closed,
-)
-from dpexp.record.check import problems, repair
-from dpexp.record.index import read_summary
-from dpexp.record.seal import warn_of
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import finish, load, load_closed
+from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
+from dpexp.record.journal.seal import warn_of
+from dpexp.record.record import JournalError
+from dpexp.record.runs.check import problems, repair
+from dpexp.record.runs.import_journals import import_journal
+from dpexp.record.runs.index import UnknownRunError, find, read_summary
 from dpexp.record.summary import SUMMARY, RunSummary
 from dpexp.report.compare.run_records import RunRecords
 

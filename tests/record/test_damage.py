@@ -10,7 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.record import JOURNAL, Journal, JournalReader, Record, RunSummary, finish, fold, load, usual_times
+from dpexp.record.figures.step_times import usual_times
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.record import Record
+from dpexp.record.summary import RunSummary
 from dpexp.report import summary
 from dpexp.report.render import run_list
 

@@ -15,14 +15,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.record import JOURNAL, JournalError, JournalReader, Record, finish, load, summaries
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import JOURNAL
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.index import summaries
 from dpexp.record.schema import wrong_types
 from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
 from dpexp.report.compare.tables import sections
 from dpexp.report.render import run_list, terminal
-from dpexp.tracking import content, sync
-from dpexp.tracking.ledger import delivered
+from dpexp.tracking.content import content
+from dpexp.tracking.delivery import sync
+from dpexp.tracking.delivery.ledger import delivered
 
 OTHERS: list[Any] = [
     None,

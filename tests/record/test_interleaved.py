@@ -16,7 +16,9 @@ from typing import Any
 import journals
 import pytest
 
-from dpexp.record import JOURNAL, Journal, JournalError, fold
+from dpexp.record.journal import fold
+from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.record import JournalError
 
 Other = Callable[[], AbstractContextManager[None]]
 

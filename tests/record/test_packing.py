@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dpexp.record import Journal, fold, pack
-from dpexp.record.packing import unpack
+from dpexp.record.journal import fold
+from dpexp.record.journal.journal import Journal
+from dpexp.record.packing import pack, unpack
 
 
 def shapes_of(modules: int, replicas: int, batches: list[int]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from record_factory import hybrid, whole
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.analysis import stages
 
 

@@ -17,26 +17,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.record import (
-    JOURNAL,
-    RECORD,
-    Journal,
-    JournalError,
-    JournalReader,
-    Record,
-    UnknownRunError,
-    check_writable,
-    find,
-    finish,
-    fold,
-    import_journal,
-    is_open,
-    load,
-    redact,
-    spread,
-    summaries,
-)
-from dpexp.record.seal import checksum, unseal
+from dpexp.record.figures.step_times import spread
+from dpexp.record.journal import fold
+from dpexp.record.journal.durable import check_writable
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import JOURNAL, RECORD, Journal, is_open
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.journal.seal import checksum, unseal
+from dpexp.record.record import JournalError, Record
+from dpexp.record.redact import redact
+from dpexp.record.runs.import_journals import import_journal
+from dpexp.record.runs.index import UnknownRunError, find, summaries
 from dpexp.report.render import run_list
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,7 +239,8 @@ def test_a_second_writer_of_a_run_is_refused(runs: Path) -> None:
 
 def test_exactly_one_of_many_processes_creates_a_journal(runs: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dpexp.record import Journal, JournalError\n"
+        "import sys; from pathlib import Path\n"
+        "from dpexp.record.journal.journal import Journal; from dpexp.record.record import JournalError\n"
         "try:\n j = Journal(Path(sys.argv[1]), 'one'); j.set(name='mine'); j.close(); print('got it')\n"
         "except JournalError as error: print(error)"
     )

@@ -17,8 +17,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dpexp.distributed.faults import MAX_TEXT, error_row
-from dpexp.record import JournalReader, Record, Verbatim, fold, redact
-from dpexp.record.redact import redact_entry
+from dpexp.record.journal import fold
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.record import Record
+from dpexp.record.redact import Verbatim, redact, redact_entry
 from dpexp.tracking.errors import short_message
 
 redact_module = importlib.import_module("dpexp.record.redact")  # the package has a function of this name

@@ -14,10 +14,10 @@ from record_factory import hybrid, whole
 from torch import nn
 
 from dpexp import report
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis.communication import is_known, moves, totals
 from dpexp.timing import Timer

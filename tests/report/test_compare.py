@@ -20,14 +20,17 @@ from record_factory import hybrid, whole
 
 from dpexp import report
 from dpexp.commands.report import _chosen as choose
-from dpexp.record import Journal, Record, RunSummary, finish, load
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Record
+from dpexp.record.summary import RunSummary
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison, Group, compare
 from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
-from dpexp.tracking.content import summary_metrics
+from dpexp.tracking.content.content import summary_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 Save = Callable[..., Path]

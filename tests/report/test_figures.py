@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
 from dpexp.report.figures import palette, style
@@ -28,7 +28,7 @@ from dpexp.report.figures.layout import layout_figure
 from dpexp.report.figures.phases import phases_figure
 from dpexp.report.figures.timeline import timeline_figure
 from dpexp.report.render import terminal
-from dpexp.study.figure import SERIES
+from dpexp.study.experiment.figure import SERIES
 
 NAMES = ["layout.png", "phases.png", "timeline.html", "timeline.png", "trace.json"]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
-from dpexp.record import Record
-from dpexp.report.findings import RULES, Finding, apply_rules
+from dpexp.record.record import Record
+from dpexp.report.findings import RULES, apply_rules
+from dpexp.report.findings.evidence import Finding
 
 BUSY = PHASES | {"scatter": 0.5, "replicate": 0.5, "parallel_apply": 20.0, "gather": 0.5, "backward": 40.0}
 """Phases of a step that keeps its devices busy, so that no rule finds anything."""

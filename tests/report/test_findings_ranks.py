@@ -9,7 +9,7 @@ import pytest
 from launching import run
 from record_factory import whole
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.findings import apply_rules
 
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 from record_factory import PHASES, timeline_row, whole
 
 from dpexp import report
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.analysis import timeline
 from dpexp.report.render import page as pages
 from dpexp.report.sections import Section, Table

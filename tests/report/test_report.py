@@ -20,7 +20,7 @@ from record_factory import PHASES, hybrid, parameter_row, shape_row, whole
 
 from dpexp import report
 from dpexp.config.alike import merged
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import plan, units
 from dpexp.report.findings import HEADLINES, RULES, apply_rules, headlines
 from dpexp.report.render import terminal

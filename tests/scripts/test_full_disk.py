@@ -13,7 +13,7 @@ import pytest
 from command_lines import PATIENCE_S
 from mlflow_reader import only_run
 
-from dpexp.record import load
+from dpexp.record.journal.fold import load
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow and SQLAlchemy warn of each other
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import journals
 import pytest
 from command_lines import PATIENCE_S, ROOT, python
 
-from dpexp.engine import checkpoint
+from dpexp.training import snapshots as checkpoint
 
 UNDER_UMASK = """
 import os, runpy, sys

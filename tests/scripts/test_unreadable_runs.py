@@ -12,7 +12,8 @@ import journals
 import pytest
 from command_lines import ROOT
 
-from dpexp.record import JOURNAL, finish
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL
 
 WITHOUT_PRIVILEGES = """
 import ctypes, os, sys

@@ -10,10 +10,12 @@ import pytest
 from launching import record, run, torchrun
 from torch import nn
 
-from dpexp.config import ConfigError, CustomOptions, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import CustomOptions
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.analysis.communication import moves, totals
 
 LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
-from dpexp.engine.step_profile import StepProfile
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import verify
+from dpexp.engine.verify import verify
+from dpexp.measurement.step_profile import StepProfile
 from dpexp.models import MODELS
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "experiments" / "equivalence" / "config.py"

@@ -11,12 +11,13 @@ from launching import AGENT, record, run, start_forked, torchrun, wait
 from torch import nn
 
 from dpexp import report
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.models import MODELS
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.strategies.fsdp import Fsdp, groups_of_tied
+from dpexp.strategies.ranks.fsdp import Fsdp, groups_of_tied
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 ACCUMULATED = ("--accumulate", "2", "--clip-norm", "0.01")

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from row_checker import FIRST, PATIENCE_S, RowChecker, schedule
 from torch import nn
 
-from dpexp.config import ConfigError
+from dpexp.config.errors import ConfigError
 from dpexp.data.dataset import Batch
-from dpexp.engine.optimizer_names import FOR_SPARSE
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import verify
-from dpexp.strategies.look_ahead import LookAhead
+from dpexp.engine.verify import verify
+from dpexp.strategies.hybrid.look_ahead import LookAhead
+from dpexp.training.optimizer_names import FOR_SPARSE
+from dpexp.training.trainer import Trainer
 
 HERE = str(Path(__file__))
 
@@ -47,7 +47,7 @@ def threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def looks_ahead_from_the_first_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 0)
+    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 0)
     yield
     assert threads() == []
 
@@ -253,7 +253,7 @@ def test_the_steps_of_a_verification_look_ahead() -> None:
 @pytest.mark.parametrize("slower", ["serial", "ahead"])
 def test_further_steps_are_of_the_kind_that_was_faster(slower: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the step that learns: a serial one, one that switches, two that look ahead, and a serial one."""
-    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 2)
+    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 2)
     steps = trainer(pipeline=True)
     ahead = look_ahead(steps)
     durations = {"serial": 1.0, "ahead": 2.0} if slower == "ahead" else {"serial": 2.0, "ahead": 1.0}
@@ -276,7 +276,7 @@ def test_further_steps_are_of_the_kind_that_was_faster(slower: str, monkeypatch:
 @pytest.mark.parametrize("depth", [1, 3])
 def test_steps_of_a_cold_start_do_not_decide(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serial steps are twice as fast, but the first five of a run take three times as long in either way."""
-    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 3)
+    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 3)
     steps = trainer(pipeline=True, lookahead=depth)
     ahead = look_ahead(steps)
     add, times = ahead._add_trial, [3.0] * 5 + [1.0] * 40

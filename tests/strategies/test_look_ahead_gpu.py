@@ -14,7 +14,7 @@ from dpexp.strategies.wrappers import parts
 
 @pytest.fixture(autouse=True)
 def looks_ahead_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpexp.strategies.look_ahead.TRIALS", 0)
+    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 0)
 
 
 @pytest.mark.gpu

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.config import ConfigError, RunConfig
-from dpexp.engine import touched_rows
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import Prepared, prepare, prepare_ranks
-from dpexp.engine.trainer import Trainer
-from dpexp.engine.verification import verify
-from dpexp.strategies import mapped_tables
-from dpexp.strategies.mapped_tables import MappedTables, amount, is_mapped
+from dpexp.engine.verify import verify
+from dpexp.strategies.hybrid import mapped_tables
+from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount, is_mapped
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+from dpexp.verification import touched_rows
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_tables_are_large")
 def test_table_that_verification_would_copy_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpexp.engine.verification.LARGE", 64)
+    monkeypatch.setattr("dpexp.engine.verify.LARGE", 64)
     monkeypatch.setattr(touched_rows, "LARGE", 64)
     with pytest.raises(ConfigError, match=r"would copy embedding.weight to memory, .*--no-check"):
         verify(prepare(hybrid(folder, model="embedding:rows=20,dim=8")))

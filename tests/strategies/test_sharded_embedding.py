@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from launching import AGENT, start_forked, wait
 from torch import nn
 
-from dpexp.config import ConfigError, RunConfig
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import Member
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.table_shards import UNEVEN, check_shardable, plan_shards
+from dpexp.strategies.hybrid.table_shards import UNEVEN, check_shardable, plan_shards
 
 HELPER = Path(sharded_in_ranks.__file__)
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9)

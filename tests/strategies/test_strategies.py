@@ -12,15 +12,19 @@ import torch
 from torch import nn
 
 from dpexp import devices, models
-from dpexp.config import STRATEGY_HELP, STRATEGY_OPTIONS, ConfigError, RunConfig
-from dpexp.engine.observe import device_map, observe
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import STRATEGY_HELP, STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
-from dpexp.engine.trainer import Trainer
-from dpexp.record import Row
-from dpexp.strategies import STRATEGIES, Placed, data_parallel
+from dpexp.measurement.observe import device_map, observe
+from dpexp.record.record import Row
+from dpexp.strategies.base import Placed
+from dpexp.strategies.registry import STRATEGIES
+from dpexp.strategies.replicas import data_parallel
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Wrapper, named_parameters, parts
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 TUTORIAL = [30, 30, 30, 10]
 """The batches of one epoch: 100 samples, 30 at a time."""

@@ -9,11 +9,10 @@ import pytest
 from record_factory import hybrid, parameter_row
 
 import dpexp
-from dpexp.config import RunConfig
-from dpexp.config.run_config import digest
+from dpexp.config.run_config import RunConfig, digest
 from dpexp.engine.dry_run import dry_run
-from dpexp.record import Record, Row
-from dpexp.study.agreement import contradictions, unpredicted
+from dpexp.record.record import Record, Row
+from dpexp.study.experiment.agreement import contradictions, unpredicted
 
 
 def short(strategy: str, **options: Any) -> Record:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from record_factory import whole
 
-from dpexp.config import ConfigError, RunConfig
-from dpexp.study.claims import judge
-from dpexp.study.experiment import Bars, Claim, Experiment, MeasuredRun
-from dpexp.study.readme import fill
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.claims import judge
+from dpexp.study.experiment.experiment import Bars, Claim, Experiment, MeasuredRun
+from dpexp.study.experiment.readme import fill
 
 
 def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wide-3")) -> Experiment:

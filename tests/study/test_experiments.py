@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from command_lines import script
 
-from dpexp.config import ConfigError
-from dpexp.study.experiment import checksums, load
-from dpexp.study.figure import stored_digest
-from dpexp.study.readme import ExperimentReadme, records_of, with_index
+from dpexp.config.errors import ConfigError
+from dpexp.study.experiment.experiment import checksums, load
+from dpexp.study.experiment.figure import stored_digest
+from dpexp.study.experiment.readme import ExperimentReadme, records_of, with_index
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "experiments"

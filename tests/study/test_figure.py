@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
-from dpexp.record import Record
-from dpexp.study import figure
-from dpexp.study.experiment import (
+from dpexp.record.record import Record
+from dpexp.study.experiment import figure
+from dpexp.study.experiment.experiment import (
     Bars,
     Curves,
     Dots,
@@ -22,7 +22,7 @@ from dpexp.study.experiment import (
     Splits,
     load,
 )
-from dpexp.study.readme import ExperimentReadme
+from dpexp.study.experiment.readme import ExperimentReadme
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_KIND: dict[type[Any], str] = {

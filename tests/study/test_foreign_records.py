@@ -19,12 +19,14 @@ from command_lines import python
 from record_factory import whole
 
 import dpexp
-from dpexp.config import STRATEGY_OPTIONS, ConfigError, RunConfig, StrategyOptions
+from dpexp.config.errors import ConfigError
 from dpexp.config.options import SPEC, option, option_fields, spec_options
-from dpexp.engine.references import REGISTRIES, references
-from dpexp.record import Record
-from dpexp.study.foreign_records import changed_files, check_trust
-from dpexp.study.reproduce import reproduce
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
+from dpexp.engine.facts.references import REGISTRIES, references
+from dpexp.record.record import Record
+from dpexp.study.reproduce.foreign_records import changed_files, check_trust
+from dpexp.study.reproduce.reproduce import reproduce
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpexp import devices
-from dpexp.study.agreement import contradictions
-from dpexp.study.child_run import parse_record
+from dpexp.study.experiment.agreement import contradictions
+from dpexp.study.sweep.child_run import parse_record
 
 WAYS = Path(__file__).resolve().parents[2] / "experiments" / "hybrid_speed" / "ways.py"
 

@@ -21,12 +21,14 @@ import swept
 from command_lines import script
 from submitit import LocalExecutor
 
-from dpexp.config import ConfigError, RunConfig
-from dpexp.record import Journal, load
-from dpexp.study import jobs, slurm_executor
-from dpexp.study.experiment import Experiment, PlannedRun, measured_runs
-from dpexp.study.sweep import CompletedRun, Sweep
-from dpexp.study.sweep_journal import NotStartedError
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import Journal
+from dpexp.study.experiment.experiment import Experiment, PlannedRun, measured_runs
+from dpexp.study.sweep import jobs, slurm_executor
+from dpexp.study.sweep.sweep import CompletedRun, Sweep
+from dpexp.study.sweep.sweep_journal import NotStartedError
 
 ROUNDS = [PlannedRun(cell, number) for number in (1, 2) for cell in ("quick", "slow")]
 

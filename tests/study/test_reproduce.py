@@ -15,14 +15,14 @@ from forgeries import FORGERIES
 from record_factory import whole
 
 import dpexp
-from dpexp.config import ConfigError, RunConfig
-from dpexp.config.run_config import digest
-from dpexp.engine.environment import git
-from dpexp.record import Record
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig, digest
+from dpexp.engine.facts.environment import git
+from dpexp.record.record import Record
 from dpexp.report.render import terminal
-from dpexp.study.reproduce import config_of, reproduce
-from dpexp.study.reproduction import Reproduction, compare_records, sections
-from dpexp.study.worktree import is_in_history, worktree
+from dpexp.study.reproduce.reproduce import config_of, reproduce
+from dpexp.study.reproduce.reproduction import Reproduction, compare_records, sections
+from dpexp.study.reproduce.worktree import is_in_history, worktree
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,21 +12,24 @@ import pytest
 from command_lines import script
 from record_factory import whole
 
-from dpexp.config import ConfigError
-from dpexp.engine.environment import lock
-from dpexp.record import Journal, JournalError, JournalReader, Record, finish
-from dpexp.record import load as load_run
-from dpexp.record.seal import unseal
-from dpexp.study.claims import judge
-from dpexp.study.experiment import Experiment, PlannedRun, load, measured_runs, read_record
-from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
+from dpexp.config.errors import ConfigError
+from dpexp.engine.facts.environment import lock
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import load as load_run
+from dpexp.record.journal.journal import Journal
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.journal.seal import unseal
+from dpexp.record.record import JournalError, Record
+from dpexp.study.experiment.claims import judge
+from dpexp.study.experiment.experiment import Experiment, PlannedRun, load, measured_runs, read_record
+from dpexp.study.sweep.sweep import CompletedRun, Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
 from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim, Program
+from dpexp.study.experiment.experiment import Bars, Claim, Program
 QUESTION = "Does it?"
 RUNS = {
     "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),

@@ -18,13 +18,13 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until
 
-from dpexp.tracking.ledger import delivered
+from dpexp.tracking.delivery.ledger import delivered
 
 TIMEOUT_MS = 300_000
 RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
 CONFIG = """
 from dpexp.config import RunConfig
-from dpexp.study.experiment import Bars, Claim
+from dpexp.study.experiment.experiment import Bars, Claim
 QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
 RUNS = {
     "single": RunConfig("single", devices="cpu", steps=6, threads=1),

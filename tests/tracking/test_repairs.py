@@ -12,11 +12,11 @@ from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import only_run
 
-from dpexp.record import finish
-from dpexp.record.seal import checksum
-from dpexp.tracking import ledger, sync
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.seal import checksum
+from dpexp.tracking.delivery import ledger, sync
+from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.errors import StoreError
-from dpexp.tracking.ledger import LedgerEntry
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

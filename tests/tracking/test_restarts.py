@@ -22,12 +22,17 @@ from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wa
 from mlflow_reader import history, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record import JOURNAL, Journal, JournalReader, finish, fold, now
-from dpexp.record.import_journals import SYSTEM
-from dpexp.record.journal import encode_line
-from dpexp.tracking import content, system, upload
-from dpexp.tracking.store import Store
-from dpexp.tracking.upload import Upload
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.record import now
+from dpexp.record.runs.import_journals import SYSTEM
+from dpexp.tracking.content import content
+from dpexp.tracking.delivery import upload
+from dpexp.tracking.delivery.upload import Upload
+from dpexp.tracking.process import system
+from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

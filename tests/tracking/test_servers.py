@@ -19,10 +19,11 @@ from mlflow_reader import everything, history, only_run
 from servers import LyingServer, Proxy, mlflow_server, postgres
 from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
-from dpexp.record import JOURNAL, Journal, finish, load
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.errors import StoreError
-from dpexp.tracking.store import Store
-from dpexp.tracking.upload import Upload
+from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

@@ -15,13 +15,14 @@ from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, only_run
 
-from dpexp.record import JOURNAL, Journal, finish
-from dpexp.record.journal import encode_line
-from dpexp.tracking import content, ledger, sync
-from dpexp.tracking.check import AGAIN, NEW_RUN
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
+from dpexp.tracking.content import content
+from dpexp.tracking.delivery import ledger, sync
+from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
 from dpexp.tracking.errors import StoreError
-from dpexp.tracking.sqlite_file import SqliteFile
-from dpexp.tracking.store import Store
+from dpexp.tracking.store.sqlite_file import SqliteFile
+from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

@@ -12,8 +12,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from dpexp.record import JournalReader
-from dpexp.tracking import system
+from dpexp.record.journal.reader import JournalReader
+from dpexp.tracking.process import system
 
 LIBRARY: dict[str, Any] = {
     "nvmlInit": lambda: None,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from record_factory import hybrid, whole
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.analysis.timeline import steps
-from dpexp.tracking.traces import log_traces, select_steps
+from dpexp.tracking.content.traces import log_traces, select_steps
 
 # MLflow warns of its own use of what SQLAlchemy deprecated, and of untyped functions of its own.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -18,7 +18,7 @@ from command_lines import ROOT, script
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until_gone
 
-from dpexp.record import finish
+from dpexp.record.journal.fold import finish
 
 
 @pytest.fixture

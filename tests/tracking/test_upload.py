@@ -16,12 +16,18 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record import JOURNAL, Journal, JournalReader, Record, finish, fold, import_journal
-from dpexp.record.seal import unseal
-from dpexp.tracking import content, ledger, sync, upload
-from dpexp.tracking.samples import Samples
-from dpexp.tracking.store import Store
-from dpexp.tracking.upload import Upload
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.journal.reader import JournalReader
+from dpexp.record.journal.seal import unseal
+from dpexp.record.record import Record
+from dpexp.record.runs.import_journals import import_journal
+from dpexp.tracking.content import content
+from dpexp.tracking.content.samples import Samples
+from dpexp.tracking.delivery import ledger, sync, upload
+from dpexp.tracking.delivery.upload import Upload
+from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

@@ -18,9 +18,11 @@ from command_lines import ROOT, script
 from mlflow_reader import everything, history, only_run
 from tracking_processes import Driver, drive, wait_until, wait_until_gone
 
-from dpexp.record import JOURNAL, RECORD, fold, load
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.tracking.errors import StoreError
-from dpexp.tracking.store import Store
+from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -277,7 +279,7 @@ def test_an_uploader_ends_with_its_run(dpexp_home: Path) -> None:
 
 READER = """
 import sys
-from dpexp.tracking.uploader_process import CommandPipe
+from dpexp.tracking.process.uploader_process import CommandPipe
 
 pipe = CommandPipe(int(sys.argv[1]))
 while not pipe.closed:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report.analysis.copies import transfers
 from dpexp.report.analysis.layout import model_rows
 from dpexp.report.analysis.move import DTYPE_BYTES, ID_BYTES, Move, is_trained

@@ -14,7 +14,7 @@ largest batch. Between the devices of a process these are copies (copies.py), be
 
 from collections.abc import Iterator
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.analysis.collectives import between_ranks
 from dpexp.report.analysis.copies import between_devices
 from dpexp.report.analysis.move import Move

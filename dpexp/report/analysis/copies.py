@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report.analysis.layout import model_rows
 from dpexp.report.analysis.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
 from dpexp.report.analysis.shapes import Batches, Call, Shape

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dpexp.config import STRATEGY_OPTIONS
-from dpexp.record import Record, Row
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.record.record import Record, Row
 
 
 @dataclass

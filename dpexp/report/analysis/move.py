@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dpexp.record import Row
+from dpexp.record.record import Row
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8

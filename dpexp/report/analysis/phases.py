@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dpexp.record import Record, Row, spread
-from dpexp.record.phase_times import samples, step_ms
+from dpexp.record.figures.phase_times import samples, step_ms
+from dpexp.record.figures.step_times import spread
+from dpexp.record.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis.communication import by_phase
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report import units
 
 Shape = list[int]

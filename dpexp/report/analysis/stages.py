@@ -1,7 +1,7 @@
 """Stages of a hybrid step, each alone: how near to what the machine gives, and the step to the longest."""
 
-from dpexp.record import Record
-from dpexp.record.phase_times import LIMITS, STAGES
+from dpexp.record.figures.phase_times import LIMITS, STAGES
+from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis.communication import by_phase
 

@@ -12,8 +12,8 @@ these bars.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dpexp.record import Record, Row
-from dpexp.record.phase_times import rows_of
+from dpexp.record.figures.phase_times import rows_of
+from dpexp.record.record import Record, Row
 from dpexp.report.analysis import communication, copies, layout
 from dpexp.report.analysis.shapes import Batches, Shape, batches
 

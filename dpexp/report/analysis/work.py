@@ -1,6 +1,7 @@
 """Memory and work of the observed step as text: a row for each kind of device, a line for its FLOPs."""
 
-from dpexp.record import CATEGORIES, Record
+from dpexp.record.figures.work_figures import CATEGORIES
+from dpexp.record.record import Record
 from dpexp.report import units
 
 HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}

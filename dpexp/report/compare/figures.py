@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpexp.record import load
+from dpexp.record.journal.fold import load
 from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.phases import Phase, phases

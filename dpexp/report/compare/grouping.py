@@ -17,8 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import REFERENCE
-from dpexp.record import JournalError, Record, efficiency, rate, spread, usual_times
+from dpexp.config.strategy_options import REFERENCE
+from dpexp.record.figures.step_times import efficiency, rate, spread, usual_times
+from dpexp.record.record import JournalError, Record
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.layout import without_host

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from dpexp.record import SWEEP_STRATEGY, JournalError, Record
+from dpexp.record.journal.journal import SWEEP_STRATEGY
+from dpexp.record.record import JournalError, Record
 from dpexp.report.compare.run_records import RunRecords
 from dpexp.report.render.run_list import prefixes, printable, shortened
 from dpexp.report.sections import Section

@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpexp.config import options_with_role
-from dpexp.record import JOURNAL, RECORD, Record, load
-from dpexp.record.seal import changed, made_from
+from dpexp.config.run_config import options_with_role
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal.seal import changed, made_from
+from dpexp.record.record import Record
 from dpexp.report.analysis.layout import accelerator_names
 
 KEYS = frozenset(

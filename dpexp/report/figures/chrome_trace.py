@@ -6,7 +6,7 @@ is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4
 
 from typing import Any
 
-from dpexp.record import Record, Row
+from dpexp.record.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis.timeline import Bar, Step
 

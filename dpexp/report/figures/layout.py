@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.patheffects import withStroke
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import communication, copies, layout
 from dpexp.report.analysis.shapes import batches

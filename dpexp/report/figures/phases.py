@@ -4,8 +4,8 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from dpexp.record import Record
-from dpexp.record.phase_times import samples, step_ms
+from dpexp.record.figures.phase_times import samples, step_ms
+from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import phases

@@ -9,7 +9,7 @@ A new rule is a function of the Evidence, named in RULES, that returns None wher
 
 from collections.abc import Callable, Iterable
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report.findings import imbalance, overheads, reliability, steadiness
 from dpexp.report.findings.evidence import Evidence, Finding
 

@@ -4,8 +4,9 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpexp.record import Record, phase_times, steps_by_rows, usual_steps
-from dpexp.record.record import union_length
+from dpexp.record.figures import phase_times
+from dpexp.record.figures.step_times import steps_by_rows, usual_steps
+from dpexp.record.record import Record, union_length
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import Interval, mean_interval
 from dpexp.report.analysis.phases import phases

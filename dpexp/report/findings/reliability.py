@@ -2,7 +2,7 @@
 
 import statistics
 
-from dpexp.record import phase_times
+from dpexp.record.figures import phase_times
 from dpexp.report import units
 from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence, Finding

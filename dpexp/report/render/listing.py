@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dpexp.config.alike import merged
-from dpexp.record import Row
+from dpexp.record.record import Row
 from dpexp.report.units import shapes, size
 
 
@@ -19,7 +19,7 @@ def columns(rows: Iterable[tuple[Any, ...]], indent: int = 2) -> list[str]:
 
 
 def models(registry: Sequence[Row]) -> str:
-    """The registry of ``dpexp.engine.inventory``: a line for each model, followed by its options."""
+    """The registry of ``dpexp.engine.facts.inventory``: a line for each model, followed by its options."""
     lines = []
     for model in registry:
         options = [(f"{option['option']}={option['default']}", option["help"]) for option in model["options"]]
@@ -33,7 +33,7 @@ def models(registry: Sequence[Row]) -> str:
 
 
 def inventory(found: Row) -> str:
-    """The result of ``dpexp.engine.inventory.inventory``."""
+    """The result of ``dpexp.engine.facts.inventory.inventory``."""
     title = ("module", "type", "parameters", "bytes", "inputs", "outputs")
     lines = [
         f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size(found['bytes'])}",

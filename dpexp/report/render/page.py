@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from dpexp.record import Record
+from dpexp.record.record import Record
 from dpexp.report import sections as report_sections
 from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline

@@ -1,0 +1,1 @@
+"""Sources: one file for each source of data; ``dpexp.data`` has their registry."""

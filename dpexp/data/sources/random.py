@@ -1,0 +1,89 @@
+"""Random samples: made by the model's own ``example``, or of a shape, given or that its first layer takes."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.data.base import Samples, Source
+from dpexp.data.dataset import TensorDataset
+from dpexp.data.rng import generator
+from dpexp.tensors import shapes
+
+_FIRST = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM, nn.GRU, nn.RNN)
+"""Layers that say something about their inputs."""
+
+
+class RandomSource(Source):
+    """``random:samples=100,shape=3x32x32``. The same seed and model give the same samples."""
+
+    def __init__(self, where: str, samples: int, shape: str) -> None:
+        super().__init__(where)
+        self.samples = samples
+        self.shape = _parsed(shape, where) if shape else None
+
+    def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
+        example, name = getattr(model, "example", None), type(model).__name__
+        if self.shape is not None or not callable(example):
+            return self._without_targets(model, seed)
+        with as_config_error(f"{self.where}: {name}.example"):
+            returned = example(self.samples, generator(seed, "random samples"))
+        inputs, targets = self._check(returned, name)
+        description = f"{self.samples} random samples for {name}, seed {seed}"
+        return TensorDataset("random", description, self.objective(model), None, inputs, targets)
+
+    def _without_targets(self, model: nn.Module, seed: int) -> TensorDataset:
+        """Inputs for the model's first layer; ids where that is an embedding."""
+        name, layer = next(
+            ((name, each) for name, each in model.named_modules() if isinstance(each, _FIRST)), ("", None)
+        )
+        shape = self.shape if self.shape is not None else self._inferred(name, layer)
+        rng = generator(seed, "random samples")
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            inputs = torch.randint(layer.num_embeddings, (self.samples, *shape), generator=rng)
+            kind = f"ids below {layer.num_embeddings}"
+        else:
+            inputs, kind = torch.randn(self.samples, *shape, generator=rng), "numbers"
+        objective = self.objective(model)
+        origin = "" if self.shape is not None else f", as its first layer {name or 'itself'} takes"
+        made = f"random {kind} of shape {shape}{origin}"
+        self.note = f"{made}; {objective.without_targets}"
+        description = f"{self.samples} samples, {made}, seed {seed}"
+        return TensorDataset("random", description, objective, None, (inputs,), None)
+
+    def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
+        """The shape of a sample that the layer takes. Raises ConfigError where it does not say."""
+        if isinstance(layer, nn.Linear) and layer.in_features:
+            return (layer.in_features,)
+        if isinstance(layer, nn.Embedding):
+            return ()
+        found = (
+            f"its first layer {name or 'itself'} ({type(layer).__name__}) does not say"
+            if layer
+            else "no layer says"
+        )
+        raise ConfigError(
+            f"{self.where}: {found} which shape a sample has. Give it, as --data random:shape=3x32x32, add a "
+            "method example(samples, generator) to the model that returns (inputs, targets), or choose other "
+            "data, as --data digits or --data package.module:factory"
+        )
+
+    def _check(self, returned: Any, name: str) -> Samples:
+        if isinstance(returned, tuple) and len(returned) == 2:
+            inputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
+            tensors = (*inputs, returned[1])
+            if all(isinstance(item, Tensor) and item.shape[:1] == (self.samples,) for item in tensors):
+                return inputs, returned[1]
+        raise ConfigError(
+            f"{self.where}: {name}.example must return (inputs, targets), tensors or a tuple of tensors, "
+            f"each with {self.samples} rows; found {type(returned).__name__} with tensors {shapes(returned)}"
+        )
+
+
+def _parsed(text: str, where: str) -> tuple[int, ...]:
+    """``3x32x32``, ``(3,32,32)`` or ``5`` as numbers."""
+    if not re.fullmatch(r"\(?\s*\d{1,9}(\s*[x,]\s*\d{1,9})*,?\s*\)?", text, re.ASCII):
+        raise ConfigError(f"{where}: shape '{text}' is not a shape: write 5, or 3x32x32")
+    return tuple(map(int, re.findall(r"\d+", text)))

@@ -1,0 +1,109 @@
+"""Text: bytes as ids from 0 to 255; the target is the next byte. No tokenizer, any encoding, any size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.features import Features
+from dpexp.data.base import Source
+from dpexp.data.dataset import Dataset
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+BYTES = 256
+CHUNK = 1 << 24
+"""Bytes that are in memory at once while the digest is computed."""
+MAX_ENTRIES = 100_000
+"""Names below a folder, of whatever kind: a folder of more, such as /, is not a data set."""
+MAX_FOLDER_BYTES = 1 << 31
+"""The files of a folder are joined in memory; a single file is not read into memory and may have any size."""
+SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
+"""The text files of a folder; a file that the user names may have any suffix."""
+
+
+class TextSource(Source):
+    """``text:PATH``: a file, or the text files below a folder in the order of their paths."""
+
+    def __init__(self, where: str, argument: str, length: int) -> None:
+        super().__init__(where)
+        self.path = Path(argument).expanduser()
+        self.length = length
+        self.files = self._find_files()
+        size = sum(file.stat().st_size for file in self.files)
+        if size <= length:
+            raise ConfigError(
+                f"{where}: {self.path} has {size} bytes; length={length} needs at least {length + 1}, "
+                "for a sample and its last target"
+            )
+        self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
+
+    def _find_files(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        if not self.path.exists():
+            raise ConfigError(f"{self.where}: {no_file(self.path, 'file or folder')}")
+        if not self.path.is_dir():
+            raise ConfigError(f"{self.where}: {self.path} is not a regular file or a folder")
+        files = [path for path in self._entries() if path.suffix.lower() in SUFFIXES and path.is_file()]
+        if not files:
+            raise ConfigError(f"{self.where}: no text file in {self.path} (looked for {' '.join(SUFFIXES)})")
+        if sum(file.stat().st_size for file in files) > MAX_FOLDER_BYTES:
+            raise ConfigError(
+                f"{self.where}: the text files in {self.path} have more than {MAX_FOLDER_BYTES} bytes, to "
+                "be joined in memory: join them into one file, which may have any size"
+            )
+        return sorted(files)
+
+    def _entries(self) -> Iterator[Path]:
+        """What is below the folder, except in folders that are links."""
+        count = 0
+        for folder, _, names in os.walk(self.path):
+            count += 1 + len(names)
+            if count > MAX_ENTRIES:
+                raise ConfigError(
+                    f"{self.where}: {self.path} has more than {MAX_ENTRIES} files and folders: name a folder "
+                    "of the text alone"
+                )
+            yield from (Path(folder) / name for name in names)
+
+    def dataset(self, model: nn.Module, seed: int) -> TextDataset:
+        self.view_for(model)
+        parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
+        text: Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
+        return TextDataset("text", description, self.objective(model), None, text, self.length)
+
+
+@dataclass(eq=False, repr=False)
+class TextDataset(Dataset):
+    """Windows of ``length`` bytes that follow one another without overlap.
+
+    The text stays as bytes, mapped from the disk when it is one file; only a batch becomes int64:
+    inputs and targets ``(batch, length)``, the targets one byte further on.
+    """
+
+    text: Bytes
+    length: int
+
+    @property
+    def samples(self) -> int:
+        return (len(self.text) - 1) // self.length
+
+    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor]:
+        windows = np.arange(indices.start, indices.stop) if isinstance(indices, slice) else indices.numpy()
+        positions = windows[:, np.newaxis] * self.length + np.arange(self.length + 1)
+        ids = torch.from_numpy(self.text[positions]).long()
+        return (ids[:, :-1],), ids[:, 1:]
+
+    def digest_input(self) -> Iterator[Tensor]:
+        for start in range(0, len(self.text), CHUNK):
+            yield torch.from_numpy(self.text[start : start + CHUNK].copy())

@@ -1,0 +1,149 @@
+"""User data: ``--data package.module:name``, a map-style dataset, a loader or tensors, or what makes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, default_collate
+
+from dpexp import tensors
+from dpexp.config import spec
+from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.features import Features
+from dpexp.data.base import Source, kind_of
+from dpexp.data.dataset import Dataset
+from dpexp.data.sources.user_samples import (
+    forward_signature,
+    loader_note,
+    map_style,
+    problem,
+    split,
+    train_and_test,
+)
+
+MAX_SAMPLES = 10**12
+"""An epoch of more would last for years; an endless data set may return any length up to this."""
+DIGESTED = 10_000
+"""The digest is computed over at most so many samples, evenly spaced."""
+
+
+class UserSource(Source):
+    """A map-style dataset, a loader, tensors ``(x, y)`` or ``((x, z), y)``, or two of these.
+
+    Two are one to train and one to test on. It is what the name stands for, or what that returns.
+    ``user_samples`` has the forms of a sample. If a data set has an attribute ``features`` (a
+    ``dpexp.data.Features``), models are built for that.
+    """
+
+    def __init__(self, parsed: spec.Spec, where: str) -> None:
+        super().__init__(where)
+        self.name = parsed.factory
+        found = spec.load(parsed, where, objects=True)
+        if callable(found):
+            found = spec.call(found, parsed, where)
+        else:
+            spec.check_no_options(parsed, found, where)
+        what = f"{self.where}: {self.name}"
+        train, test = train_and_test(found, what)
+        self.train, self.collate = map_style(train, what)
+        self.note = self._loader_note = loader_note(train)
+        self.test = map_style(test, what)[0] if test is not None else None
+        for dataset in filter(lambda each: each is not None, (self.train, self.test)):
+            self._check(dataset)
+        self.features = _features(self.train)
+
+    def dataset(self, model: nn.Module, seed: int) -> UserDataset:
+        def part(name: str, dataset: Any, test: Dataset | None) -> UserDataset:
+            description = f"{name}: {len(dataset)} samples"
+            return UserDataset(name, description, objective, test, dataset, forward, self.collate)
+
+        objective, forward = self.objective(model), forward_signature(model)
+        if split(self.train[0])[1] is None:
+            self.note = "; ".join(filter(None, (self._loader_note, objective.without_targets)))
+        held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
+        return part(self.name, self.train, held_out)
+
+    def _check(self, dataset: Any) -> None:
+        is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not is_map_style:
+            raise ConfigError(
+                f"{self.where}: {self.name} gives a {type(dataset).__name__}; it must give a map-style "
+                "dataset, with __len__ and __getitem__, a DataLoader of one, tensors (x, y), or a tuple of "
+                "two: to train and to test"
+            )
+        with as_config_error(f"{self.where}: len of {self.name}"):
+            samples = len(dataset)
+        if samples == 0:
+            raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
+        if samples > MAX_SAMPLES:
+            raise ConfigError(
+                f"{self.where}: the dataset of {self.name} has {samples} samples, and a run can take at most "
+                f"{MAX_SAMPLES}: let __len__ return how many samples an epoch has"
+            )
+        with as_config_error(f"{self.where}: sample 0 of {self.name}"):
+            sample = dataset[0]
+        if wrong := problem(sample):
+            raise ConfigError(f"{self.where}: sample 0 of {self.name} {wrong}")
+
+
+def _features(dataset: Any) -> Features | None:
+    """The dataset's attribute ``features``, or else those of its first sample."""
+    given = getattr(dataset, "features", None)
+    if isinstance(given, Features):
+        return given
+    found, target = split(dataset[0])
+    if len(found) != 1 or not isinstance(found[0], Tensor):
+        return None
+    (inputs,) = found
+    kind = kind_of(inputs.unsqueeze(0))
+    if kind is None:
+        return None
+    is_regression = isinstance(target, Tensor) and target.is_floating_point() and target.dim() == 1
+    return Features(kind, tuple(inputs.shape), targets=len(target) if is_regression else None)
+
+
+@dataclass(eq=False, repr=False)
+class UserDataset(Dataset):
+    """The samples of the user's map-style dataset, fetched when needed and joined by ``collate``."""
+
+    dataset: Any
+    forward: inspect.Signature | None
+    collate: Callable[[list[Any]], Any] = default_collate
+    dtype: torch.dtype | None = None
+
+    @cached_property
+    def samples(self) -> int:
+        return len(self.dataset)
+
+    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Any, ...], Any]:
+        if isinstance(indices, slice):
+            indices = torch.arange(indices.start, indices.stop)
+        inputs, targets = split(self._collate(indices.tolist()), self.forward)
+        return (inputs, targets) if self.dtype is None else tensors.cast((inputs, targets), self.dtype)
+
+    def digest_input(self) -> Iterator[Tensor]:
+        step = max(1, -(-self.samples // DIGESTED))
+        yield torch.tensor([self.samples, step])
+        for index in range(0, self.samples, step):
+            yield from tensors.walk(self._collate([index]), sort_keys=True)
+
+    def _collate(self, indices: Sequence[int]) -> Any:
+        """The samples as one batch. Raises ConfigError where one cannot be fetched or joined to others."""
+        samples = []
+        for index in indices:
+            with as_config_error(f"--data {self.name}: sample {index}"):
+                samples.append(self.dataset[index])
+        with as_config_error(
+            f"--data {self.name}: joining {len(samples)} samples, which must have equal shapes,"
+        ):
+            return self.collate(samples)
+
+    def to(self, dtype: torch.dtype) -> UserDataset:
+        return dataclasses.replace(self, dtype=dtype, test=self.test and self.test.to(dtype))

@@ -1,0 +1,188 @@
+"""Verification: whether a run's layout trains as a single device does, as an entry of the Record.
+
+Three training steps in float64, with the run's own optimizer: a full batch, the last and uneven one of the
+epoch, and another full one. Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more);
+float32 does not.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+
+import torch
+from torch import nn
+
+from dpexp.config.alike import listed
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.engine.prepare import Prepared
+from dpexp.record.record import Row
+from dpexp.strategies.base import Placed, Strategy
+from dpexp.strategies.hybrid.mapped_tables import is_mapped
+from dpexp.timing import Timer
+from dpexp.training.optimizers import RunOptimizer
+from dpexp.verification.compare import difference
+from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, on_host
+from dpexp.verification.gathered_outputs import gathered_outputs
+from dpexp.verification.recorder import Step, Training
+from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The ``verification`` of a Record; errors are None if there was nothing to compare.
+
+    ``worst`` is the largest error: what differs (``kind``), its step (from 1), the tensor and the error.
+    ``cause`` says where a failure begins and what it looks like.
+    """
+
+    checked: bool
+    dtype: str = ""
+    output_error: float | None = None
+    gradient_error: float | None = None
+    tolerance: float | None = None
+    passed: bool | None = None
+    note: str = ""
+    rounding: Row | None = None
+    steps: int = 0
+    loss_error: float | None = None
+    buffer_error: float | None = None
+    parameter_error: float | None = None
+    optimizer_error: float | None = None
+    worst: Row | None = None
+    cause: str = ""
+
+
+def verify(prepared: Prepared) -> Verification:
+    """Compare the strategy with a single device; the model is not changed.
+
+    A run in a short type, under autocast or compiled is also compared as it computes: its error against
+    float64 may be twice that of a single device.
+    """
+    has_mps = any(device.type == "mps" for device in prepared.selection.used)  # which has no float64
+    dtype = torch.float32 if has_mps else torch.float64
+    try:
+        equivalence, notes = _equivalence(prepared, dtype)
+        result = equivalence.result()
+    except UnknownIdError:  # in eval mode, the model looks up other rows
+        equivalence, notes = _equivalence(prepared, dtype, in_full=True)
+        result = equivalence.result()
+    rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.quiet).row()
+    passed = result.passed and (rounding is None or bool(rounding["passed"]))
+    return Verification(
+        True,
+        str(result.dtype).removeprefix("torch."),
+        result.error("outputs"),
+        result.error("gradients"),
+        result.tolerance,
+        passed,
+        "; ".join(filter(None, [*result.notes, *notes, prepared.note])),
+        rounding,
+        **_additions(result),
+    )
+
+
+def _additions(result: Result) -> Row:
+    """What a Record has had since verification trains."""
+    return {
+        "steps": result.steps,
+        "loss_error": result.error("loss"),
+        "buffer_error": result.error("buffers"),
+        "parameter_error": result.error("parameters"),
+        "optimizer_error": result.error("optimizer"),
+        "worst": asdict(result.largest) if result.largest else None,
+        "cause": result.cause,
+    }
+
+
+def _equivalence(
+    prepared: Prepared, dtype: torch.dtype, in_full: bool = False
+) -> tuple[Equivalence, list[str]]:
+    """The equivalence to show, and notes about what of the model it is shown for."""
+    compared, model, notes = batches(prepared), prepared.model, list[str]()
+    if not (in_full or prepared.strategy.needs.full_tables):
+        model, notes = with_touched_rows(model, compared)
+    _check_not_mapped(model)
+    plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
+    equivalence = Equivalence(
+        model,
+        lambda model: plain.place(model, prepared.selection.used, Timer()),
+        compared,
+        prepared.data.objective,
+        None if prepared.config.eval else RunOptimizer(prepared.config, min(2, prepared.config.accumulate)),
+        prepared.strategy.group,
+        dtype,
+    )
+    return equivalence, notes
+
+
+def _check_not_mapped(model: nn.Module) -> None:
+    """Raises ConfigError for a large table in a file, of which verification would make copies in memory."""
+    named = model.named_parameters()
+    names = [name for name, tensor in named if is_mapped(tensor) and tensor.numel() >= LARGE]
+    if names:
+        raise ConfigError(
+            f"--table-file: verification would copy {listed(names)} to memory, because the model uses it "
+            "otherwise than by lookups, or three batches use half of its rows: --no-check runs it unverified"
+        )
+
+
+def batches(prepared: Prepared) -> list[Batch]:
+    """The first batch of the epoch, its last one, and its second; where there are fewer, some twice."""
+    last = prepared.batches_per_epoch - 1
+    first, *others = islice(prepared.batches(0), min(2, last + 1))
+    ends = list(prepared.batches(0, first=last)) if last > 1 else others
+    return [first, *(ends or [first]), *(others or [first])]
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """The first batch in a short type, under autocast or compiled, against the float64 of a single device."""
+
+    prepared: Prepared
+    equivalence: Equivalence
+    quiet: frozenset[str]
+
+    def row(self) -> Row | None:
+        """Errors of the run, and of a single device that computes the same way; None for other runs."""
+        strategy, config = self.prepared.strategy, self.prepared.config
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        if dtype in TOLERANCE and not config.autocast and not config.compile:
+            return None
+        exact = self._on_single_device(replace(config, autocast="", compile=False), self.equivalence.dtype)
+        layout = self._on_layout(strategy, dtype, exact)
+        single = self._on_single_device(replace(config, compile=False), dtype)
+        errors = {name: _errors(step, exact) for name, step in (("", layout), ("single_", single))}
+        least = torch.finfo(torch.float32).eps
+        passed = all(
+            error is None or (reference is not None and error <= 2 * reference + least)
+            for error, reference in zip(errors[""], errors["single_"], strict=True)
+        )
+        row: Row = {"dtype": config.dtype, "autocast": config.autocast, "compile": config.compile}
+        for prefix, (output, gradient) in errors.items():
+            row |= {f"{prefix}output_error": output, f"{prefix}gradient_error": gradient}
+        return row | {"passed": passed}
+
+    def _on_single_device(self, config: RunConfig, dtype: torch.dtype) -> Step:
+        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
+        return self._step(on_host(model), self.equivalence.batches[0], dtype, config)
+
+    def _on_layout(self, strategy: Strategy, dtype: torch.dtype, exact: Step) -> Step:
+        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
+        placed = strategy.place(model, self.prepared.selection.used, Timer())
+        objective, group = self.prepared.data.objective, strategy.group
+        part = objective.weighted(self.equivalence.batches[0].part(group.rows), group)
+        step = self._step(placed, part, dtype, strategy.config)
+        step.outputs = gathered_outputs(step, exact, part, objective, group)
+        return step
+
+    def _step(self, placed: Placed, batch: Batch, dtype: torch.dtype, config: RunConfig) -> Step:
+        optimizer = self.equivalence.optimizer
+        loss, autocast = self.prepared.data.loss, config.autocast
+        return Training(placed, loss, optimizer, dtype, autocast, records=False).compute(batch)
+
+
+def _errors(found: Step, expected: Step) -> tuple[float | None, float | None]:
+    pairs = (("outputs", found.outputs, expected.outputs), ("gradients", found.gradients, expected.gradients))
+    output, gradient = (difference(*pair) for pair in pairs)
+    return output.error if output else None, gradient.error if gradient else None

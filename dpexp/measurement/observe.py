@@ -1,0 +1,223 @@
+"""Observe: the shapes of every module call (by forward hooks), and the device of every parameter and buffer.
+
+Modules have the names of the model as written: see ``strategies.wrappers``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import devices, tensors
+from dpexp.record.record import Row
+from dpexp.strategies.base import Placed
+from dpexp.strategies.hybrid.mapped_tables import is_mapped
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
+
+EPOCH_LIMIT = 16
+"""Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
+
+
+class ShapeLog:
+    """Collects a row for each call of every module, from the threads of all replicas."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.batch = 0
+        self._placed = placed
+        self.rows: list[tuple[tuple[int, bool, int, int], Row]] = []
+        """Each with its place: batch, outside before replicas, order of definition, replica."""
+
+    def hooks(self) -> ExitStack:
+        """The forward hooks, until the stack closes. Replicas share them with the module that they copy."""
+        hooks, hooked = ExitStack(), set()
+        for order, part in enumerate(parts(self._placed.module)):
+            module = part.module
+            if module not in hooked and not (isinstance(module, Wrapper) and module.transparent):
+                hook = partial(self._add, order, part)
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+                hooked.add(module)
+        return hooks
+
+    def _add(self, order: int, part: Part, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        device, replica = devices.current_device()
+        if replica is None:
+            wrapper = part.wrappers[-1] if part.wrappers else None
+            if wrapper is not None and wrapper.module is module and not wrapper.transparent:
+                return  # the wrapper has the row
+            is_replicated = isinstance(module, Wrapper) and bool(module.replica_devices)
+            while isinstance(module, Wrapper):  # it is where the module is that it wraps
+                module = module.module
+            device = self._placed.output_device if is_replicated else devices.placed_on(module)
+        assert device is not None
+        row = {
+            "batch": self.batch,
+            "scope": "outside" if replica is None else "replica",
+            "module": part.name,
+            "replica": replica,
+            "device": devices.label(device),
+            "inputs": tensors.shapes((args, kwargs)),
+            "outputs": tensors.shapes(outputs),
+            **_communication(part, replica, module, (args, kwargs), outputs),
+        }
+        self.rows.append(((self.batch, replica is not None, order, replica or 0), row))
+
+
+def _communication(part: Part, replica: int | None, module: nn.Module, inputs: Any, outputs: Any) -> Row:
+    """The keys of a row from which a report computes what is moved, where the shapes do not tell.
+
+    ``bytes`` of a replica's inputs and outputs, and of those that require a gradient; ``moved`` by a transfer
+    from each device, and ``moved_back`` as gradients; ``looked_up``: the rows in a sparse gradient;
+    ``asked``: how many ids a sharded table sends to each rank.
+    """
+    if isinstance(module, Transfer):
+        return module.moved(inputs)
+    wrapper = part.wrappers[-1] if part.wrappers else None
+    if (
+        replica is not None
+        and wrapper is not None
+        and wrapper.replica_devices
+        and wrapper.module is part.module
+    ):
+        counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
+        gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
+        return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
+    if isinstance(module, ShardedEmbedding):
+        return {"asked": module.asked(torch.unique(next(tensors.walk(inputs)))).tolist()}
+    if isinstance(module, nn.Embedding) and module.sparse and torch.distributed.is_initialized():
+        return {"looked_up": sum(len(set(ids.flatten().tolist())) for ids in tensors.walk(inputs))}
+    return {}
+
+
+def _bytes(value: Any, requires_grad: bool = False) -> int:
+    found = (tensor for tensor in tensors.walk(value) if tensor.requires_grad or not requires_grad)
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+
+def observed(batches: int) -> list[int]:
+    """The numbers of the batches to observe in an epoch of so many."""
+    return [*range(min(batches, EPOCH_LIMIT)), *([batches - 1] if batches > EPOCH_LIMIT else [])]
+
+
+def observe(
+    placed: Placed,
+    batches: Iterable[tuple[Any, ...]],
+    numbers: Sequence[int] | None = None,
+    *,
+    gradients: bool = False,
+) -> list[Row]:
+    """``shapes`` rows of batches, which are the model's positional arguments.
+
+    ``numbers`` are their numbers in the epoch: by default 0, 1, …. With ``gradients`` the rows of replicas
+    and transfers say which bytes require one; modules of ranks would wait for their backward then.
+    """
+    log = ShapeLog(placed)
+    module = placed.module
+    grad = torch.set_grad_enabled(gradients)
+    with preserved(module, placed.devices), grad, _eager(module), log.hooks():
+        for inputs, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
+            module(*devices.move(inputs, placed.input_device))
+    return [row for _, row in sorted(log.rows, key=itemgetter(0))]
+
+
+def _eager(module: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled modules run as they are written: the compiler would trace the hooks."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, or one in it, is compiled."""
+    return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
+
+
+@contextmanager
+def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Restore the buffers of the module and the random states of the host and of ``used`` at the end."""
+    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    cuda = sorted({device.index or 0 for device in used if device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in saved and saved[name].shape == buffer.shape:  # else a lazy cache has grown
+                        buffer.copy_(saved[name])
+
+
+def device_map(placed: Placed) -> list[Row]:
+    """A row for each parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas.
+
+    A tied parameter has one row.
+    """
+    rows: dict[int, Row] = {}
+    for part in parts(placed.module):
+        for name, parameter in part.module.named_parameters(recurse=False):
+            full_shape = placed.gradient_sync.full_shapes.get(f"{part.name}.{name}".lstrip("."))
+            row = _device_map_row(part, "parameter", name, parameter)
+            row |= {} if parameter.requires_grad else {"frozen": True}
+            unit = placed.gradient_sync.units.get(f"{part.name}.{name}".lstrip("."))
+            row |= {} if unit is None else {"unit": unit}
+            rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
+        for name, buffer in part.module.named_buffers(recurse=False):
+            rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
+    return list(rows.values())
+
+
+def optimizer_map(placed: Placed, states: Iterable[tuple[str, nn.Parameter, Mapping[str, Any]]]) -> list[Row]:
+    """Rows as of ``device_map`` for the tensors that an optimizer keeps, as ``weight: exp_avg``."""
+    kept = {id(parameter): state for _, parameter, state in states}
+    rows = []
+    for part in parts(placed.module):
+        for name, parameter in part.module.named_parameters(recurse=False):
+            for key, value in kept.pop(id(parameter), {}).items():
+                if isinstance(value, torch.Tensor) and value.dim():
+                    row = _device_map_row(part, "optimizer", f"{name}: {key}", value)
+                    rows.append(row | {"replicas": []} | _sharding(part.module, value, None))
+    return rows
+
+
+def device_of(part: Part, tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor that a module has: on the CPU the module's, which may be virtual."""
+    return tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
+
+
+def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> Row:
+    return {
+        "module": part.name,
+        "parameter": name,
+        "kind": kind,
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "bytes": tensor.numel() * tensor.element_size(),
+        "device": devices.label(device_of(part, tensor)),
+        "replicas": [devices.label(device) for device in part.replica_devices[1:]],
+        **({"mapped": True} if is_mapped(tensor) else {}),
+    }
+
+
+def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row:
+    """The keys of a row that differ for a parameter sharded over ranks; ``bytes`` are those of this rank."""
+    if hasattr(tensor, "placements"):  # a DTensor
+        local, shape = tensor.to_local(), list(tensor.shape)
+        placement = ", ".join(map(str, tensor.placements))
+    elif hasattr(module, "placement"):  # an embedding table
+        shape = [module.full_shape[0], *tensor.shape[1:]]
+        if tensor.shape[1:] == module.weight.shape[1:]:
+            shape = list(module.full_shape)
+        local, placement = tensor, module.placement
+    elif full_shape is not None and tuple(full_shape) != tuple(tensor.shape):
+        local, shape, placement = tensor, list(full_shape), "by hand"
+    else:
+        return {}
+    return {
+        "shape": shape,
+        "bytes": local.numel() * local.element_size(),
+        "local_shape": list(local.shape),
+        "placement": placement,
+    }

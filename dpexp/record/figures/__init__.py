@@ -1,0 +1,1 @@
+"""Figures: the numbers that are computed from a Record: steps, phases, work."""

@@ -1,0 +1,80 @@
+"""Check: a run's journal, Record and summary against one another, and the repair of what derives.
+
+``dpexp.tracking.delivery.check`` compares them with what the MLflow store holds.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpexp.record.journal.fold import finish, fold
+from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.seal import checksum, unseal
+from dpexp.record.record import JournalError, Record
+from dpexp.record.summary import SUMMARY, RunSummary
+
+WRITE_AGAIN = "write it again from the journal"
+DERIVED: dict[str, tuple[str, Callable[[Record], str]]] = {
+    RECORD: ("record", Record.to_json),
+    SUMMARY: ("summary", lambda record: RunSummary.of(record).to_json()),
+}
+"""{file: (kind of its problems, its text for a Record)}."""
+_BY_VERSION = ("summary", "damage")
+"""Keys of a Record that another version of dpexp may have computed otherwise."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a run.
+
+    ``kind`` is journal, record, summary, ledger, missing, values, facts or system.
+    ``repair`` says what ``runs.py check --repair`` does about it; it is empty where nothing can.
+    """
+
+    run: str
+    kind: str
+    what: str
+    repair: str = ""
+
+
+def problems(folder: Path) -> list[Problem]:
+    """What is wrong with the files of a run that has ended; empty for a running one."""
+    journal = folder / JOURNAL
+    try:
+        if is_open(journal):
+            return []
+        record = fold(journal)
+    except OSError as error:
+        return [Problem(folder.name, "journal", f"{JOURNAL}: {error.strerror}")]
+    except JournalError as error:
+        return [Problem(folder.name, "journal", str(error))]
+    found = [Problem(folder.name, "journal", text) for text in record.damage]
+    made_from = checksum(journal)
+    for name, (kind, text) in DERIVED.items():
+        wrong = _derived(folder / name, json.loads(text(record)), made_from)
+        if wrong:
+            found.append(Problem(folder.name, kind, f"{name}: {wrong}", WRITE_AGAIN))
+    return found
+
+
+def _derived(path: Path, expected: dict[str, Any], made_from: dict[str, Any]) -> str:
+    """What is wrong with a derived file; empty for one that the journal gave."""
+    try:
+        data, source = unseal(path.read_bytes())
+    except FileNotFoundError:
+        return "missing: the run died, and was not closed"
+    except (OSError, ValueError) as error:
+        return str(error)
+    if source is not None:
+        return "" if source == made_from else "the journal has changed since it was made"
+    differing = [key for key, value in expected.items() if data.get(key, value) != value]
+    differing = [key for key in differing if key not in _BY_VERSION]
+    return f"{', '.join(differing)} differ from the journal" if differing else ""
+
+
+def repair(folder: Path, found: list[Problem]) -> None:
+    """Write the Record and the summary again, if one of them is wrong. Raises JournalError."""
+    if any(problem.repair == WRITE_AGAIN for problem in found):
+        finish(folder / JOURNAL)

@@ -1,0 +1,116 @@
+"""Embedding tables on the hosts of several ranks: how gradients, checkpoints and norms combine them.
+
+A table is replicated, its gradients all-reduced, or sharded (``sharded_embedding.py``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from dpexp.data.dataset import Batch
+from dpexp.devices import HOST
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
+from dpexp.strategies.hybrid.table_shards import Shards, Table
+from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.wrappers import named_parameters, parts
+from dpexp.timing import Timer
+
+
+def shards_of(
+    tables: Sequence[Table], shards: Mapping[torch.Tensor, Shards], timer: Timer
+) -> dict[int, ShardedEmbedding]:
+    """What this rank has of each table, by the id of the table, from the shards of each weight.
+
+    Tables with one weight have one afterwards, and hooks on a table's forward stay.
+    """
+    found: dict[int, ShardedEmbedding] = {}
+    weights: dict[torch.Tensor, nn.Parameter] = {}
+    for table in tables:
+        kind: Any = ShardedEmbeddingBag if isinstance(table, nn.EmbeddingBag) else ShardedEmbedding
+        sharded = kind(table, shards[table.weight], timer)
+        sharded.weight = weights.setdefault(table.weight, sharded.weight)
+        for key, value in vars(table).items():
+            if key.startswith("_forward") and "hooks" in key:
+                setattr(sharded, key, value)
+        found[id(table)] = sharded
+    return found
+
+
+def replaced(module: nn.Module, tables: Mapping[int, nn.Module]) -> nn.Module:
+    """The module with every embedding in it replaced by that of ``tables`` for its id."""
+    if id(module) in tables:
+        return tables[id(module)]
+    for name, part in list(module.named_modules(remove_duplicate=False)):
+        if id(part) in tables:
+            module.set_submodule(name, tables[id(part)])
+    return module
+
+
+class TableSync(RowWeightedSync):
+    """All-reduces the gradients of the ``tables``, the parameters of host modules; a sparse one by its rows.
+
+    DistributedDataParallel synchronizes the others.
+    """
+
+    def __init__(self, group: ProcessGroup, module: nn.Module, hosts: Sequence[str], timer: Timer) -> None:
+        super().__init__(group.size)
+        prefixes = tuple(f"{host}." for host in hosts)
+        named = named_parameters(module)
+        self.tables = {name: table for name, table in named.items() if name.startswith(prefixes)}
+        sharded = {f"{part.name}.weight": part.module for part in parts(module)}
+        self._shards = {name: each for name, each in sharded.items() if isinstance(each, ShardedEmbedding)}
+        self._group = group
+        self._timer = timer
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        super().backward(loss, batch)
+        with self._timer.phase("allreduce_tables", HOST):
+            for name, table in self.tables.items():
+                if table.requires_grad:
+                    self._all_reduce(name, table)
+
+    def _all_reduce(self, name: str, table: nn.Parameter) -> None:
+        if name in self._shards:  # its lookup has reduced it
+            if table.grad is None:  # no id of the batch is in its rows
+                table.grad = _no_rows(table) if self._shards[name].sparse else torch.zeros_like(table)
+            return
+        assert table.grad is not None, f"table {name} got no gradient"
+        gradient = table.grad.coalesce() if table.grad.is_sparse else table.grad
+        distributed.all_reduce(gradient)
+        table.grad = gradient / self.world_size
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        norm = super().norm(name, gradient)
+        if name in self._shards:
+            distributed.all_reduce(norm.square_())
+            norm.sqrt_()
+        return norm
+
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        if name not in self._shards:
+            return tensor
+        columns = tensor.dim() == 2 and _is_by_column(self._shards[name])
+        return torch.cat(self._group.all_gather(tensor.to_dense()), 1 if columns else 0)
+
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if name in self._shards:
+            own = self._shards[name].shard
+            value = value[own.rows.start : own.rows.stop]
+            if _is_by_column(self._shards[name]):
+                value = value[:, own.columns.start : own.columns.stop]
+        tensor.detach().copy_(value)
+
+
+def _is_by_column(table: ShardedEmbedding) -> bool:
+    return any(len(each.columns) < table.embedding_dim for each in table.shards)
+
+
+def _no_rows(table: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient of a table of which no row was looked up."""
+    rows = torch.empty(1, 0, dtype=torch.long, device=table.device)
+    values = table.new_empty(0, *table.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False)

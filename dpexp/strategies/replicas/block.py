@@ -1,0 +1,42 @@
+"""``block``: only the named submodules in DataParallel, the others on the first device.
+
+                                 +--> block2, replica 0 --+
+batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0]) --> outputs
+"""
+
+from torch import nn
+
+from dpexp.config.strategy_options import BlockOptions
+from dpexp.devices import HOST, place
+from dpexp.strategies.base import Devices, Needs, Placed
+from dpexp.strategies.replicas.data_parallel import ReplicaSync, Replicating, data_parallel_module
+from dpexp.strategies.submodules import matching
+from dpexp.strategies.wrappers import Forward
+from dpexp.timing import Timer
+
+
+class Block(Replicating):
+    """Each named block scatters its inputs and gathers its outputs; other modules get the full batch.
+
+    A block that the model itself has in ``nn.DataParallel`` is taken out of it.
+    """
+
+    name = "block"
+    needs = Needs(devices=True, compile=False)
+    options: BlockOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        for name in matching(model, self.options.block, "--block"):
+            module = model.get_submodule(name)
+            if isinstance(module, nn.DataParallel):  # as the tutorial writes it
+                model.set_submodule(name, module.module)
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        place(model, first)
+        for name in matching(model, self.options.block, "--block"):
+            block = data_parallel_module(model.get_submodule(name), devices, self.config, timer)
+            model.set_submodule(name, block)
+        sync = ReplicaSync(model, devices)
+        return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,), sync)

@@ -1,0 +1,178 @@
+"""DataParallel with its four steps timed: PyTorch's own on accelerators, dpexp.parallel's elsewhere.
+
+    inputs --scatter--> 15 rows --> replica 0 on devices[0] --> 15 rows --gather--> outputs
+                 \\----> 15 rows --> replica 1 on devices[1] --> 15 rows --/
+                        replicate          parallel_apply
+
+Both classes call ``self.scatter``, ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in
+their ``forward``, so that a subclass can time the four and change nothing else.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import parallel
+from dpexp.config.errors import ConfigError, available
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import DataParallelOptions
+from dpexp.data.dataset import Batch
+from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
+from dpexp.parallel.parallel_apply import share_of_threads
+from dpexp.strategies.base import Devices, GradientSync, Strategy
+from dpexp.strategies.wrappers import Wrapper
+from dpexp.tensors import walk
+from dpexp.timing import Timer
+
+SMALL_WORK = 1 << 24
+"""Multiplications of a replica's forward, of every input number with every parameter at most."""
+
+
+class ReplicaSync(GradientSync):
+    """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
+
+    Intra-op threads wait for each other in every operator, and for a while after it they keep a core busy,
+    which the next forward's replicas need. Sizes decide and not times, because their number can change bits.
+    """
+
+    def __init__(self, module: nn.Module, devices: Devices) -> None:
+        self._devices = tuple(devices)
+        self._parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
+
+    def computing(self, batch: Batch) -> AbstractContextManager[object]:
+        numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
+        is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
+        return share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext()
+
+
+class Replicating(Strategy):
+    """Base of the strategies that use DataParallel or its primitives."""
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        uses_torch(self.config, devices)  # raises ConfigError where --backend does not know the devices
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A call of one replica: labelled with its number and device, timed, and under the run's autocast.
+
+    ``torch.nn.parallel`` tells its threads that autocast is on, but not its dtype.
+    """
+
+    module: nn.Module
+    number: int
+    device: torch.device
+    timer: Timer
+    autocast_dtype: str
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        timed = self.timer.replica("parallel_apply", self.number, self.device)
+        with running_on(self.device, self.number), timed, autocast(self.device, self.autocast_dtype):
+            return self.module(*inputs, **kwargs)
+
+
+def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, dtype: str) -> list[Any]:
+    """Calls of the replicas, for ``parallel_apply``; on the CPU that of dpexp labels them itself."""
+    if not timer.is_recording and not dtype and all(device.type == "cpu" for device in devices):
+        return list(replicas)
+    numbered = enumerate(zip(replicas, devices, strict=False))
+    return [Replica(module, i, device, timer, dtype) for i, (module, device) in numbered]
+
+
+def on_one_device(devices: Devices) -> running_on:
+    """The label of a call without replicas, which DataParallel makes on one device, and on the host."""
+    return running_on(devices[0], 0) if devices else running_on(HOST, None)
+
+
+class _Timed(Wrapper):
+    """The four steps as phases; the base class before a DataParallel class."""
+
+    timer: Timer
+    autocast_dtype: str
+    gathers_on: torch.device
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if len(self.replica_devices) > 1:
+            return super().forward(*inputs, **kwargs)
+        with self.timer.phase("forward"), on_one_device(self.replica_devices):
+            return super().forward(*inputs, **kwargs)
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("scatter"):
+            return super().scatter(*args, **kwargs)  # type: ignore[misc]
+
+    def replicate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("replicate"):
+            return super().replicate(*args, **kwargs)  # type: ignore[misc]
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("parallel_apply"):
+            calls = labelled(replicas, self.replica_devices, self.timer, self.autocast_dtype)
+            return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("gather", self.gathers_on):
+            return super().gather(*args, **kwargs)  # type: ignore[misc]
+
+
+class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
+    """``torch.nn.DataParallel``, timed."""
+
+
+class PortableDataParallel(_Timed, parallel.DataParallel):
+    """``dpexp.parallel.DataParallel``, timed."""
+
+
+def data_parallel_module(
+    module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device | None = None
+) -> Wrapper:
+    """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
+
+    Its outputs are gathered on ``output``, by default devices[0]. Without devices the wrapper calls the
+    module itself, as PyTorch's does.
+    """
+    wrapper: _Timed
+    output = output or (devices[0] if devices else HOST)
+    gathers_on = output if devices else None
+    if uses_torch(config, devices):
+        wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
+    else:
+        wrapper = PortableDataParallel(module, list(devices), gathers_on)
+    wrapper.gathers_on = output
+    wrapper.timer = timer
+    wrapper.autocast_dtype = config.autocast
+    wrapper.replica_devices = tuple(devices)
+    return wrapper
+
+
+def output_device(options: DataParallelOptions, devices: Devices) -> torch.device:
+    """The device of ``--output-device``, by default the first; the host without devices.
+
+    Raises ConfigError for one that the run does not use.
+    """
+    known = {label(device): device for device in devices or (HOST,)}
+    name = options.output_device.strip() or next(iter(known))
+    if name not in known:
+        raise ConfigError(f"--output-device '{name}' is not a device of this run: {available(known)}")
+    return known[name]
+
+
+def uses_torch(config: RunConfig, devices: Devices) -> bool:
+    """True if ``torch.nn.parallel`` computes: on accelerators, unless ``--backend portable``.
+
+    Raises ConfigError for ``--backend torch`` on devices that torch.nn.parallel does not know.
+    """
+    foreign = [str(device) for device in devices if is_virtual(device) or device.type != "cuda"]
+    if config.backend == "torch" and foreign:
+        raise ConfigError(
+            f"--backend torch: torch.nn.parallel works on CUDA devices, not on {', '.join(foreign)}; "
+            "--backend portable does"
+        )
+    # Given no device, nn.DataParallel takes every accelerator of the machine.
+    takes_accelerators = not devices and bool(accelerators())
+    return config.backend != "portable" and not foreign and not takes_accelerators

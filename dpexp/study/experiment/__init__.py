@@ -1,0 +1,1 @@
+"""Experiment: a folder that asks a question: its cells, claims, figure and README."""

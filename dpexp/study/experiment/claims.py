@@ -1,0 +1,134 @@
+"""Claims judged by Records: each holds, is not shown, or is contradicted.
+
+A claim about time is judged by an interval over runs (``dpexp/report/analysis/intervals.py``) of the ratio of
+two cells, run by run of the same round, or of one cell's figure. It holds if the whole interval satisfies the
+relation, is contradicted if the whole interval breaks it, and is not shown if the interval lies on both
+sides, or if each cell ran once. A claim about a fact (shapes, equality, bytes) holds or is contradicted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpexp.config.errors import ConfigError
+from dpexp.report import units
+from dpexp.report.analysis import intervals
+from dpexp.report.analysis.intervals import Interval
+from dpexp.report.sections import Section
+from dpexp.study.experiment.experiment import (
+    RELATIONS,
+    Claim,
+    ClaimOutcome,
+    Experiment,
+    MeasuredRun,
+    RunsByCell,
+    measured_runs,
+)
+from dpexp.study.experiment.metrics import Metric, medians, metric, value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How Records judge a claim: the outcome, and the figures that it comes from."""
+
+    claim: Claim
+    outcome: ClaimOutcome
+    figures: str
+    is_timed: bool
+
+    @property
+    def is_as_stated(self) -> bool:
+        """Whether the outcome is the one that the committed answer states."""
+        return self.outcome == self.claim.stated
+
+
+def judge(experiment: Experiment, runs: RunsByCell) -> list[Verdict]:
+    """The verdicts on the experiment's claims, in their order."""
+    return [_judge(claim, experiment.cells_matching(claim.of), runs) for claim in experiment.claims]
+
+
+def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
+    """The verdict on a claim about several cells is that of the worst one, with its figures."""
+    kind, _ = metric(claim.metric)
+    results = []
+    for cell in cells:
+        missing = [name for name in (cell, claim.against) if name and not runs.get(name)]
+        if missing:
+            results.append((ClaimOutcome.NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
+            continue
+        outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, cell, runs)
+        results.append((outcome, f"{cell}: {figures}" if len(cells) > 1 else figures))
+    worst = min(results, key=lambda result: list(ClaimOutcome).index(result[0]))
+    if worst[0] == ClaimOutcome.HOLDS and not kind.is_timed and len(cells) > 1:
+        worst = (ClaimOutcome.HOLDS, f"in all {len(cells)} cells")
+    return Verdict(claim, *worst, kind.is_timed)
+
+
+def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
+    found = interval(claim.metric, runs[cell], runs[claim.against] if claim.against else None)
+    if found is None:
+        return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
+    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
+    is_open = not found.is_known or len(satisfied) > 1
+    outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
+    return outcome, found.text(units.ratio if claim.against else kind.show)
+
+
+def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
+    try:
+        fact = value(claim.metric, runs[cell])
+        baseline = value(claim.metric, runs[claim.against]) if claim.against else None
+    except ConfigError as error:
+        return ClaimOutcome.CONTRADICTED, str(error)
+    if not claim.against:
+        is_missing = fact != fact  # NaN
+        return _outcome(is_missing or RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
+    if claim.relation == "==":
+        other = "" if fact == baseline else f", not {kind.show(baseline)}"
+        return _outcome(fact == baseline), kind.show(fact) + other
+    quotient = fact / baseline if baseline else float("inf")
+    figures = f"{units.ratio(quotient)} ({kind.show(fact)} against {kind.show(baseline)})"
+    return _outcome(RELATIONS[claim.relation](quotient, claim.value)), figures
+
+
+def _outcome(holds: Any) -> ClaimOutcome:
+    return ClaimOutcome.HOLDS if holds else ClaimOutcome.CONTRADICTED
+
+
+def interval(
+    name: str, runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun] | None = None
+) -> Interval | None:
+    """A timed metric of one cell's runs, or its ratio to another's, with its 95% interval; None without any.
+
+    Of a sweep that ran until its claims were decided, what the intervals after each of its rounds have in
+    common: they are wider, so that looking often finds no more differences that are not there.
+    """
+    figures = medians(name, runs)
+    baseline = None if against is None else medians(name, against)
+    if not figures or baseline == {}:
+        return None
+
+    def after(rounds: int, confidence: float) -> Interval:
+        early = {number: figure for number, figure in figures.items() if number <= rounds}
+        if baseline is None:
+            return intervals.of_runs(early, confidence)
+        return intervals.ratio(early, baseline, confidence)
+
+    first, last = min(figures), max(figures)
+    looks = intervals.look_confidences(*runs[0].looks) if runs[0].looks else {}
+    done = [after(rounds, confidence) for rounds, confidence in looks.items() if first <= rounds <= last]
+    return intervals.over_looks(done) if done else after(last, intervals.CONFIDENCE)
+
+
+def sections(experiment: Experiment, folder: Path) -> list[Section]:
+    """The verdicts on the Records of a folder as report sections."""
+    verdicts = judge(experiment, measured_runs(folder))
+    mood = "good" if all(verdict.is_as_stated for verdict in verdicts) else "warn"
+    lines = (experiment.question, *map(_line, verdicts))
+    return [Section(f"Claims of {experiment.name}, judged by these runs", lines, mood)]
+
+
+def _line(verdict: Verdict) -> str:
+    stated = "" if verdict.is_as_stated else f" ({verdict.claim.stated} in the committed answer)"
+    return f"{verdict.outcome.upper()}{stated}: {verdict.claim.text} {verdict.figures}"

@@ -1,0 +1,92 @@
+"""Foreign Records run no code and read no files that they name, unless the user says so.
+
+``reproduce`` runs what a Record's config names. Trusted are dpexp's own models, data and losses, and the
+unaltered Records of this user's runs in this home (see ``dpexp.record.runs.origin``).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.process import command, home
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.facts.references import file_hashes, is_relative, references
+from dpexp.record.record import Record, Row
+from dpexp.record.redact import HIDDEN
+from dpexp.record.runs.origin import is_ours
+from dpexp.study.reproduce.worktree import commit_of, is_in_history
+
+
+def check_trust(record: Record, config: Row, *, exact: bool) -> None:
+    """Raises ConfigError if running the config would use code or files of someone else; shows which."""
+    named = list(_named(config, exact))
+    if is_ours(home(), record):
+        named = []
+    if exact and not is_in_history(commit_of(record)):
+        named.append(f"--exact runs commit {commit_of(record)}, which is not in this checkout's history")
+    if named:
+        lines = "".join(f"\n  {_printable(line)}" for line in named)
+        raise ConfigError(
+            f"record {_printable(str(record.run_id))} is not one of your own runs in {home()}, or was "
+            f"altered, and it names what dpexp does not have:{lines}\nNothing was run. Look at it; --trust "
+            "runs it"
+        )
+
+
+def _named(config: Row, exact: bool) -> Iterator[str]:
+    """What the config names outside of dpexp, in words. Raises ConfigError for a config that cannot run."""
+    try:
+        parsed = RunConfig.from_dict(config, where="record")
+    except ConfigError as error:
+        if not exact:
+            raise
+        yield f"--exact runs a config that this dpexp does not know ({error})"
+        return
+    for reference in references(parsed):
+        if HIDDEN in reference.text:
+            raise ConfigError(
+                f"{_printable(reference.flag)} {_printable(reference.text)}: the Record does not hold the "
+                f"credential that was in place of {HIDDEN}: repeat the run with {command('run')}"
+            )
+        yield str(reference)
+
+
+def changed_files(record: Record, config: Row) -> list[str]:
+    """The files that the config names and that are different from those of the run, in words."""
+    try:
+        present = file_hashes(RunConfig.from_dict(config))
+    except ConfigError:  # of another dpexp, which --exact runs
+        return []
+    recorded = _hashes(record)
+    return [
+        f"{_printable(path)} has changed since the run (SHA-256 {_printable(recorded[path][:12])}… then, "
+        f"{now[:12]}… now): {_started_elsewhere(record, path) or 'restore it'}, or expect other results"
+        for path, now in ((row["path"], row["sha256"]) for row in present)
+        if recorded.get(path, now) != now
+    ]
+
+
+def check_files(record: Record) -> None:
+    """Raises ConfigError for a file that the run found in another directory and that this one lacks."""
+    for path in _hashes(record):
+        if (elsewhere := _started_elsewhere(record, path)) and not Path(path).expanduser().exists():
+            raise ConfigError(f"{_printable(no_file(path))}; {elsewhere}")
+
+
+def _hashes(record: Record) -> dict[str, str]:
+    """{path: SHA-256} of the files that the run read."""
+    rows = [row for row in record.files if isinstance(row, dict)]
+    return {str(row.get("path")): str(row.get("sha256")) for row in rows}
+
+
+def _started_elsewhere(record: Record, path: str) -> str:
+    """What to do about a relative path of a run that was started in another directory; else empty."""
+    directory = str(record.environment.get("directory") or "")
+    if not directory or not is_relative(path) or directory == str(Path.cwd()):
+        return ""
+    return f"the run was started in {_printable(directory)}: repeat it there"
+
+
+def _printable(text: str) -> str:
+    """The text of someone else without what commands a terminal."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,0 +1,1 @@
+"""Sweep: the runs of an experiment one after the other, here or on Slurm."""

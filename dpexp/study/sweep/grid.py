@@ -1,0 +1,138 @@
+"""Grid: an experiment from a command line, with a cell for each combination of its options' values.
+
+::
+
+    whole single --virtual 1,2  ->  whole-virtual_1   whole-virtual_2   single-virtual_1
+                                    (single refuses --virtual 2: it is left out)
+
+A value that no cell accepts is an error, and so is a grid without cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpexp.config.errors import ConfigError, startup_errors
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment.experiment import Bars, Experiment
+
+Axes = Mapping[str, Sequence[tuple[str, ...]]]
+"""{option: the words of each of its values}: ``{"virtual": [("--virtual", "1"), ("--virtual", "2")]}``."""
+ConfigOf = Callable[[str, Sequence[str]], RunConfig]
+"""The config of a strategy's run with these words as its options. Raises ConfigError."""
+_MAX_CELL = 150
+
+
+@dataclass(frozen=True)
+class Grid(Experiment):
+    """An experiment without a folder and without claims; its question is the command line's words.
+
+    ``left_out`` are the combinations that their strategy refuses, each with the reason.
+    """
+
+    experiment_name: str = ""
+    left_out: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return self.experiment_name
+
+    @property
+    def title(self) -> str:
+        return self.question
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A strategy and one value for each of its options."""
+
+    strategy: str
+    values: Mapping[str, tuple[str, ...]]
+
+    @property
+    def words(self) -> list[str]:
+        return [*itertools.chain.from_iterable(self.values.values())]
+
+    def cell(self, varying: Sequence[str]) -> str:
+        """``whole-virtual_2``: the name of its cell, from the options that have several values."""
+        values = (" ".join(words) for option, words in self.values.items() if option in varying)
+        slugs = (re.sub(r"[^A-Za-z0-9]+", "_", value).strip("_") for value in values)
+        return "-".join([self.strategy, *slugs])[:_MAX_CELL]
+
+
+def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int, *, planned: bool = False) -> Grid:
+    """The grid of these strategies, with the options of each. Every combination is built, and none runs.
+
+    ``planned`` admits accelerators that this machine does not have: the runs are made elsewhere.
+
+    Raises ConfigError for a value that every combination with it refuses.
+    """
+    combinations = [
+        Combination(strategy, dict(zip(options, values, strict=True)))
+        for strategy, options in axes.items()
+        for values in itertools.product(*options.values())
+    ]
+    configs: list[RunConfig] = []
+    accepted: list[Combination] = []
+    refused: list[tuple[Combination, str]] = []
+    for combination in combinations:
+        try:
+            configs.append(_checked(config_of(combination.strategy, combination.words), planned))
+            accepted.append(combination)
+        except ConfigError as error:
+            refused.append((combination, str(error)))
+    _check_values(accepted, refused)
+    question = _question(axes)
+    runs: dict[str, RunConfig] = {}
+    for combination, config in zip(accepted, configs, strict=True):
+        varying = [option for option, values in axes[combination.strategy].items() if len(values) > 1]
+        name = combination.cell(varying)
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
+        runs[unique] = replace(config, track=False)  # the sweep delivers its runs
+    bars = Bars("", "step_ms", {})
+    left_out = dict.fromkeys(_reason(one, why, accepted) for one, why in refused)
+    name = configs[0].experiment
+    return Grid(Path(), question, runs, (), "", (), bars, repeats, name, tuple(left_out))
+
+
+def _checked(config: RunConfig, planned: bool) -> RunConfig:
+    """The config of a run that could start. Raises ConfigError."""
+    from dpexp.engine.prepare import prepare
+    from dpexp.engine.printed_text import on_stderr
+
+    with startup_errors(), on_stderr():
+        prepare(config, planned=planned).release()
+    return config
+
+
+def _check_values(accepted: Sequence[Combination], refused: Sequence[tuple[Combination, str]]) -> None:
+    """Raises ConfigError with the reason for the first value that no combination accepts."""
+    usable = {words for one in accepted for words in one.values.values()}
+    for combination, reason in refused:
+        if not accepted or not usable.issuperset(combination.values.values()):
+            raise ConfigError(f"{_shown(combination.strategy, combination.words)}: {reason}")
+
+
+def _reason(refused: Combination, reason: str, accepted: Sequence[Combination]) -> str:
+    """Why a combination is left out, with only the value that its strategy refuses where it is one."""
+    usable = {words for one in accepted if one.strategy == refused.strategy for words in one.values.values()}
+    unusable = [words for words in refused.values.values() if words not in usable]
+    words = unusable[0] if unusable and usable else refused.words
+    return f"{_shown(refused.strategy, words)}: {reason}"
+
+
+def _shown(strategy: str, words: Sequence[str]) -> str:
+    return shlex.join([strategy, *words])
+
+
+def _question(axes: Mapping[str, Axes]) -> str:
+    """The command line's words, each option once with all of its values."""
+    options = {option: values for axes_of in axes.values() for option, values in axes_of.items()}
+    words = [[*value] for values in options.values() for value in values]
+    return shlex.join([*axes, *itertools.chain.from_iterable(words)])

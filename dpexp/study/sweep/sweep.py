@@ -1,0 +1,290 @@
+"""Sweep: every cell of an experiment, each run in a process of its own, one after the other.
+
+::
+
+    round 1    whole-8   single   whole-2          each round runs every cell once, in its own order,
+    round 2    single    whole-2  whole-8          so that a drift of the machine affects all cells alike
+    round 3    whole-2   whole-8  single
+
+With a limit the sweep ends after the first round, from the experiment's number of rounds on, in which every
+claim about time is decided, or after the limit; the intervals are then wider (``claims.interval``).
+
+The sweep is a run too: its journal is the parent of its runs' journals, in MLflow as on disk, and
+``runs/<sweep>/records/`` holds the Record of every run. Nothing else of dpexp works during a run; MLflow
+gets everything after the last one.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.process import home
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import REFERENCE, RankOptions
+from dpexp.record.figures.step_times import speed_up, usual_steps
+from dpexp.record.journal.durable import write_atomically
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
+from dpexp.record.record import JournalError, Record, Row, new_run_id
+from dpexp.record.runs.index import folders, summaries
+from dpexp.report.sections import command
+from dpexp.run import PARENT
+from dpexp.study.experiment.claims import judge
+from dpexp.study.experiment.experiment import (
+    CHECKSUMS,
+    RECORDS,
+    SWEEP,
+    ClaimOutcome,
+    Experiment,
+    PlannedRun,
+    checksums,
+    measured_runs,
+    read_record,
+)
+from dpexp.study.reproduce.foreign_records import changed_files
+from dpexp.study.sweep.child_run import ChildRun, run_command, run_in_child
+from dpexp.study.sweep.sweep_journal import name_of, parent_journal
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """A run of a sweep that has ended: its Record, None if the process left none, and its error message."""
+
+    planned: PlannedRun
+    record: Record | None
+    wall_s: float
+    error: str
+
+    @property
+    def finished(self) -> bool:
+        return self.record is not None and self.record.status == "finished"
+
+
+def plan_runs(
+    experiment: Experiment, only: str = "", seed: int = 0, rounds: int | None = None
+) -> list[PlannedRun]:
+    """Every run in the order of execution: rounds, by default the experiment's, each shuffled by the seed.
+
+    ``only`` drops the cells that do not match the pattern, except the single device.
+    Raises ConfigError for a pattern that matches no cell.
+    """
+    cells = list(experiment.runs)
+    if only:
+        chosen = set(experiment.cells_matching(only))
+        cells = [cell for cell in cells if cell in chosen or experiment.is_reference(cell)]
+    planned = []
+    for number in range(1, (rounds or experiment.repeats) + 1):
+        order = list(cells)
+        random.Random(f"{experiment.name} {seed} {number}").shuffle(order)
+        planned += [PlannedRun(cell, number) for cell in order]
+    return planned
+
+
+Way = Callable[["Sweep", list[PlannedRun]], Generator[CompletedRun]]
+"""How the runs of a sweep are made: yields each that has ended. NotStartedError: none can begin."""
+
+
+class Sweep:
+    """A sweep of one experiment; ``folder`` is that of its run, ``records`` holds its runs' Records.
+
+    With a ``limit`` it ends when its claims are decided, after so many rounds at most.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, limit: int | None = None) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.records = folder / RECORDS
+        self.limit = limit
+
+    @classmethod
+    def new(cls, experiment: Experiment, limit: int | None = None) -> Sweep:
+        """A sweep that has not begun; nothing is written yet. Raises ConfigError for too low a limit."""
+        if limit is not None and limit <= experiment.repeats:
+            fixed = f"{experiment.name} always runs {experiment.repeats} rounds"
+            raise ConfigError(f"--limit {limit}: {fixed}; give a higher limit")
+        return cls(experiment, home() / "runs" / new_run_id(), limit)
+
+    @classmethod
+    def latest(cls, experiment: Experiment) -> Sweep | None:
+        """The newest sweep of this experiment on this disk, finished or not."""
+        for summary in summaries(home() / "runs"):
+            found = (summary.strategy, summary.experiment, summary.name)
+            if found == (SWEEP_STRATEGY, experiment.name, name_of(experiment)):
+                folder = home() / "runs" / summary.run_id
+                return cls(experiment, folder, load(folder).config.get("limit"))
+        return None
+
+    def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
+        """The runs without a finished Record.
+
+        Raises ConfigError if RUNS, or a file that it names, has changed since the sweep.
+        """
+        return [run for run in planned if not self._has_finished(run)]
+
+    def _has_finished(self, planned: PlannedRun) -> bool:
+        path = self.records / f"{planned.name}.json"
+        if not path.is_file():
+            return False
+        record = read_record(path)
+        if changed := self.experiment.changed_fields(planned.cell, record.config):
+            since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
+            raise ConfigError(f"{since}: sweep without --resume")
+        if files := changed_files(record, record.config):
+            raise ConfigError(f"cell '{planned.cell}': {files[0]}; or sweep without --resume")
+        return record.status == "finished"
+
+    def run(
+        self, planned: list[PlannedRun], report: Callable[[CompletedRun], None], way: Way | None = None
+    ) -> list[CompletedRun]:
+        """Run one after the other, or another ``way``, and report each.
+
+        The sweep's journal is closed however the sweep ends (``sweep_journal``).
+        """
+        completed: list[CompletedRun] = []
+        with parent_journal(self) as journal, closing((way or Sweep.one_by_one)(self, planned)) as results:
+            self.records.mkdir(exist_ok=True)
+            for result in results:
+                completed.append(result)
+                done = sum(run.finished for run in completed)
+                journal.set({"summary.done": done, "summary.failed": len(completed) - done})
+                wall_s = {f"summary.wall_s.{result.planned.name}": round(result.wall_s, 3)}
+                journal.set(wall_s | {"summary.rounds": self.rounds})
+                journal.flush()
+                report(result)
+            journal.set({"summary.speed_ups": self.speed_ups()})
+        return completed
+
+    def one_by_one(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
+        """Run one after the other, each in a child process."""
+        for run in planned:
+            if self._is_over(run):
+                return
+            yield self._run(run)
+
+    def speed_ups(self) -> list[Row]:
+        """``{run, speed_up}`` of each run over the single device of its round, for the same global batch."""
+        by_round: dict[str, list[Record]] = {}
+        for path in sorted(self.records.glob("*.r*.json")):
+            by_round.setdefault(path.stem.rpartition(".r")[2], []).append(read_record(path))
+        rows = []
+        for records in by_round.values():
+            single = next((usual_steps(each) for each in records if each.strategy == REFERENCE), None)
+            for record in records:
+                usual = usual_steps(record)
+                if single is not None and usual is not None and usual.rows == single.rows and usual.median:
+                    rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
+        return rows
+
+    def _is_over(self, run: PlannedRun) -> bool:
+        """Whether this run would begin a round although the rounds so far have decided the claims."""
+        done = self.rounds
+        if self.limit is None or run.round <= done or done < self.experiment.repeats:
+            return False
+        return not self.undecided()
+
+    def undecided(self) -> list[str]:
+        """The claims about time that the Records so far do not decide."""
+        looks = (self.experiment.repeats, self.limit) if self.limit else None
+        verdicts = judge(self.experiment, measured_runs(self.records, looks))
+        return [one.claim.text for one in verdicts if one.is_timed and one.outcome == ClaimOutcome.NOT_SHOWN]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have begun."""
+        numbers = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
+        return max(map(int, numbers), default=0)
+
+    def _run(self, planned: PlannedRun) -> CompletedRun:
+        """Run a cell in a child process and keep its Record, whether it finished or not."""
+        started = time.time()
+        clock = time.perf_counter()
+        child = self._start(planned)
+        wall_s = time.perf_counter() - clock
+        record = child.record or self._recorded_since(started, planned)
+        if record is not None:
+            write_atomically(self.records / f"{planned.name}.json", record.to_json().encode(), private=False)
+        return CompletedRun(planned, record, wall_s, child.error)
+
+    def _start(self, planned: PlannedRun) -> ChildRun:
+        run, environ = self.experiment.runs[planned.cell], {PARENT: self.folder.name}
+        if isinstance(run, RunConfig):
+            config = replace(run, experiment=self.experiment.name, run_name=planned.name)
+            return run_in_child(self._resumed(config).to_dict(), environ)
+        return run_command([sys.executable, str(self.experiment.folder / run.file), *run.arguments], environ)
+
+    def _resumed(self, config: RunConfig) -> RunConfig:
+        """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
+        if not isinstance(config.options, RankOptions):
+            return config
+        for snapshots in folders(home() / "snapshots"):
+            with suppress(JournalError):
+                record = load(self.folder.parent / snapshots.name)
+                is_it = (record.parent, record.name) == (self.folder.name, config.run_name)
+                if is_it and record.status in ("killed", "running"):
+                    return replace(config, options=replace(config.options, resume=record.run_id))
+        return config
+
+    def _recorded_since(self, started: float, planned: PlannedRun) -> Record | None:
+        """The Record of a run that died before it could print it, read from its folder."""
+        for folder in folders(self.folder.parent):
+            if folder.stat().st_mtime >= started - 1 and folder != self.folder:
+                try:
+                    record = load(folder)
+                except JournalError:  # another run's, which `runs.py list` names
+                    continue
+                if (record.parent, record.name) == (self.folder.name, planned.name):
+                    return record
+        return None
+
+    def run_folders(self) -> list[Path]:
+        """The folder of the sweep, then those of its runs that are on this disk."""
+        children = [self.folder.parent / record.run_id for record in self._run_records()]
+        return [self.folder, *(folder for folder in children if (folder / RECORD).exists())]
+
+    def _run_records(self) -> Iterator[Record]:
+        return map(read_record, sorted(self.records.glob("*.r*.json")))
+
+    def publish(self) -> Path:
+        """Make this sweep's Records the committed result for its kind of machine; returns their folder.
+
+        Raises ConfigError if a run is missing or did not finish.
+        """
+        rounds = max(self.rounds, self.experiment.repeats)
+        planned = plan_runs(self.experiment, rounds=rounds)
+        if missing := self.missing(planned):
+            shown = ", ".join(run.name for run in missing[:5])
+            what = f"{len(missing)} runs are missing or did not finish"
+            raise ConfigError(f"{what} ({shown} …): --resume runs them")
+        target = self.experiment.records / self.machine_kind()
+        if target.exists():
+            shutil.rmtree(target)
+        target.mkdir(parents=True)
+        for name in (*(f"{run.name}.json" for run in planned), SWEEP):
+            shutil.copyfile(self.records / name, target / name)
+        write_atomically(target / CHECKSUMS, checksums(target).encode(), private=False)
+        return target
+
+    def machine_kind(self) -> str:
+        """``cpu``, or the name of the accelerator that the runs used, as a folder name."""
+        for record in self._run_records():
+            chips = record.environment.get("accelerators") or []
+            if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
+                return str(chips[0]["name"]).lower().replace(" ", "-")
+        return "cpu"
+
+
+def command_line(experiment: Experiment, cell: str) -> str:
+    """The command that runs a cell by itself, for ``--dry-run``."""
+    run = experiment.runs[cell]
+    if isinstance(run, RunConfig):
+        return command(Record(config=run.to_dict()))
+    return shlex.join(["python", run.file, *run.arguments])

@@ -1,0 +1,1 @@
+"""Content: what MLflow shows of a Record: params, metrics, tags, tables, traces."""

@@ -1,0 +1,106 @@
+"""A run's phase-timed steps as MLflow traces, whose timeline shows the phases and replicas side by side.
+
+::
+
+    step 17                      {rows: 30} -> {ms: 0.88}
+      scatter                    {shapes: (30, 5), device: cpu} -> {shapes: 7 × (4, 5) + (2, 5), bytes: 520}
+      parallel_apply
+        replica 0 on cpu:0
+        replica 1 on cpu:1
+
+Two steps: the typical one, and the smallest batch (the last of an epoch) where its size differs, else the
+slowest step. A run with a single phase-timed step has one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dpexp.record.record import Record
+from dpexp.report import units
+from dpexp.report.analysis.timeline import Bar, Step, steps, typical
+
+if TYPE_CHECKING:
+    from mlflow.entities import LiveSpan
+
+MS = 1_000_000  # nanoseconds
+
+
+def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
+    """Log selected steps of the Record as traces of the MLflow run."""
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    for step in select_steps(steps(record)):
+        _log(step, experiment_id, mlflow_run_id, record)
+    mlflow.flush_trace_async_logging()
+
+
+def select_steps(candidates: list[Step]) -> list[Step]:
+    """The typical step, and the first with the smallest batch where its size differs, else the slowest."""
+    usual = typical(candidates)
+    if usual is None:
+        return []
+    other = min(candidates, key=lambda step: (step.rows or 0, step.number))
+    if other.rows == usual.rows:
+        other = max(
+            (step for step in candidates if step is not usual), key=lambda step: step.ms, default=usual
+        )
+    return [usual] if other is usual else [usual, other]
+
+
+def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
+    import mlflow
+
+    rows = {} if step.rows is None else {"rows": step.rows}
+    begin = _begin_ns(record) + round(step.start * MS)
+    root = mlflow.start_span_no_context(
+        f"step {step.number}" + (f", {step.rows} rows" if step.rows else ""),
+        span_type="CHAIN",
+        inputs={"strategy": record.strategy, "execution": record.execution, **rows},
+        attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},
+        metadata={"mlflow.sourceRun": mlflow_run_id},
+        experiment_id=experiment_id,
+        start_time_ns=begin,
+    )
+    spans: list[tuple[Bar, LiveSpan]] = []
+    for bar in step.bars:
+        replica = {} if bar.replica is None else {"replica": bar.replica}
+        shapes = units.repeated(map(units.shape, bar.inputs))
+        span = mlflow.start_span_no_context(
+            bar.phase if bar.replica is None else f"replica {bar.replica} on {bar.device}",
+            span_type="TASK" if bar.replica is None else "TOOL",
+            parent_span=_enclosing(bar, spans) or root,
+            inputs={**replica, "device": bar.device, "shapes": shapes},
+            start_time_ns=begin + round(bar.start * MS),
+        )
+        spans.append((bar, span))
+    for bar, span in reversed(spans):
+        size = {} if bar.bytes is None else {"bytes": bar.bytes}
+        shapes = units.repeated(map(units.shape, bar.outputs))
+        outputs = {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
+        span.end(outputs=outputs, end_time_ns=begin + round(bar.end * MS))
+    root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
+
+
+def _enclosing(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:
+    """The span of the shortest phase that contains this bar; for a replica, the span of its phase."""
+    outer = [
+        (other, span)
+        for other, span in spans
+        if other.replica is None
+        and other.start <= bar.start
+        and bar.end <= other.end
+        and (bar.replica is None or other.phase == bar.phase)
+    ]
+    return min(outer, key=lambda pair: pair[0].ms)[1] if outer else None
+
+
+def _begin_ns(record: Record) -> int:
+    """When the phase-timed steps began, in ns since 1970, if the last one ended when the run ended."""
+    ended = record.ended or record.started
+    if not ended:
+        return 0
+    last = max((row["end_us"] for row in record.timeline), default=0.0)
+    return round(datetime.fromisoformat(ended).timestamp() * 1e9 - last * 1e3)

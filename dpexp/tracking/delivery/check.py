@@ -1,0 +1,229 @@
+"""Check: a run against its ledger, and against what the MLflow store really holds, by counts and values.
+
+A server may have answered that it stored what it lost, a database may be deleted, a value changed by hand.
+What ``expected_metrics`` and its kind say a delivery writes must be there; what users add in MLflow may be.
+What the dpexp that delivered it may not have known (``content.may_lack``) may be absent, but not differ.
+
+::
+
+    problems     kind ledger   the ledger is damaged, or of another state of the journal
+                      missing  not delivered, or deleted in the store
+                      values   params or metrics differ, which MLflow does not replace: a new run gets them
+                      facts    tags or artifacts differ: the same run gets them again
+                      system   ``system.jsonl`` lacks samples that MLflow has: nothing can write them again
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.seal import checksum
+from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.check import Problem
+from dpexp.record.runs.import_journals import SYSTEM
+from dpexp.tracking.content import additions, content
+from dpexp.tracking.content.samples import Samples, is_system
+from dpexp.tracking.delivery import ledger
+from dpexp.tracking.delivery.ledger import LedgerEntry
+from dpexp.tracking.delivery.mlflow_run import MlflowRun
+from dpexp.tracking.store.store import Store
+
+AGAIN = "deliver it again"
+NEW_RUN = "deliver it into a new MLflow run"
+SHOWN = 3  # differing names that a problem lists
+
+
+def ledger_problems(folder: Path) -> list[Problem]:
+    """What is wrong with the ledger of a run that has ended. Asks no store."""
+    journal = folder / JOURNAL
+    try:
+        now = checksum(journal)
+    except OSError:  # which `problems` of the files reports
+        return []
+    try:
+        entries = ledger.read_undamaged(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error.strerror}")]
+    except ValueError as error:
+        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", AGAIN)]
+    if is_open(journal):
+        return []
+    found = []
+    for store, entry in entries.items():
+        if has_more(folder, entry):
+            found.append(
+                Problem(folder.name, "ledger", f"the journal has lost what was delivered to {store}")
+            )
+        elif entry.complete and entry.journal_crc not in ("", now["crc"]):
+            what = f"the journal has changed since it was delivered to {store}"
+            found.append(Problem(folder.name, "ledger", what, AGAIN))
+    return found
+
+
+def has_more(folder: Path, entry: LedgerEntry) -> bool:
+    """Whether a store was delivered what the journal has lost since: it keeps that, and is sent nothing.
+
+    A journal that a resumed run has continued begins with the delivered one, or is undamaged.
+    """
+    if not entry.complete:
+        return False
+    begin = (folder / JOURNAL).read_bytes()[: entry.journal_bytes]
+    crc = f"{zlib.crc32(begin):08x}"
+    if len(begin) == entry.journal_bytes and entry.journal_crc in ("", crc):
+        return False
+    try:
+        return bool(load(folder).damage)
+    except JournalError:
+        return True
+
+
+def keeps_more(store: Store, folder: Path) -> bool:
+    """Whether the open store ``has_more`` of a run, and has it still."""
+    entry = ledger.read(folder).get(store.name)
+    return entry is not None and has_more(folder, entry) and _active(store, entry) is not None
+
+
+def store_problems(store: Store, folder: Path) -> list[Problem]:
+    """How the store differs from what a delivery of this run writes. May raise what the store raises.
+
+    Empty for a run that is running, is being delivered, is not tracked, or cannot be read.
+    """
+    try:
+        if is_open(folder / JOURNAL):
+            return []
+        record = load(folder)
+    except (OSError, JournalError):
+        return []
+    if keeps_more(store, folder):
+        return []  # which `ledger_problems` reports
+    entry = ledger.read(folder).get(store.name)
+    if entry is None or not ledger.is_complete(folder, store.name):
+        if ledger.is_being_delivered(folder):
+            return []
+        is_wanted = entry is not None or record.config.get("track", True)
+        what = f"not completely delivered to {store.name}"
+        return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []
+    found = _active(store, entry)
+    if found is None:
+        return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]
+    run = MlflowRun(store, entry.experiment_id, entry.mlflow_run_id)
+    differing, lost = _system(folder, run, found)
+    texts = {
+        "values": [_params(record, found), *_metrics(record, run, found), *differing],
+        "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run)],
+        "system": [lost],
+    }
+    repairs = {"values": NEW_RUN, "facts": AGAIN, "system": ""}
+    return [Problem(folder.name, kind, text, repairs[kind]) for kind in texts for text in texts[kind] if text]
+
+
+def is_stored(store: Store, folder: Path) -> bool:
+    """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
+    found = _active(store, ledger.read(folder)[store.name])
+    if found is None:
+        return False
+    try:
+        expected = content.expected_metrics(load(folder))
+    except JournalError:  # which `undelivered` reports
+        return True
+    latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
+    for key, points in expected.items():
+        if key not in latest and content.may_lack(key):
+            continue
+        last = max(points)
+        step, value = latest.get(key, (-1, 0.0))
+        if step < last or (step == last and not content.is_same_value(value, points[last])):
+            return False
+    return True
+
+
+def delete(store: Store, folder: Path) -> None:
+    """Delete the MLflow run of this run, if it is there: the next delivery makes one that replaces it."""
+    entry = ledger.read(folder).get(store.name)
+    if entry is not None and _active(store, entry) is not None:
+        additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
+    ledger.forget(folder, store.name)
+
+
+def exists(store: Store) -> bool:
+    """False where the store's file was deleted: to open it would make a new one."""
+    return store.sqlite_file is None or store.sqlite_file.path.exists()
+
+
+def _active(store: Store, entry: LedgerEntry) -> Any:
+    """The MLflow run as the client returns it; None if it was deleted, or the store was."""
+    return store.active_run(entry.mlflow_run_id) if exists(store) else None
+
+
+def _params(record: Record, found: Any) -> str:
+    expected, _ = content.fit(content.params(record), content.MAX_PARAM)
+    return _differing("params", expected, found.data.params)
+
+
+def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
+    expected, _ = content.fit(content.tags(record), content.MAX_TAG)
+    expected |= ledger.parent_tag(folder, record, store.name)
+    status = {"status": record.status.upper()}
+    return _differing("tags", expected | status, found.data.tags | {"status": found.info.status})
+
+
+def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
+    """One text for each metric that differs; a step that the journal has lost may have any value."""
+    expected = content.expected_metrics(record)
+    lost = {key: _holes(values) for key, values in content.series(record).items()}
+    own = {key for key in found.data.metrics if content.is_own_metric(record, key)}
+    expected = {key: points for key, points in expected.items() if key in own or not content.may_lack(key)}
+    for key in sorted(key for key in expected.keys() | own if not is_system(key)):
+        history = run.store.client.get_metric_history(run.run_id, key)
+        points = [point for point in history if point.step not in lost.get(key, ())]
+        if content.is_of_summary(key):  # the last one counts, of a sweep that was resumed
+            points = sorted(points, key=lambda point: int(point.timestamp))[-1:]
+        yield _metric(key, expected.get(key, {}), points)
+
+
+def _system(folder: Path, run: MlflowRun, found: Any) -> tuple[list[str], str]:
+    """The system metrics that differ from ``system.jsonl``, and what the file lacks of them."""
+    samples = Samples(folder)
+    samples.read()
+    held, texts, lost = samples.system(), [], set()
+    for key in sorted(held.keys() | set(filter(is_system, found.data.metrics))):
+        history = run.store.client.get_metric_history(run.run_id, key)
+        expected = held.get(key, {})
+        lost |= {(int(point.step), int(point.timestamp)) for point in history} - expected.keys()
+        points = [point for point in history if (int(point.step), int(point.timestamp)) in expected]
+        texts.append(_metric(key, {step: value for (step, _), value in expected.items()}, points))
+    state = "is damaged, and" if (folder / SYSTEM).exists() else "is missing, and"
+    return texts, f"{SYSTEM} {state} lacks {len(lost)} samples that MLflow has" if lost else ""
+
+
+def _holes(values: Iterable[Any]) -> set[int]:
+    return {step for step, value in enumerate(values) if value is None}
+
+
+def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
+    if len(points) != len(expected):
+        return f"metric {key}: {len(points)} points instead of {len(expected)}"
+    stored = {int(point.step): point.value for point in points}
+    for step, value in expected.items():
+        if step not in stored:
+            return f"metric {key}: no point at step {step}"
+        if not content.is_same_value(stored[step], value):
+            return f"metric {key}: {stored[step]!r} at step {step} instead of {value!r}"
+    return ""
+
+
+def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
+    stored = {file.path for file in run.store.client.list_artifacts(run.run_id)}
+    missing = sorted({RECORD, *content.tables(record)} - stored)
+    return f"artifacts missing: {', '.join(missing)}" if missing else ""
+
+
+def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:
+    names = [name for name, value in expected.items() if stored.get(name) != value]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{what} differ: {', '.join(names[:SHOWN])}{more}" if names else ""

@@ -1,0 +1,141 @@
+"""Ledger: which stores have received which part of a run, and the lock that allows one delivery at a time.
+
+``delivery.json`` beside the journal names the MLflow run of each store and whether it is complete. The store
+itself decides how far a delivery has come, so the ledger may be outdated, damaged or lost.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpexp.record.journal.durable import write_atomically
+from dpexp.record.journal.journal import JOURNAL, RUN_ID
+from dpexp.record.journal.seal import checksum, seal, unseal
+from dpexp.record.record import Record
+from dpexp.tracking.store.store import Store
+
+LEDGER = "delivery.json"
+LOCK = ".delivery.lock"
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """What one store has of a run.
+
+    ``journal_bytes`` and ``journal_crc`` are those of the journal at a complete delivery.
+    """
+
+    experiment_id: str
+    mlflow_run_id: str
+    complete: bool = False
+    journal_bytes: int = 0
+    journal_crc: str = ""
+
+
+_TYPES = [str, str, bool, int, str]
+
+
+class DeliveryLockedError(RuntimeError):
+    """Another process is delivering this run."""
+
+
+def read(folder: Path) -> dict[str, LedgerEntry]:
+    """The ledger of a run by store; empty where nothing was delivered, or the ledger cannot be read."""
+    try:
+        return read_undamaged(folder)
+    except (OSError, ValueError):  # the store itself knows
+        return {}
+
+
+def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
+    """The ledger of a run by store. Raises FileNotFoundError where nothing was delivered.
+
+    Raises another OSError where it cannot be read, and ValueError where it is damaged.
+    """
+    data, _ = unseal((folder / LEDGER).read_bytes())
+    try:
+        entries = {store: LedgerEntry(**entry) for store, entry in data.items()}
+    except TypeError as error:
+        raise ValueError(f"not a ledger: {error}") from None
+    wrong = [entry for entry in entries.values() if [*map(type, vars(entry).values())] != _TYPES]
+    if wrong:
+        raise ValueError(f"not what dpexp writes: {wrong[0]}")
+    return entries
+
+
+def write(folder: Path, store: str, entry: LedgerEntry) -> None:
+    """Record what a store has; the entries of other stores stay."""
+    _write(folder, read(folder) | {store: entry})
+
+
+def forget(folder: Path, store: str) -> None:
+    """Record that a store has nothing: the next delivery finds out what it has."""
+    _write(folder, {name: entry for name, entry in read(folder).items() if name != store})
+
+
+def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
+    text = json.dumps(entries, default=vars, indent=1)
+    write_atomically(folder / LEDGER, seal(text, checksum(folder / JOURNAL)))
+
+
+def is_complete(folder: Path, store: str) -> bool:
+    """Whether the store has everything that the journal holds now."""
+    entry, journal = read(folder).get(store), folder / JOURNAL
+    if entry is None or not entry.complete or not journal.exists():
+        return False
+    return entry.journal_bytes == journal.stat().st_size
+
+
+def parent_folder(folder: Path, record: Record) -> Path | None:
+    """The folder of the sweep that a run belongs to; None for a name that leads elsewhere."""
+    parent = record.parent
+    if not isinstance(parent, str) or parent == folder.name or not RUN_ID.fullmatch(parent):
+        return None
+    return folder.with_name(parent)
+
+
+def parent_tag(folder: Path, record: Record, store: str) -> dict[str, str]:
+    """The tag that makes a run a child of its sweep's MLflow run; empty without one."""
+    parent = parent_folder(folder, record)
+    entry = read(parent).get(store) if parent is not None else None
+    return {} if entry is None else {"mlflow.parentRunId": entry.mlflow_run_id}
+
+
+@contextlib.contextmanager
+def delivery_lock(folder: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the run's delivery lock. Raises DeliveryLockedError where another process holds it too long."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / LOCK, timeout=timeout_s):
+            yield
+    except Timeout:
+        raise DeliveryLockedError(f"another process is delivering run {folder.name}") from None
+
+
+def is_being_delivered(folder: Path) -> bool:
+    """Whether a process is delivering the run: its uploader draws figures after the run has ended."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with delivery_lock(folder, 0):
+            return False
+    except DeliveryLockedError:
+        return True
+    except OSError:  # of another user
+        return False
+
+
+def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
+    """``yes``, ``in part``, ``elsewhere`` (another store) or ``no`` by run, for this environment's store."""
+    store = Store.from_environment(home).name
+    return {run_id: _state(home / "runs" / run_id, store) for run_id in run_ids}
+
+
+def _state(folder: Path, store: str) -> str:
+    entries = read(folder)
+    if store in entries:
+        return "yes" if is_complete(folder, store) else "in part"
+    return "elsewhere" if any(entry.complete for entry in entries.values()) else "no"

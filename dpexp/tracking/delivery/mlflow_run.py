@@ -1,0 +1,144 @@
+"""MlflowRun: writes a Record into one MLflow run. To write it twice has the effect of writing it once."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from dpexp import report
+from dpexp.config import names
+from dpexp.record.record import Record
+from dpexp.tracking.content import content
+from dpexp.tracking.content.content import Point
+from dpexp.tracking.errors import short_message
+from dpexp.tracking.store.store import BATCH, Store
+
+
+@dataclass(frozen=True)
+class MlflowRun:
+    """One run in a store. Every method may raise what the store raises."""
+
+    store: Store
+    experiment_id: str
+    run_id: str
+
+    def write_config(self, record: Record, more_tags: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write params that are missing and tags that differ; long values at full length into an artifact."""
+        from mlflow.entities import Param, RunTag
+
+        data = self.store.client.get_run(self.run_id).data
+        params, long_params = content.fit(content.params(record), content.MAX_PARAM)
+        tags, long_tags = content.fit(content.tags(record), content.MAX_TAG)
+        new_params = [Param(key, value) for key, value in params.items() if key not in data.params]
+        all_tags = {**tags, **more_tags}
+        new_tags = [RunTag(key, value) for key, value in all_tags.items() if data.tags.get(key) != value]
+        if new_params or new_tags:
+            self.store.client.log_batch(self.run_id, params=new_params, tags=new_tags)
+        if long_params or long_tags:
+            long_values = {"params": long_params, "tags": long_tags}
+            self.store.client.log_dict(self.run_id, long_values, content.LONG_VALUES)
+
+    def write_summary(self, record: Record) -> None:
+        """Write the summary's numbers that differ from the store's."""
+        ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
+        known = self._summary()
+        new = [
+            Point(key, value, ended, 0)
+            for key, value in content.summary_metrics(record).items()
+            if key not in known or not content.is_same_value(known[key], value)
+        ]
+        for start in range(0, len(new), BATCH):
+            self.store.log_points(self.run_id, new[start : start + BATCH])
+
+    def has_other_summary(self, record: Record) -> bool:
+        """Whether the store has a number of a summary that is not this Record's: of an earlier end."""
+        values = content.summary_metrics(record)
+        return any(
+            key not in values or not content.is_same_value(value, values[key])
+            for key, value in self._summary().items()
+            if content.is_own_metric(record, key)
+        )
+
+    def _summary(self) -> dict[str, float]:
+        metrics = self.store.client.get_run(self.run_id).data.metrics
+        return {key: value for key, value in metrics.items() if content.is_of_summary(key)}
+
+    def delete(self) -> None:
+        """Delete the run and its traces, as a user does: MLflow can restore it."""
+        client = self.store.client
+        traces = client.search_traces(locations=[self.experiment_id], run_id=self.run_id, max_results=10)
+        if traces:
+            client.delete_traces(self.experiment_id, trace_ids=[trace.info.trace_id for trace in traces])
+        client.delete_run(self.run_id)
+
+    def write_files(self, record: Record, record_file: Path) -> None:
+        """Write the tables and ``record.json``."""
+        for name, text in content.tables(record).items():
+            self.store.client.log_text(self.run_id, text, name)
+        self.store.client.log_artifact(self.run_id, str(record_file))
+
+    def write_note(self, record: Record) -> list[str]:
+        """Write note and dataset. Returns what could not be written."""
+        return _attempt(record, {"note": self._note, "dataset": self._dataset})
+
+    def write_figures(self, record: Record, comparison: Path) -> list[str]:
+        """Write what is drawn from the Record, and a sweep's comparison. Returns what could not be drawn."""
+        if comparison.is_dir():
+            self.store.client.log_artifacts(self.run_id, str(comparison), comparison.name)
+        return _attempt(record, {"trace": self._traces, "figures": self._figures})
+
+    def _note(self, record: Record) -> None:
+        """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
+        text = content.storable(report.note(record))
+        if len(text) > content.MAX_TAG:
+            self.store.client.log_text(self.run_id, text, "note.md")
+        note = content.truncate(text, content.MAX_TAG, "note.md")
+        self.store.client.set_tag(self.run_id, "mlflow.note.content", note)
+
+    def _dataset(self, record: Record) -> None:
+        """The run's data as a dataset input of MLflow: runs on the same data share one dataset."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        data = record.data
+        if not data:
+            return
+        known = json.dumps(data, sort_keys=True, default=str).encode()
+        dataset = Dataset(
+            name=names.fitted(data.get("name") or record.config.get("data"), "data"),
+            digest=str(data.get("sha256") or hashlib.sha256(known).hexdigest())[:36],
+            source_type="code",
+            source=json.dumps({"source": record.config.get("data"), "description": data.get("description")}),
+            profile=json.dumps({"num_rows": data.get("samples")}),
+        )
+        context = InputTag("mlflow.data.context", "eval" if record.config.get("eval") else "train")
+        self.store.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, [context])])
+
+    def _traces(self, record: Record) -> None:
+        from dpexp.tracking.content.traces import log_traces
+
+        experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
+        if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
+            log_traces(self.store.uri, experiment_id, run_id, record)
+
+    def _figures(self, record: Record) -> None:
+        with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:
+            if report.write_files(record, Path(folder)):
+                self.store.client.log_artifacts(self.run_id, folder)
+
+
+def _attempt(record: Record, writers: Mapping[str, Callable[[Record], None]]) -> list[str]:
+    """Call each writer. Returns the errors that the Record's content caused; raises those of the store."""
+    from mlflow.exceptions import MlflowException
+
+    problems = []
+    for name, write in writers.items():
+        try:
+            write(record)
+        except (MlflowException, OSError):  # the store's: the delivery is retried
+            raise
+        except Exception as error:  # whatever a figure fails on, the run itself is delivered
+            problems.append(f"without its {name} ({type(error).__name__}: {short_message(error)})")
+    return problems

@@ -1,0 +1,258 @@
+"""Sync: delivers runs later, closes runs whose process died, repairs. ``scripts/runs.py`` calls it."""
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpexp.record.journal.durable import private_files
+from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.record import JournalError, Row, present
+from dpexp.record.redact import redact
+from dpexp.record.runs.check import Problem
+from dpexp.record.runs.check import problems as record_problems
+from dpexp.record.runs.check import repair as repair_record
+from dpexp.record.runs.index import folders
+from dpexp.tracking.delivery import check, ledger
+from dpexp.tracking.delivery.ledger import DeliveryLockedError
+from dpexp.tracking.delivery.upload import LOG, Upload
+from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.store.store import Store
+
+DELIVERY_LOCK_TIMEOUT_S = 60.0
+REPAIRS = 2  # of one run in a check: the first may uncover what needs another
+SKIPPED = "skipped"
+NOT_DELIVERED = "not delivered"
+
+
+class RunNotComparedError(StoreError):
+    """One run could not be compared with the store; others perhaps can."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped`` or ``not delivered``.
+
+    A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it, or it has
+    lost what the store has.
+    """
+
+    run_id: str
+    state: str
+    message: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether this run needs nothing more now."""
+        return self.state != NOT_DELIVERED
+
+
+def undelivered(home: Path) -> list[Path]:
+    """The runs with tracking that are not complete in this environment's store."""
+    return [folder for folder in _incomplete(home) if _is_tracked(folder)]
+
+
+def untracked(home: Path) -> list[Path]:
+    """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
+    return [folder for folder in _incomplete(home) if _has_journal(folder) and not _is_tracked(folder)]
+
+
+def _incomplete(home: Path) -> list[Path]:
+    store = Store.from_environment(home).name
+    return [folder for folder in folders(home / "runs") if not ledger.is_complete(folder, store)]
+
+
+def dead(home: Path) -> list[Path]:
+    """The runs whose process died: without a Record, or perhaps still running in the store."""
+    store = Store.from_environment(home).name
+    ended = [folder for folder in folders(home / "runs") if _has_ended(folder)]
+    return [folder for folder in ended if not _has_record(folder) or _is_partial(folder, store)]
+
+
+def lost(home: Path) -> list[Path]:
+    """The delivered runs that the store does not have as they were delivered, as far as one call tells.
+
+    Raises StoreError when it cannot be asked.
+    """
+    store = Store.from_environment(home)
+    delivered = [folder for folder in folders(home / "runs") if ledger.is_complete(folder, store.name)]
+    if delivered and check.exists(store):
+        store.open()
+    try:
+        return [folder for folder in delivered if not check.is_stored(store, folder)]
+    except Exception as error:  # any store, any driver
+        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+
+
+def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
+    """The other delivered runs of these sweeps: they name the MLflow runs that these had before."""
+    wanted, store = set(sweeps), Store.from_environment(home).name
+    if not wanted:
+        return []
+    others = [folder for folder in folders(home / "runs") if folder not in wanted]
+    return [each for each in others if _sweep_of(each) in wanted and ledger.is_complete(each, store)]
+
+
+def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
+    """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
+    found = [*record_problems(folder), *check.ledger_problems(folder)]
+    if not with_store:
+        return found
+    store = Store.from_environment(home)
+    try:
+        return [*found, *check.store_problems(store, folder)]
+    except StoreError:
+        raise
+    except Exception as error:  # any store, any driver
+        text = f"run {folder.name}: the store {store.name} cannot be asked: {short_message(error)}"
+        raise RunNotComparedError(text) from error
+
+
+def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -> Iterator[Row]:
+    """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be, of sweeps first.
+
+    Raises StoreError; where that is about some of the runs, after the rows of all others.
+    """
+    failures = []
+    for folder in sorted(runs, key=_is_child) if mend else runs:
+        try:
+            found, left = _repaired(home, folder, with_store, mend)
+        except RunNotComparedError as error:
+            failures.append(str(error))
+            continue
+        for problem in dict.fromkeys([*found, *left]):
+            yield vars(problem) | {"repaired": problem not in left}
+    if failures:
+        raise StoreError("; ".join(failures))
+
+
+def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[list[Problem], list[Problem]]:
+    """The problems of one run, and those that are left; a repair may uncover others, which need another."""
+    found = left = problems(home, folder, with_store=with_store)
+    tried: set[str] = {""}
+    for _ in range(REPAIRS if mend else 0):
+        repairs = {problem.repair for problem in left}
+        if repairs <= tried:
+            break
+        tried |= repairs
+        repair(home, folder, left)
+        left = problems(home, folder, with_store=with_store)
+        found = [*found, *left]
+    return found, left
+
+
+def _is_child(folder: Path) -> bool:
+    """Whether a run belongs to a sweep, whose MLflow run it names: that may be new after a repair."""
+    return _sweep_of(folder) is not None
+
+
+def _sweep_of(folder: Path) -> Path | None:
+    """The folder of the sweep that a run belongs to; None for a run that cannot be read."""
+    try:
+        return ledger.parent_folder(folder, load(folder))
+    except JournalError:
+        return None
+
+
+def repair(home: Path, folder: Path, found: list[Problem]) -> None:
+    """Write again what derives from the journal, and deliver again what is missing or wrong in the store."""
+    repair_record(folder, found)
+    repairs = {problem.repair for problem in found}
+    if repairs & {check.AGAIN, check.NEW_RUN}:
+        list(deliver(home, [folder], again=True, new_run=check.NEW_RUN in repairs))
+
+
+def deliver(
+    home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False
+) -> Iterator[Result]:
+    """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
+
+    Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
+    """
+    store = Store.from_environment(home)
+    for folder in sorted(runs, key=_is_child) if new_run else runs:
+        if not again and ledger.is_complete(folder, store.name):
+            yield Result(folder.name, "already")
+        elif not _has_ended(folder):
+            yield Result(folder.name, "running", "its own uploader delivers it")
+        else:
+            try:
+                load(folder)
+            except JournalError as error:
+                yield Result(folder.name, SKIPPED, str(error))
+                continue
+            closed = close(folder) if not _has_record(folder) else None
+            if closed is not None and not closed.is_well:
+                yield closed
+                continue
+            with private_files():
+                store.open()
+                result = _deliver(store, folder, again, new_run)
+            yield result
+
+
+def close(folder: Path) -> Result:
+    """Write the Record of a run whose process died; ``deliver`` then ends it in the store."""
+    try:
+        record = finish(folder / JOURNAL)
+    except JournalError as error:
+        return Result(folder.name, SKIPPED, str(error))
+    if not (folder / RECORD).exists():
+        return Result(folder.name, NOT_DELIVERED, record.damage[-1])
+    steps = len(present(record.steps["time_ms"]))
+    return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
+
+
+def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> Result:
+    try:
+        with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
+            if check.keeps_more(store, folder):
+                return Result(folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps")
+            if new_run:
+                check.delete(store, folder)
+            if not again and ledger.is_complete(folder, store.name):
+                return Result(folder.name, "already")
+            return Result(folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message)
+    except (DeliveryLockedError, StoreError, JournalError) as error:
+        return Result(folder.name, NOT_DELIVERED, str(error))
+    except Exception as error:  # any store, any driver
+        with contextlib.suppress(OSError), open(folder / LOG, "a") as log:  # the disk may be full
+            log.write(redact(traceback.format_exc()))
+        return Result(folder.name, NOT_DELIVERED, short_message(error))
+
+
+def _has_journal(folder: Path) -> bool:
+    """False only where there is none: one of another user, which cannot be read, is reported."""
+    try:
+        return (folder / JOURNAL).exists()
+    except PermissionError:
+        return True
+
+
+def _has_record(folder: Path) -> bool:
+    return os.path.exists(folder / RECORD)  # False where it is not allowed to look
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether there is a journal without a writer; true of one that cannot be read, which is reported."""
+    try:
+        return not is_open(folder / JOURNAL)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _is_partial(folder: Path, store: str) -> bool:
+    return store in ledger.read(folder) and not ledger.is_complete(folder, store)
+
+
+def _is_tracked(folder: Path) -> bool:
+    """False for runs with ``--no-track``; True for a journal that cannot be read, so that it is reported."""
+    try:
+        return bool(load(folder).config.get("track", True))
+    except JournalError:
+        return _has_journal(folder)

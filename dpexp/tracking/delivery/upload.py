@@ -1,0 +1,223 @@
+"""Upload: delivers one journal to one store, every point once.
+
+The points of a metric are delivered in the order of their steps, so the last one that the store has says
+where to continue, and whether the journal has taken it back since, and perhaps others before it. MLflow
+cannot remove points: the MLflow run is then deleted, and a new one gets every point, and what users added
+(see ``additions``). The store is queried
+whenever that is in doubt: in a new process, when a run resumes, and after a call that failed and may have
+arrived nevertheless. A point that arrives twice all the same is one row: see ``content``.
+"""
+
+import dataclasses
+from itertools import islice
+from pathlib import Path
+
+from dpexp.config import names
+from dpexp.record.journal.fold import load, load_closed
+from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, is_open
+from dpexp.record.journal.seal import checksum
+from dpexp.record.record import Record
+from dpexp.tracking.content import additions, content, speed_ups
+from dpexp.tracking.content.content import Point
+from dpexp.tracking.content.samples import Samples
+from dpexp.tracking.delivery import ledger
+from dpexp.tracking.delivery.ledger import LedgerEntry
+from dpexp.tracking.delivery.mlflow_run import MlflowRun
+from dpexp.tracking.errors import StoreError
+from dpexp.tracking.process.uploader import Delivery
+from dpexp.tracking.store.store import BATCH, Store
+
+LOG = "uploader.log"
+ATTEMPTS = 3  # to write the facts while another machine delivers the same run
+PARENT_LOCK_TIMEOUT_S = 30.0
+
+
+class Upload:
+    """One run into one store. ``fresh`` promises that the store cannot have the run yet.
+
+    Every method may raise what the store raises; the next call then continues where the store says.
+    """
+
+    def __init__(self, store: Store, journal: Path, *, fresh: bool = False) -> None:
+        self.store = store
+        self.journal = journal
+        self.folder = journal.parent
+        self._may_exist = not fresh or store.is_remote
+        self._samples = Samples(self.folder)
+        self._run: MlflowRun | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """The MLflow run is yet to be found, and what it has."""
+        self._run = None
+        self._last_steps: dict[str, int] = {}
+        self._in_doubt = True
+        self._is_behind = False  # the store has points of a longer copy of the journal
+
+    @property
+    def _record(self) -> Record:
+        return self._samples.record
+
+    def advance(self) -> None:
+        """Deliver what the journal holds and the store does not."""
+        self._read()
+        while self._record.run_id and self._send():
+            pass
+
+    def _read(self) -> None:
+        self._in_doubt |= self._samples.read()
+
+    def _send(self) -> bool:
+        """Deliver the next batch; False when the store has every point that was read so far."""
+        run = self.attach()  # of a new run the first points are the next
+        batch = list(islice(self._samples.points(self._last_steps), BATCH))
+        if batch:
+            self._in_doubt = True
+            self.store.log_points(run.run_id, batch)
+            self._in_doubt = False
+        self._last_steps |= {point.key: point.step for point in batch}
+        return bool(batch)
+
+    def attach(self) -> MlflowRun:
+        """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
+        if not self._record.run_id:
+            self._read()
+        if self._run is None:
+            self._run = self._from_ledger() or self._search() or self._create()
+        if self._in_doubt:
+            found = self.store.active_run(self._run.run_id)
+            if found is None:  # a user deleted it, or another machine's run replaces it
+                self._forget()
+                self._may_exist = True
+                return self.attach()
+            latest = [Point(m.key, m.value, m.timestamp, int(m.step)) for m in found.data.to_proto().metrics]
+            if any(map(self._samples.took_back, latest)):
+                self.rebuild()
+                return self.attach()
+            self._is_behind = any(map(self._samples.is_behind, latest))
+            self._last_steps = {point.key: point.step for point in latest}
+            self._in_doubt = False
+        return self._run
+
+    def rebuild(self) -> None:
+        """Delete the MLflow run, which has points that were taken back: the next call makes a new one."""
+        if self._run is not None:
+            additions.replace(self._run)
+        self._forget()
+        self._may_exist = True
+
+    def _from_ledger(self) -> MlflowRun | None:
+        """The run that the ledger names, if it still exists."""
+        entry = ledger.read(self.folder).get(self.store.name)
+        if entry is None or self.store.active_run(entry.mlflow_run_id) is None:
+            return None
+        return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
+
+    def _search(self) -> MlflowRun | None:
+        """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
+        if not self._may_exist:
+            return None
+        experiment, query = self._experiment(), f"tags.`dpexp.run_id` = '{self._record.run_id}'"
+        runs = self.store.client.search_runs([experiment], query, max_results=50)
+        run_ids = sorted(run.info.run_id for run in runs)
+        for surplus in run_ids[1:]:
+            self.store.client.delete_run(surplus)
+        return MlflowRun(self.store, experiment, run_ids[0]) if run_ids else None
+
+    def _create(self) -> MlflowRun:
+        record, experiment = self._record, self._experiment()
+        user = names.fitted(record.environment.get("user") or "", "unknown")
+        tags = {"dpexp.run_id": record.run_id, "mlflow.user": user}
+        parent = self._parent()
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent.run_id
+        started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
+        created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
+        run = MlflowRun(self.store, experiment, str(created.info.run_id))
+        run = self._search() or run  # another machine's, or that of a call that seemed to fail
+        ledger.write(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
+        run.write_config(record)
+        return run
+
+    def _experiment(self) -> str:
+        return self.store.experiment_id(names.fitted(self._record.experiment, "dpexp"))
+
+    def _parent(self) -> MlflowRun | None:
+        """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet."""
+        parent = ledger.parent_folder(self.folder, self._record)
+        if parent is None or not (parent / JOURNAL).exists():
+            return None
+        with ledger.delivery_lock(parent, PARENT_LOCK_TIMEOUT_S):
+            return Upload(self.store, parent / JOURNAL).attach()
+
+    def mark_running(self) -> None:
+        """Set a resumed run's status back to running."""
+        self.store.client.update_run(self.attach().run_id, status="RUNNING")
+
+    def complete(self) -> Delivery:
+        """Deliver everything: the facts, which end the MLflow run, and then the figures."""
+        delivery = self.facts()
+        return dataclasses.replace(delivery, message="; ".join([delivery.message, *self.figures()]))
+
+    def facts(self) -> Delivery:
+        """Deliver everything that is not drawn, and end the MLflow run."""
+        from mlflow.exceptions import MlflowException
+
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._facts()
+            except MlflowException as error:
+                # A conflict: another process wrote the same tag or param after this one's query.
+                is_conflict = "UniqueViolation" in str(error) or "UNIQUE constraint" in str(error)
+                if not is_conflict and not self._was_replaced():
+                    raise
+                self._in_doubt = True
+        return self._facts()
+
+    def figures(self) -> list[str]:
+        """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
+        run = self.attach()
+        problems = run.write_figures(load(self.folder), self.folder / COMPARISON)
+        now = checksum(self.journal)
+        entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
+        ledger.write(self.folder, self.store.name, entry)
+        return problems
+
+    def _without_other_summary(self, run: MlflowRun, record: Record) -> MlflowRun:
+        """The run, rebuilt if it has the summary of an earlier end, after which the run was resumed.
+
+        A sweep without steps keeps its MLflow run, which is the parent of others.
+        """
+        has_steps = any(content.series(record).values())
+        if not has_steps or self._is_behind or not run.has_other_summary(record):
+            return run
+        self.rebuild()
+        self.advance()
+        return self.attach()
+
+    def _was_replaced(self) -> bool:
+        """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
+        self._in_doubt, before = True, self._run
+        return before is not None and self.attach() != before
+
+    def _facts(self) -> Delivery:
+        if is_open(self.journal):
+            raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
+        record = load_closed(self.folder)
+        self.advance()
+        run = self._without_other_summary(self.attach(), record)
+        run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
+        run.write_summary(record)
+        self.store.write_view(run.experiment_id)
+        speed_ups.write(run, self.folder, record)
+        if self._may_exist:
+            additions.copy(run, record, self._samples)
+        run.write_files(record, self.folder / RECORD)
+        problems = run.write_note(record)
+        ended = content.to_epoch_ms(record.ended)
+        self.store.client.set_terminated(run.run_id, record.status.upper(), ended)
+        if self._search() not in (None, run):  # another machine delivers it too, and its run stays
+            self._forget()
+            return self.facts()
+        where = self.store.where(run.experiment_id, run.run_id)
+        return Delivery(True, "; ".join([where, *problems]), run.experiment_id, run.run_id)

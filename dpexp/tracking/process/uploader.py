@@ -1,0 +1,136 @@
+"""Uploader: the main process's handle on the process that delivers its run to MLflow.
+
+Commands go down a pipe, one line each; a single line comes back at the end, the Delivery. The pipe never
+blocks the main process: when it is full, ``read_on`` is dropped, because the uploader process reads the
+journal at intervals anyway. When the main process dies, however it dies, the pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+
+from dpexp.config.process import command, python_path
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How a delivery ended; ``message``: where to look, or why it is incomplete and how to complete it."""
+
+    complete: bool
+    message: str
+    experiment_id: str | None = None
+    mlflow_run_id: str | None = None
+
+
+def how_to_deliver(run_id: str) -> str:
+    """The command that delivers a run later."""
+    return f"{command('runs')} sync {run_id}"
+
+
+INTERRUPT_INTERVAL_S = 0.1
+_unreaped: list[Popen[bytes]] = []
+"""Uploader processes whose exit code was not read yet: kept so that none stays a zombie."""
+
+
+class Uploader:
+    """One uploader process. ``start`` it early: it imports mlflow while the main process imports torch."""
+
+    def __init__(self, process: Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._commands = process.stdin
+        self._results = process.stdout
+        self._run_id = ""
+        os.set_blocking(self._commands.fileno(), False)
+
+    @classmethod
+    def start(cls, home: Path) -> Uploader:
+        """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
+        _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+        command = [sys.executable, "-P", "-m", "dpexp.tracking.process.uploader_process", str(os.getpid())]
+        env = os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()}
+        process = Popen(
+            command, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env, start_new_session=True
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the uploader process."""
+        return self._process.pid
+
+    def open(self, journal: Path, *, again: bool = False) -> None:
+        """The run has begun, or resumes (``again``): deliver this journal. Never blocks."""
+        self._run_id = journal.parent.name
+        self._send({"do": "open", "journal": str(journal.resolve()), "again": again})
+
+    def read_on(self) -> None:
+        """The journal has new lines. Never blocks, and costs one small write."""
+        self._send({"do": "read"})
+
+    def complete(self) -> None:
+        """The journal is complete: deliver the rest, for which ``finish`` waits. Never blocks."""
+        self._send({"do": "finish"})
+
+    def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
+        """``complete``, then wait for the last delivery, for ``timeout_s`` or until an interrupt."""
+        self.complete()  # without effect where it was called before
+        try:
+            line, interrupted = self._result(timeout_s, is_interrupted)
+        except KeyboardInterrupt:
+            line, interrupted = b"", True
+        finally:
+            self._close()
+        if line:
+            return Delivery(**json.loads(line))
+        if interrupted:
+            command = how_to_deliver(self._run_id)
+            message = f"interrupted while waiting; the uploader continues; to make sure: {command}"
+            return Delivery(False, message)
+        return Delivery(False, self._failure(timeout_s))
+
+    def _result(self, timeout_s: float, is_interrupted: Callable[[], bool]) -> tuple[bytes, bool]:
+        """What the uploader process sends at the end, and whether there was an interrupt before."""
+        deadline = time.monotonic() + timeout_s
+        while not is_interrupted():
+            left = deadline - time.monotonic()
+            if select.select([self._results], [], [], max(0.0, min(left, INTERRUPT_INTERVAL_S)))[0]:
+                return os.read(self._results.fileno(), 65536), False  # written at once
+            if left <= 0:
+                return b"", False
+        return b"", True
+
+    def abandon(self) -> None:
+        """No run began: the process ends, and the store stays unchanged."""
+        self._send({"do": "abandon"})
+        self._close()
+
+    def _send(self, command: dict[str, object]) -> None:
+        # Full: the uploader process is behind and will read everything anyway. Broken: `finish` reports it.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._commands.fileno(), json.dumps(command).encode() + b"\n")
+
+    def _close(self) -> None:
+        self._commands.close()
+        self._results.close()
+        _unreaped.append(self._process)
+
+    def _failure(self, timeout_s: float) -> str:
+        command = how_to_deliver(self._run_id)
+        try:
+            code = self._process.wait(0.2)
+        except TimeoutExpired:
+            return f"not delivered within {timeout_s:g} s; the uploader continues; to make sure: {command}"
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"not delivered: the uploader {end}; the journal is complete, deliver it with: {command}"

@@ -1,0 +1,188 @@
+"""The uploader process: ``python -m`` this module with ``PARENT``, as ``Uploader`` starts it.
+
+::
+
+    warm up    import mlflow, check the store        a thread reads the command pipe meanwhile
+    wait       until a run opens
+    deliver    after every command, or every 2 s
+    finish     the last points and the end of the MLflow run; send the Delivery; then the figures
+
+A store that does not answer is retried while the run is in progress, and once more at its end. When the main
+process dies, the journal shows how far it came; the MLflow run then ends as FAILED or KILLED.
+"""
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpexp.config.process import home
+from dpexp.record.journal.durable import private_files
+from dpexp.record.journal.journal import is_open
+from dpexp.record.record import Row
+from dpexp.record.redact import redact
+from dpexp.record.runs.import_journals import SYSTEM
+from dpexp.tracking.delivery import ledger
+from dpexp.tracking.delivery.ledger import DeliveryLockedError
+from dpexp.tracking.delivery.upload import LOG, Upload
+from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.process import system
+from dpexp.tracking.process.uploader import Delivery, how_to_deliver
+from dpexp.tracking.store.store import Store
+
+FLUSH_INTERVAL_S = 2.0
+GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
+RETRY_INTERVAL_S = 10.0
+
+
+class CommandPipe:
+    """The main process's commands, read in a thread so that the pipe never fills."""
+
+    def __init__(self, parent: int) -> None:
+        self.journal: Path | None = None
+        self.resumed = False
+        self.closed = False
+        self._parent = parent
+        self.sampler: system.Sampler | None = None
+        self._changed = threading.Event()
+        threading.Thread(target=self._read, daemon=True, name="commands").start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines():
+                command: Row = json.loads(line)
+                if command["do"] == "open":
+                    journal, self.resumed = Path(command["journal"]), command["again"]
+                    self.journal = journal
+                    # The run may end before mlflow is imported: sample the machine from now on.
+                    self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
+                elif command["do"] in ("finish", "abandon"):
+                    break
+                self._changed.set()
+        finally:
+            self.closed = True
+            self._changed.set()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Every line that the main process wrote, also those read only after its death.
+
+        The end of the file does not show its death: a child of the main process may hold the pipe open.
+        """
+        received = b""
+        while True:
+            was_alive = self.parent_lives()
+            if select.select([0], [], [], FLUSH_INTERVAL_S if was_alive else 0)[0]:
+                chunk = os.read(0, 65536)
+                if not chunk:
+                    return
+                *lines, received = (received + chunk).split(b"\n")
+                yield from lines
+            elif not was_alive:
+                return
+
+    def parent_lives(self) -> bool:
+        return os.getppid() == self._parent
+
+    def wait(self) -> None:
+        """Wait for the next command, or for the flush interval."""
+        self._changed.wait(FLUSH_INTERVAL_S)
+        self._changed.clear()
+
+
+class UploaderProcess:
+    """Delivers one run, from its beginning to its end."""
+
+    def __init__(self, home: Path, pipe: CommandPipe, send: Callable[[Delivery], None]) -> None:
+        self._store = Store.from_environment(home)
+        self._pipe = pipe
+        self._send = send
+        self._upload: Upload | None = None
+        self._retry_at = 0.0
+
+    def run(self) -> None:
+        """Deliver until the run has ended; return at once if none began."""
+        with contextlib.suppress(StoreError):  # if it lasts, the delivery reports it
+            self._store.warm_up()
+        while self._pipe.journal is None and not self._pipe.closed:
+            self._pipe.wait()
+        journal = self._pipe.journal
+        if journal is None:
+            return
+        try:
+            # The uploader of the process that this one resumes may still be delivering.
+            with ledger.delivery_lock(journal.parent, timeout_s=GRACE_S if self._pipe.resumed else 0):
+                self._deliver(journal)
+        except DeliveryLockedError as error:
+            self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
+
+    def _deliver(self, journal: Path) -> None:
+        while not self._pipe.closed:
+            self._advance(journal)
+            self._pipe.wait()
+        if self._pipe.sampler is not None:
+            self._pipe.sampler.stop()
+        # The main process may release the journal's lock after it closes the pipe.
+        deadline = time.monotonic() + GRACE_S
+        while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        try:
+            self._send(self._open_upload(journal).facts())
+        except Exception as error:  # any store, any driver
+            _log(journal, traceback.format_exc())
+            command = how_to_deliver(journal.parent.name)
+            self._send(Delivery(False, f"not delivered: {short_message(error)}; deliver it with: {command}"))
+            return
+        try:
+            for problem in self._open_upload(journal).figures():
+                _log(journal, problem)
+        except Exception:  # as above; `runs.py sync` retries
+            _log(journal, traceback.format_exc())
+
+    def _advance(self, journal: Path) -> None:
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._open_upload(journal).advance()
+        except Exception as error:  # any store, any driver: retried, and the last delivery reports it
+            _log(journal, f"delivery failed, next attempt later: {short_message(error)}")
+            self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+
+    def _open_upload(self, journal: Path) -> Upload:
+        self._store.open()
+        if self._upload is None:
+            self._upload = Upload(self._store, journal, fresh=not self._pipe.resumed)
+            if self._pipe.resumed:
+                self._upload.mark_running()
+        return self._upload
+
+
+def _log(journal: Path, text: str) -> None:
+    """Append to the log beside the journal, without credentials. The first text creates it."""
+    with contextlib.suppress(OSError), open(journal.with_name(LOG), "a") as file:
+        file.write(redact(text) + "\n")
+
+
+def main(parent: str) -> None:
+    """Deliver, and exit without the exit handlers of libraries."""
+    os.nice(10)
+    results = os.dup(1)
+    os.dup2(2, 1)  # what libraries print does not reach the main process
+    sys.stdout = sys.stderr
+
+    def send(delivery: Delivery) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the main process no longer waits
+            os.write(results, json.dumps(vars(delivery)).encode() + b"\n")
+
+    with private_files():
+        UploaderProcess(home(), CommandPipe(int(parent)), send).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

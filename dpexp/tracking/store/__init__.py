@@ -1,0 +1,1 @@
+"""Store: the MLflow store, embedded or a server: open it, create it once, say what is wrong with it."""

@@ -1,0 +1,157 @@
+"""By nature: what a layout computes differently from a single device without being wrong, and why.
+
+A shard of the batch has statistics and random masks of its own, on real devices as on virtual ones. Such
+modules are compared in eval mode. What a forward writes to a buffer, or to a parameter (``max_norm`` of an
+embedding), each shard writes from its own rows; after each verified step the single device's value replaces
+it, so that everything else can be compared. A note names all of these.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpexp.config.alike import listed
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel.rng_order import is_random_layer
+from dpexp.strategies.base import Placed
+from dpexp.strategies.custom import CustomSync
+from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
+from dpexp.strategies.wrappers import parts
+from dpexp.verification.compare import distance, relative_error
+from dpexp.verification.random_draws import WHOLE_MODEL
+from dpexp.verification.recorder import Training
+
+_WHY = {
+    "BatchNorm": "a shard uses its own statistics; PyTorch keeps those of replica 0, or of each rank",
+    "dropout": "each shard draws its own masks",
+}
+_REPLICAS = "each replica writes from its own rows, and PyTorch keeps what replica 0 writes in place"
+_RANKS = (
+    "each rank writes from its own rows; DistributedDataParallel sends the buffers of rank 0 to all before a "
+    "forward, fully_shard keeps those of each rank"
+)
+
+
+def train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
+    """Put batch norms that see every row of a batch into training mode, and return their names.
+
+    These are SyncBatchNorm over ranks, and those of layouts that are known not to split batches.
+    """
+    in_full = group.chunks == 1 and not isinstance(placed.gradient_sync, CustomSync)
+    names = set()
+    for part in parts(placed.module):
+        is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)
+        if isinstance(part.module, _BatchNorm) and (is_synchronized or (in_full and part.pieces == 1)):
+            part.module.training = True
+            names.add(part.name)
+    return frozenset(names)
+
+
+def set_comparable_mode(
+    model: nn.Module, quiet: frozenset[str] = frozenset(), trained: frozenset[str] = frozenset()
+) -> list[str]:
+    """Put modules that compute differently by shard in training into eval mode; returns notes about them.
+
+    BatchNorm normalizes with the statistics of its shard and dropout draws the masks of its shard, on real
+    devices as on virtual ones: neither equals a single device, and neither is wrong.
+    ``quiet`` are the names of modules whose forward calls dropout as a function, ``trained`` those of batch
+    norms to leave in training mode.
+    """
+    changed: dict[str, list[str]] = {"BatchNorm": [], "dropout": []}
+    for name in quiet - {WHOLE_MODEL}:
+        model.get_submodule(name).training = False  # only its own, which its forward reads
+    if WHOLE_MODEL in quiet:
+        model.eval()
+    for name, part in model.named_modules():
+        if isinstance(part, _BatchNorm) and name not in trained:
+            changed["BatchNorm"].append(name or "the model")
+            part.eval()
+        if is_random_layer(part):
+            changed["dropout"].append(name or "the model")
+            part.training = False  # only its own: a block may have its probability beside other layers
+        if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
+            part.dropout = 0.0
+            part.train()
+    drawing = listed(sorted(name or "the model itself" for name in quiet - {WHOLE_MODEL}))
+    if WHOLE_MODEL in quiet:
+        return [f"the whole model in eval mode: {drawing or 'the loss'} draws random numbers in any mode"]
+    notes = [
+        f"{kind} in eval mode ({listed(names)}): {_WHY[kind]}" for kind, names in changed.items() if names
+    ]
+    if drawing:
+        why = "draws random numbers outside of dropout modules"
+        notes.append(f"{drawing} in eval mode, its submodules in training mode: its forward {why}")
+    return notes
+
+
+def hook_notes(model: nn.Module, ranks: int) -> list[str]:
+    """A note about hooks on parameters, which ranks call before the gradients are added up."""
+    names = hooked_parameters(model) if ranks > 1 else []
+    if not names:
+        return []
+    return [f"hooks on {listed(names)} get the gradient of the rank's own rows, before the all-reduce"]
+
+
+@dataclass
+class WrittenByShards:
+    """Buffers and parameters that the forward of several shards writes, and how far they were apart."""
+
+    original: Mapping[str, torch.Tensor]  # buffers before the first step
+    ranks: int
+    tolerance: float
+    apart: dict[str, float] = field(default_factory=dict)
+
+    def names(self, layout: Training, kind: str) -> set[str]:
+        """The names of the tensors in modules that get a part of the batch."""
+        return {
+            f"{part.name}.{key}".lstrip(".")
+            for part in parts(layout.placed.module)
+            if part.pieces > 1 or (self.ranks > 1 and not isinstance(part.module, SYNCHRONIZED))
+            for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
+        }
+
+    def replace_buffers(self, layout: Training, reference: Training) -> dict[str, torch.Tensor]:
+        """Give the layout the reference's values of such buffers; returns the buffers to compare."""
+        expected, found = reference.buffers(), layout.buffers()
+        for name in self.names(layout, "buffers") & expected.keys():
+            value, before = expected[name], self.original.get(name)
+            if before is not None and distance(value, before.to(value.dtype)) == 0:
+                continue  # the single device did not write to it
+            if name not in found or found[name].shape != value.shape:
+                self._note(name, math.inf)
+                found[name] = value
+            else:
+                self._note(name, _relative(found[name], value))
+                found[name].copy_(value)
+        return {name: tensor for name, tensor in found.items() if name in expected}
+
+    def replace_parameters(self, layout: Training, reference: Training, names: set[str]) -> None:
+        """The same for the parameters of these names; every rank must call this with the same ones."""
+        sync, own = layout.placed.gradient_sync, layout.parameters()
+        expected = reference.parameters()
+        for name in sorted(names & self.names(layout, "parameters") & own.keys()):
+            value = expected[name].detach()
+            self._note(name, _relative(sync.full_tensor(name, own[name]), value))
+            sync.load_full_tensor(name, own[name], value)
+
+    def _note(self, name: str, error: float) -> None:
+        if error > self.tolerance:
+            self.apart[name] = max(error, self.apart.get(name, 0.0))
+
+    def notes(self, group: ProcessGroup) -> list[str]:
+        """A note about these tensors, by how far they were apart on any rank; every rank must call this."""
+        apart: dict[str, float] = {}
+        for of_rank in group.all_gather(self.apart):
+            apart |= {name: max(value, apart.get(name, 0.0)) for name, value in of_rank.items()}
+        names = listed((f"{name} (by {apart[name]:.1e})" for name in sorted(apart)), most=5)
+        why = _RANKS if self.ranks > 1 else _REPLICAS
+        return [f"the forward writes to {names}, which differs from a single device: {why}"] if apart else []
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return relative_error({"": found}, {"": expected})

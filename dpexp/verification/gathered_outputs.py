@@ -1,0 +1,73 @@
+"""Gathered outputs: those of all replicas and ranks, as a single device has them.
+
+(rows, ...)   the rows of all, joined
+scalar        replicas and ranks have one each: the sum, weighted as the losses of shards are
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from dpexp.config.errors import ConfigError
+from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.verification.compare import relative_error
+from dpexp.verification.recorder import Step
+
+Outputs = dict[str, torch.Tensor]
+
+
+@contextmanager
+def scalars_of_replicas() -> Iterator[None]:
+    """No warning that the scalars of replicas are gathered as a vector: here they are weighted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is a tensor without dimension in every replica")
+        warnings.filterwarnings("ignore", "Was asked to gather along dimension 0, but all input tensors were")
+        yield
+
+
+def gathered_outputs(
+    found: Step, expected: Step, part: Batch, objective: Objective, group: ProcessGroup
+) -> Outputs:
+    """The outputs of a layout; every rank must call this with the step of its part of the batch."""
+    scalars = {name for name, tensor in expected.outputs.items() if tensor.dim() == 0}
+    own = dict(found.outputs)
+    for name in scalars & own.keys():
+        if own[name].dim() == 1:
+            with suppress(ConfigError):  # a vector, but not one scalar of each shard
+                own[name] = objective.of_shards(own[name], part.targets)
+    by_rank = group.all_gather((own, part.weight))
+    by_chunk = [(outputs, weight) for outputs, weight in group.one_of_each_chunk(by_rank) if outputs]
+    if len(by_chunk) < 2:
+        return by_chunk[0][0] if by_chunk else {}
+    names = by_chunk[0][0]
+    return {
+        name: _sum([(outputs[name], weight) for outputs, weight in by_chunk])
+        if name in scalars
+        else torch.cat([outputs[name] for outputs, _ in by_chunk])
+        for name in names
+    }
+
+
+def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    return torch.stack([tensor * weight for tensor, weight in weighted if weight]).sum(0)
+
+
+def drop_scalars_apart(found: Step, expected: Step, of_shards: Iterable[str], tolerance: float) -> list[str]:
+    """Remove scalars of shards that differ from the outputs of both sides, and return a note for each.
+
+    A scalar of shards need not be a mean over rows. If it is the loss, it is compared as the loss.
+    """
+    notes = []
+    for name in of_shards:
+        wanted = expected.outputs.get(name)
+        if wanted is not None and wanted.dim() == 0:
+            error = relative_error({"": found.outputs[name]}, {"": wanted})
+            if not error <= tolerance:
+                del found.outputs[name], expected.outputs[name]
+                if float(wanted) != expected.loss:
+                    notes.append(f"outputs{name} is a scalar, and those of shards do not add up to it")
+    return notes

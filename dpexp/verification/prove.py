@@ -1,0 +1,108 @@
+"""Prove: whether a layout that somebody wrote trains as a single device does, in their own script or test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from dpexp import tensors
+from dpexp.config.errors import ConfigError
+from dpexp.config.strategy_options import chunk_at
+from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
+from dpexp.devices import HOST
+from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
+from dpexp.strategies.base import Placed
+from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
+from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
+from dpexp.timing import Timer
+from dpexp.verification.equivalence import Equivalence, Result, VerificationError
+
+
+def prove(
+    model: nn.Module,
+    parallelize: Parallelize,
+    batches: Iterable[tuple[Any, Any]],
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    *,
+    mesh: Any = None,
+    devices: Sequence[torch.device] = (HOST,),
+    reduction: str = "",
+) -> Result:
+    """Train a copy of the model in a layout beside one on a single device, in float64, a step for each batch.
+
+    ``parallelize(model, mesh)`` lays the copy out over a DeviceMesh of all ranks; if there is no mesh,
+    ``parallelize(model, devices)`` over a list. Ranks along dimensions named dp* split the rows of a batch.
+    ``batches`` are global ones, ``(inputs, targets)``, the same on every rank; several inputs are a tuple.
+    ``loss(outputs, targets)`` is the mean over the rows, or as ``reduction`` says (rows, tokens or sum);
+    without one it is what the forward returns, else a standard one. ``optimizer(parameters)`` makes the
+    optimizer; without one it is SGD.
+
+    Returns the largest differences. Raises VerificationError, with what differs first and how, and
+    ConfigError for a layout or batches that cannot be compared. Every rank must call it.
+    """
+    global_batches = [_batch(inputs, targets) for inputs, targets in batches]
+    if not global_batches:
+        raise ConfigError("prove: there are no batches")
+    used = tuple(devices) if mesh is None else (_device(mesh),)
+    target = list(devices) if mesh is None else mesh
+    with _process_group(mesh) as group:
+
+        def laid_out(copied: nn.Module) -> Placed:
+            if mesh is not None and used[0] == HOST:
+                on_host_ranks(copied)
+            placed = lay_out(parallelize, copied, target, used, Timer(), group.chunks)
+            check_parameters(model, placed, group)
+            return placed
+
+        objective = Objective(model, loss=loss, reduction=reduction)
+        make = optimizer or partial(torch.optim.SGD, lr=0.01)
+        result = Equivalence(model, laid_out, global_batches, objective, make, group).result()
+    if not result.passed:
+        raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
+    return result
+
+
+def _batch(inputs: Any, targets: Any) -> Batch:
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    rows = {len(tensor) for tensor in tensors.walk((inputs, targets))}
+    if len(rows) != 1:
+        raise ConfigError(
+            f"prove: the tensors of a batch have {sorted(rows)} rows, and must have equally many"
+        )
+    return Batch(inputs, targets, *rows, *rows)
+
+
+def _device(mesh: Any) -> torch.device:
+    return HOST if mesh.device_type == "cpu" else torch.device(mesh.device_type, torch.cuda.current_device())
+
+
+@contextmanager
+def _process_group(mesh: Any) -> Iterator[ProcessGroup]:
+    """A gloo group of all ranks, which split batches as the mesh says; without a mesh, this process."""
+    if mesh is None:
+        yield ProcessGroup()
+        return
+    names = mesh.mesh_dim_names
+    if names is None or mesh.size() != distributed.get_world_size():
+        raise ConfigError(
+            f"prove: the mesh has dimensions {names} and {mesh.size()} of {distributed.get_world_size()} "
+            "ranks: name its dimensions (mesh_dim_names), and give it every rank"
+        )
+    sizes = dict(zip(names, mesh.mesh.shape, strict=True))
+
+    def chunk_of(rank: int, world_size: int) -> tuple[int, int]:
+        (coordinate,) = (mesh.mesh == rank).nonzero().tolist()
+        return chunk_at(coordinate, sizes)
+
+    group = distributed.new_group(backend="gloo")
+    try:
+        yield TorchProcessGroup(chunk_of, group)
+    finally:
+        distributed.destroy_process_group(group)

@@ -1,0 +1,226 @@
+"""Side by side: the layout and a single device take the same steps on the same batches.
+
+    batch --> single device: outputs, loss, gradients --+
+      |                                                 |-- compare --> both optimizers --> next batch
+      +--> layout (of a rank: its rows) ----------------+
+
+Every rank computes the single device's steps itself. Ranks agree on each error, so that all stop together.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.verification.by_nature import WrittenByShards
+from dpexp.verification.compare import Difference, Tensors, difference, magnitude
+from dpexp.verification.diagnosis.nonfinite import check_finite
+from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
+from dpexp.verification.random_draws import drawing_modules
+from dpexp.verification.recorder import Step, Training
+
+KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
+
+
+class DrawsRandomNumbersError(Exception):
+    """The single device drew random numbers in these modules, so that no two layouts compute the same."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(*sorted(names))
+        self.names = names
+
+
+class SingleDeviceError(Exception):
+    """The single device cannot compute the step: in this type, say. ``where``: the model or the loss."""
+
+    def __init__(self, cause: Exception, where: str) -> None:
+        super().__init__(str(cause))
+        self.cause, self.where = cause, where
+
+
+@dataclass
+class Failure:
+    """The first step that differs, and what both sides computed in it."""
+
+    worst: Difference
+    batch: Batch
+    found: Step
+    expected: Step
+
+
+@dataclass
+class SideBySide:
+    """``worst`` has the largest difference of each kind over all steps, on this rank.
+
+    ``may_draw``: whether the model may draw random numbers.
+    """
+
+    layout: Training
+    reference: Training
+    objective: Objective
+    group: ProcessGroup
+    tolerance: float
+    written: WrittenByShards
+    may_draw: bool = False
+
+    def __post_init__(self) -> None:
+        self.worst: dict[str, Difference] = {}
+        self.steps = 0
+        self.notes: list[str] = []
+        self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
+        names_by_rank = self.group.all_gather(self._names)
+        self._has_stages = any(names != self._names for names in names_by_rank)
+
+    def run(self, batches: Sequence[Batch]) -> Failure | None:
+        """Take a step on each batch, until one differs."""
+        parts = (self.objective.weighted(batch.part(self.group.rows), self.group) for batch in batches)
+        with closing(self.layout.ahead(parts)) as ahead:
+            for self.steps, (batch, part) in enumerate(zip(batches, ahead, strict=True), 1):
+                failure = self._step(batch, part)
+                if failure:
+                    return failure
+        failed = self._failed(**self._after())
+        return Failure(failed, batches[-1], Step(), Step()) if failed else None
+
+    def _step(self, batch: Batch, part: Batch) -> Failure | None:
+        """One step of both sides, without the optimizers' where it differs; ``part`` is this rank's rows."""
+        with drawing_modules(self.reference.placed.module) as draws:
+            expected = self._reference_step(batch)
+        if draws.any and not self.may_draw:
+            raise DrawsRandomNumbersError(draws.names)
+        check_finite(expected, batch, self.steps)
+        found = self._layout_step(part, expected)
+        buffers = self.written.replace_buffers(self.layout, self.reference)
+        failed = self._failed(
+            outputs=difference("outputs", found.outputs, expected.outputs),
+            loss=_difference_of_loss(found.loss, expected.loss),
+            gradients=_difference_of_gradients(found.gradients, expected.gradients),
+            buffers=difference("buffers", self._completed(buffers), self.reference.buffers()),
+        )
+        if failed:
+            return Failure(self._cause_before(failed), batch, found, expected)
+        if self.layout.amplifies:
+            self._equalize(expected)
+        self.reference.update()
+        self.layout.update()
+        if expected.written:
+            self.written.replace_parameters(self.layout, self.reference, expected.written)
+        return None
+
+    def _reference_step(self, batch: Batch) -> Step:
+        try:
+            return self.reference.compute(batch)
+        except Exception as error:
+            if type(error) in (RuntimeError, NotImplementedError):  # of PyTorch's operators
+                step = self.reference.step
+                where = "loss" if step.outputs and step.loss is None else "model"
+                raise SingleDeviceError(error, where) from error
+            raise
+
+    def _layout_step(self, part: Batch, expected: Step) -> Step:
+        """The layout's step, with the outputs and the loss of all ranks."""
+        try:
+            found = self.layout.compute(part)
+        except Exception:
+            found = self.layout.step
+            if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
+                raise  # else the loss has refused outputs of other shapes, which are the cause
+        vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
+        of_shards = vectors if self.group.chunks == 1 else list(expected.outputs)
+        found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
+        apart = drop_scalars_apart(found, expected, of_shards, self.tolerance)
+        self.notes += [note for note in apart if note not in self.notes]
+        found.gradients = self._completed(found.gradients)
+        if found.loss is not None:
+            losses = self.group.all_gather_numbers([found.loss, part.weight])
+            by_chunk = self.group.one_of_each_chunk(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_chunk if weight)
+        return found
+
+    def _equalize(self, expected: Step) -> None:
+        """Give the layout the reference's dense gradients, from which its own differ by rounding."""
+        sync = self.layout.placed.gradient_sync
+        for name, parameter in self.layout.parameters().items():
+            gradient, value = parameter.grad, expected.gradients.get(name)
+            if gradient is not None and value is not None and not gradient.is_sparse | value.is_sparse:
+                sync.load_full_tensor(name, gradient, value)
+
+    def _completed(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Add the tensors of parameters and buffers that only other ranks have, as stages of a pipeline."""
+        if not self._has_stages:
+            return tensors
+        everywhere = self.group.complete(tensors)
+        return {
+            key: tensor for key, tensor in everywhere.items() if key in tensors or self._is_elsewhere(key)
+        }
+
+    def _is_elsewhere(self, key: str) -> bool:
+        """Whether this rank has not the tensor; an entry of the optimizer's state is ``tensor: key``."""
+        return key.partition(": ")[0] not in self._names
+
+    def _after(self) -> dict[str, Difference | None]:
+        """What the optimizer has made, on both sides."""
+        layout, reference = self.layout, self.reference
+        parameters = self._completed(layout.full_parameters())
+        state = self._completed(layout.optimizer_state())
+        return {
+            "parameters": difference("parameters", parameters, reference.full_parameters()),
+            "optimizer": difference("optimizer", state, reference.optimizer_state()),
+        }
+
+    def _cause_before(self, failed: Difference) -> Difference:
+        """From the second step on, parameters that differ already are the cause: the optimizer's work."""
+        if self.steps == 1 or failed.kind == "buffers":
+            return failed
+        before = self._failed(**self._after())
+        return replace(before, step=self.steps - 1) if before else failed
+
+    def _failed(self, **differences: Difference | None) -> Difference | None:
+        """Add the differences of a step; returns the first with an error over the tolerance on any rank."""
+        local = [
+            replace(each or Difference(kind, 0.0), step=self.steps) for kind, each in differences.items()
+        ]
+        for each in local:
+            known = self.worst.get(each.kind)
+            if differences[each.kind] is not None and (known is None or each.error > known.error):
+                self.worst[each.kind] = each
+        by_rank = self.group.all_gather_numbers([each.error for each in local])
+        errors = [max(numbers) for numbers in zip(*by_rank, strict=True)]
+        pairs = zip(local, errors, strict=True)
+        return next(
+            (replace(each, error=error) for each, error in pairs if not error <= self.tolerance), None
+        )
+
+    def worst_of_all_ranks(self) -> dict[str, Difference]:
+        """The largest difference of each kind on any rank; every rank must call this."""
+        found: dict[str, Difference] = {}
+        for worst in self.group.all_gather(self.worst):
+            for kind, each in worst.items():
+                if kind not in found or each.error > found[kind].error:
+                    found[kind] = each
+        return found
+
+
+def _shapes(step: Step) -> list[torch.Size]:
+    return [tensor.shape for tensor in step.outputs.values()]
+
+
+def _difference_of_gradients(found: Tensors, expected: Tensors) -> Difference | None:
+    """A gradient that the layout does not compute at all is not rounding, however small it is."""
+    missing = [name for name, tensor in expected.items() if name not in found and magnitude(tensor) > 0]
+    if missing:
+        return Difference("gradients", math.inf, missing[0])
+    return difference("gradients", found, expected)
+
+
+def _difference_of_loss(found: float | None, expected: float | None) -> Difference | None:
+    """The loss may be near zero by cancellation: its error is relative to at least 1."""
+    if found is None or expected is None:
+        return None
+    error = abs(found - expected) / max(abs(expected), 1.0)
+    return Difference("loss", error if math.isfinite(error) else math.inf)

@@ -1,0 +1,195 @@
+"""Touched rows: a model whose large embedding tables have only the rows that some batches look up.
+
+    ids 7, 90210, 7  -->  remapped 1, 2, 1  -->  a table of rows 0, 7, 90210, 3999999
+
+Verification compares several copies of a model. Copies of these rows instead of the tables compute the same
+outputs, loss and gradients, whose other rows are zero, in a few megabytes. The first and the last row are
+kept as well: a layout that gives a gradient to a row that nothing looked up is found by them. What the rows
+do not show, that the real table is placed as it was, a lookup of the placed table shows (``Lookups``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import tensors
+from dpexp.data.dataset import Batch
+from dpexp.measurement.observe import preserved
+from dpexp.strategies.base import Placed
+from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.wrappers import parts
+
+LARGE = 1 << 20
+"""Numbers of a table from which on verification uses its touched rows only."""
+
+LOOKUPS = 64
+"""Rows of each large table that are looked up once it is placed."""
+
+Table = nn.Embedding | nn.EmbeddingBag
+
+
+def large_tables(model: nn.Module) -> dict[str, Table]:
+    """The large embedding tables that are used by lookups only, by name."""
+    hooked = set(hooked_parameters(model))
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return {
+        name: part
+        for name, part in model.named_modules(remove_duplicate=False)
+        if type(part) in (nn.Embedding, nn.EmbeddingBag)
+        and part.weight.numel() >= LARGE
+        and part.max_norm is None
+        and owners[id(part.weight)] == 1
+        and f"{name}.weight".lstrip(".") not in hooked
+        and name
+    }
+
+
+class UnknownIdError(RuntimeError):
+    """An id whose row a reduced table does not have."""
+
+
+@dataclass(frozen=True)
+class Remap:
+    """A pre-hook that replaces the ids of a full table by those of the table with only these rows."""
+
+    rows: torch.Tensor
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (self._remapped(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"input": self._remapped(kwargs["input"])}
+
+    def _remapped(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.rows.to(ids.device)
+        found = torch.searchsorted(rows, ids.long().contiguous()).clamp(max=len(rows) - 1)
+        if not torch.equal(rows[found], ids.long()):
+            raise UnknownIdError("a forward looks up rows that the same batch did not look up before")
+        return found
+
+
+def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Module, list[str]]:
+    """A copy of the model with the rows that the batches touch, and notes; the model itself where that is not
+    possible: without large tables, or where the copy computes other outputs than the model.
+    """
+    tables = large_tables(model)
+    if not tables:
+        return model, []
+    state = torch.get_rng_state()
+    touched: dict[str, list[torch.Tensor]] = {name: [] for name in tables}
+    with _recording(tables, touched):
+        outputs = _outputs(model, batches, state)
+    rows = {name: _rows(tables[name], ids) for name, ids in touched.items()}
+    chosen = {name: ids for name, ids in rows.items() if 2 * len(ids) <= len(tables[name].weight)}
+    memo: dict[int, Any] = {}
+    for name, ids in chosen.items():
+        memo[id(tables[name])] = _reduced(tables[name], ids)
+        memo[id(tables[name].weight)] = memo[id(tables[name])].weight
+    reduced = copy.deepcopy(model, memo)
+    try:
+        same = all(map(torch.equal, outputs, _outputs(reduced, batches, state)))
+    except Exception:
+        same = False  # the model uses a table in another way than by lookups
+    if not (chosen and same):
+        return model, []
+    return reduced, [
+        f"{name} was compared in the {len(ids)} of its {len(tables[name].weight):,} rows that the batches use"
+        for name, ids in chosen.items()
+    ]
+
+
+@contextmanager
+def _recording(tables: dict[str, Table], touched: dict[str, list[torch.Tensor]]) -> Iterator[None]:
+    def add(ids: list[torch.Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:
+        ids.append(torch.unique(args[0] if args else kwargs["input"]))
+
+    with ExitStack() as hooks:
+        for name, table in tables.items():
+            hook = partial(add, touched[name])
+            hooks.enter_context(table.register_forward_pre_hook(hook, with_kwargs=True))
+        yield
+
+
+def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) -> list[torch.Tensor]:
+    """The outputs of the batches, from a random state; buffers and random state stay as they are."""
+    with preserved(model), torch.no_grad():
+        torch.set_rng_state(state)
+        return [each.clone() for batch in batches for each in tensors.walk(model(*batch.inputs))]
+
+
+def _rows(table: Table, touched: list[torch.Tensor]) -> torch.Tensor:
+    """The rows to keep, sorted."""
+    ends = [0, table.num_embeddings - 1, *([] if table.padding_idx is None else [table.padding_idx])]
+    rows: torch.Tensor = torch.unique(torch.cat([torch.tensor(ends), *(ids.long() for ids in touched)]))
+    return rows
+
+
+def _reduced(table: Table, rows: torch.Tensor) -> Any:
+    """The table with only these rows, to look up by the ids of the full one."""
+    reduced = copy.copy(table)
+    for key, value in vars(table).items():
+        if isinstance(value, dict):  # of parameters, hooks, …
+            reduced.__dict__[key] = value.copy()
+    reduced.weight = nn.Parameter(table.weight.detach()[rows], table.weight.requires_grad)
+    reduced.num_embeddings = len(rows)
+    if table.padding_idx is not None:
+        reduced.padding_idx = int(torch.searchsorted(rows, table.padding_idx))
+    reduced.register_forward_pre_hook(Remap(rows), with_kwargs=True)
+    return reduced
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Some rows of every large table of a model, from before it is placed: ``(ids, rows)`` by name."""
+
+    expected: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Lookups:
+        """Rows at even distances, the first and the last among them."""
+        expected = {}
+        for name, table in large_tables(model).items():
+            ids = torch.linspace(0, table.num_embeddings - 1, LOOKUPS, dtype=torch.float64).long()
+            expected[name] = (ids, table.weight.detach()[ids])
+        return cls(expected)
+
+    def wrong(self, placed: Placed) -> list[str]:
+        """The names of the tables of which a lookup in the placed model gives other bits.
+
+        Every rank must call this. A table that the layout has replaced, or sharded as a DTensor, is not
+        looked up.
+        """
+        found = []
+        for part in parts(placed.module):
+            if part.name not in self.expected or not _can_look_up(part.module):
+                continue
+            ids, rows = self.expected[part.name]
+            with torch.no_grad():
+                vectors = _look_up(part.module, ids)
+            if not torch.equal(vectors.cpu(), rows):
+                found.append(part.name)
+        return found
+
+
+def _can_look_up(module: nn.Module) -> bool:
+    plain = type(module) in (nn.Embedding, nn.EmbeddingBag) and not hasattr(module.weight, "placements")
+    return plain or isinstance(module, ShardedEmbedding)
+
+
+def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
+    vectors: torch.Tensor
+    if isinstance(module, ShardedEmbedding):
+        vectors = module.vectors(ids)
+    else:
+        vectors = module.weight[ids.to(module.weight.device)]
+    return vectors

@@ -1,0 +1,298 @@
+"""The command line: options from the config classes, their precedence, and messages for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+from command_lines import python, script, shared
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from dpexp.commands import report, run, runs, sweep, ui
+from dpexp.commands.cli import flags
+from dpexp.commands.help_panels import COMMANDS, EXAMPLES, PANELS, RANKS
+from dpexp.config.options import flag_name, option_fields
+from dpexp.config.run_config import RunConfig, option_names
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return script("run.py", *words, **variables)
+
+
+def config_of(*words: str, **variables: str) -> dict[str, object]:
+    done = cli(*words, "--print-config", **variables)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGY_OPTIONS))
+def test_every_field_of_the_config_is_an_option(strategy: str) -> None:
+    shown = cli(strategy, "--help").stdout
+    for name in option_names(strategy):
+        assert flag_name(name) in shown
+    for other in set(STRATEGY_OPTIONS) - {strategy}:
+        for name in set(option_names(other)) - set(option_names(strategy)):
+            assert f"{flag_name(name)} " not in shown
+
+
+@pytest.mark.parametrize("strategy", ["single", "hybrid", "ddp"])
+def test_help_has_panels_the_strategys_own_first(strategy: str) -> None:
+    shown = cli(strategy, "--help", COLUMNS="200").stdout
+    titles = ["Model and data", "Devices and layout", "Measuring", "Tracking", "Output"]
+    own = [f"Options of {strategy}"] * (strategy != "single")
+    assert re.findall(r"^╭─ (.*?) ─", shown, re.MULTILINE) == [*own, *titles]
+    assert shown.count(f"run.py {strategy} --") == 2, "two examples"
+    assert "random[:samples=100]" in shown, "brackets in a text are not markup"
+    assert "[env var: DPEXP_BATCH_SIZE]" in shown
+    assert not re.search(r"<\w+>|\bTEXT\b|INTEGER RANGE", shown), "one style of metavar"
+
+
+def test_an_option_of_another_strategy_is_refused_with_its_name() -> None:
+    commands = get_command(run.app).commands  # type: ignore[attr-defined]
+    options = {strategy: set(flags(cls)) for strategy, cls in STRATEGY_OPTIONS.items()}
+    count = 0
+    for strategy, command in commands.items():
+        for flag in set().union(*options.values()) - options.get(strategy, set()):
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - of click, or of the copy in Typer
+                command.make_context(strategy, [flag, "1"])
+            owners = [name for name, known in options.items() if flag in known]
+            named = f"{flag} is an option of {', '.join(owners)}, not of {strategy}"
+            assert (named in str(caught.value)) == (strategy in options)
+            count += 1
+    assert count > 100
+
+
+def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
+    listed = [name for names in PANELS.values() for name in names]
+    shared = [*map(attrgetter("name"), option_fields(RunConfig)), *RANKS]
+    assert sorted(listed) == sorted(shared)
+
+
+def test_every_example_of_the_help_is_a_valid_command(tmp_path: Path) -> None:
+    assert set(EXAMPLES) == set(STRATEGY_OPTIONS)
+    for strategy, lines in EXAMPLES.items():
+        for line in lines:
+            words = [word for word in shlex.split(line) if word != "--dry-run"]
+            done = shared().run([strategy, *words, "--print-config"], tmp_path)
+            assert done.code == 0, f"{line}: {done.stderr}"
+
+
+def commands() -> dict[str, TyperCommand]:
+    """Every command but the strategies' by its name, such as ``runs list``."""
+    found = {}
+    for module in (run, runs, sweep, report, ui):
+        name, app = module.__name__.rpartition(".")[2], get_command(module.app)
+        subcommands = app.commands if isinstance(app, TyperGroup) else {"": app}
+        found |= {f"{name} {word}".strip(): sub for word, sub in subcommands.items()}
+    return {name: made for name, made in found.items() if name.removeprefix("run ") not in STRATEGY_OPTIONS}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_help_of_every_other_command_has_examples_and_variables(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made, (app, _, subcommand) = commands()[name], name.partition(" ")
+    made.main(["--help"], prog_name=f"{app}.py {subcommand}", standalone_mode=False)
+    shown = capsys.readouterr().out
+    examples = [line.strip() for line in shown.partition("Examples:")[2].splitlines() if ".py" in line]
+    assert len(set(examples)) == 2
+    for example in examples:
+        words = shlex.split(example.partition(f"{app}.py")[2])[len(subcommand.split()) :]
+        made.make_context(name, words)
+    assert ("DPEXP_HOME" in shown) == (name != "run models")
+    assert not re.search(r"<[\w\[\]]+>|\bTEXT\b|INTEGER RANGE|\]\.\.\.\]|92233", shown), (
+        "one style of metavar"
+    )
+
+
+def test_every_command_has_examples() -> None:
+    assert set(commands()) == set(COMMANDS)
+
+
+def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('batch_size = 7\nsteps = 7\nseed = 7\nhost = ["a", "b"]\n')
+    found = config_of(
+        "hybrid",
+        "--config",
+        str(file),
+        "--batch-size",
+        "9",
+        DPEXP_BATCH_SIZE="8",
+        DPEXP_STEPS="8",
+        DPEXP_SPARSE="1",
+    )
+    assert [found[key] for key in ("batch_size", "steps", "seed", "warmup")] == [9, 8, 7, 10]
+    assert (found["host"], found["sparse"]) == (["a", "b"], True)
+
+
+def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('table_file = "tables"\n')
+    assert config_of("hybrid", DPEXP_TABLE_FILE="")["table_file"] == ""
+    assert config_of("hybrid", "--config", str(file), DPEXP_TABLE_FILE="")["table_file"] == "tables"
+    assert config_of("hybrid", "--table-file", "other", "--config", str(file))["table_file"] == "other"
+
+
+def test_a_printed_config_can_be_read_back(tmp_path: Path) -> None:
+    printed = config_of("hybrid", "--host", "a", "--host", "b", "--sparse", "--virtual", "3", "--epochs", "2")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(printed))
+    assert config_of("hybrid", "--config", str(file)) == printed
+
+
+def test_a_config_may_be_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("strategy: block\nblock: [block1]\nlr: 1\n")
+    assert config_of("block", "--config", str(file))["block"] == ["block1"]
+
+
+def test_dry_run_predicts_devices_device_map_and_split_and_writes_nothing(dpexp_home: Path) -> None:
+    done = cli("block", "--virtual", "3", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    planned = json.loads(done.stdout)
+    assert planned["execution"] == "virtual"
+    assert planned["devices"]["used"] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert [(row["rows"], row["batches"], row["pieces"]) for row in planned["splits"]] == [
+        (30, 3, [10, 10, 10]),
+        (10, 1, [4, 4, 2]),
+    ]
+    assert {row["module"] for row in planned["device_map"]} == {"block1", "block2", "block3"}
+    assert not list(dpexp_home.iterdir())
+
+
+def test_dry_run_prints_a_readable_plan(dpexp_home: Path) -> None:
+    done = cli("whole", "--virtual", "8", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    for words in ("7 × 4 + 2", "5 × 2", "cpu:7", "nothing was run"):
+        assert words in done.stdout
+
+
+# test_user_errors.py has the others; these start a process as a user does, with tracking on.
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["whole", "--batchsize", "3"], ["--batchsize", "--batch-size"]),
+        (["block", "--block", "block9"], ["--block 'block9' not found", "block1, block2, block3"]),
+    ],
+)
+def test_bad_input_exits_with_2_and_one_message_before_anything_is_written(
+    dpexp_home: Path, words: list[str], expected: list[str]
+) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    for word in expected:
+        assert word in done.stderr
+    assert not list(dpexp_home.iterdir())
+
+
+# --- models ------------------------------------------------------------------------------------------
+
+
+def test_models_lists_the_registry_with_every_option_and_its_default() -> None:
+    from dpexp.models import MODELS
+
+    found = json.loads(cli("models", "--json").stdout)
+    assert {row["model"]: [option["option"] for option in row["options"]] for row in found} == {
+        name: [option.name for option in entry.options] for name, entry in MODELS.items()
+    }
+    shown = cli("models").stdout
+    for name, entry in MODELS.items():
+        assert f"{name}: {entry.help}" in shown
+    assert "rows=1000" in shown
+
+
+def test_models_shows_the_modules_of_a_model() -> None:
+    found = json.loads(cli("models", "cnn:width=4", "--data", "digits", "--json").stdout)
+    rows = {row["module"]: row for row in found["modules"]}
+    assert rows[""]["inputs"] == [[30, 1, 8, 8]]
+    assert rows[""]["outputs"] == [[30, 10]]
+    assert rows["conv1"]["parameters"] == 4 * 9 + 4
+    assert rows["conv1"]["bytes"] == 4 * rows["conv1"]["parameters"]
+    assert (
+        rows[""]["parameters"]
+        == found["parameters"]
+        == sum(row["parameters"] for name, row in rows.items() if name)
+    )
+
+
+def test_models_shows_containers_and_shared_weights(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Tied(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layer = torch.nn.Linear(5, 5)\n"
+        "        self.layers = torch.nn.ModuleList([layer, torch.nn.Linear(5, 5)])\n"
+        "        self.layers[1].weight = layer.weight\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.zeros(samples, 5), torch.zeros(samples, 5)\n"
+        "    def forward(self, x):\n"
+        "        return self.layers[0](self.layers[1](self.layers[1](x)))\n"
+    )
+    done = cli("models", f"{tmp_path}/own.py:Tied")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line.strip()}
+    assert lines["(model)"] == "(model) Tied 35 140 B (30, 5) (30, 5)"
+    assert lines["layers"] == "layers ModuleList 35 140 B not called"
+    assert lines["layers.1"] == "layers.1 Linear 5 20 B (30, 5) (30, 5) (2 calls)"
+    assert "only holds others" in done.stdout
+
+
+def test_models_refuses_what_a_run_would_refuse(dpexp_home: Path) -> None:
+    done = cli("models", "linear:in=4", "--data", "digits")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "module 'fc'" in done.stderr
+    assert not list(dpexp_home.iterdir())
+
+
+DEEP = """
+from torch import nn
+
+
+def deep(blocks=300):
+    layers = (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)) for _ in range(blocks))
+    return nn.Sequential(*layers)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("models", "deep.py:deep"),
+        ("block", "--block", "*.0", "--dry-run", "--model", "deep.py:deep"),
+        (
+            "whole",
+            "--virtual",
+            "4",
+            "--model",
+            "deep.py:deep:blocks=40",
+            "--batch-size",
+            "20",
+            *["--steps", "2", "--warmup", "0", "--no-track"],
+        ),
+        ("block", "--block", "9.9", "--model", "deep.py:deep"),
+        ("place", "--virtual", "2", "--model", "deep.py:deep"),
+    ],
+)
+@pytest.mark.usefixtures("dpexp_home")
+def test_no_screen_grows_with_the_layers_of_a_model(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    done = python(ROOT / "scripts" / "run.py", *words, folder=tmp_path, COLUMNS="80")
+    assert done.returncode == (2 if words[0] == "place" or "9.9" in words else 0), done.stderr
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+    assert 0 < len(lines) < 60
+    assert max(map(len, lines)) < 600

@@ -1,0 +1,282 @@
+"""The step profile: memory by category against closed forms, FLOPs, and a run that it does not change."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import run
+from test_loop import recorded
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.measure import Measurement
+from dpexp.measurement.live_storages import LiveStorages, size
+from dpexp.record.journal import fold
+from dpexp.record.record import Record, Row
+from dpexp.tracking.content.content import summary_metrics
+
+DEPTH, WIDTH, ROWS = 4, 16, 12
+FLOAT = 4
+PARAMETERS = DEPTH * (WIDTH * WIDTH + WIDTH) * FLOAT
+SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "check": False, "batch_size": ROWS}
+
+
+class Chain(nn.Module):
+    """Linear layers of one width; every one but the first saves its input. The loss is the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(x)
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.sum()
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(samples, WIDTH, generator=generator), torch.zeros(samples)
+
+
+class Checkpointed(Chain):
+    """Computes the layers again in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = checkpoint(self.layers, x, use_reentrant=False)
+        return outputs
+
+
+class Threaded(Chain):
+    """Computes in a thread of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: outputs.append(self.layers(x)))
+        thread.start()
+        thread.join()
+        return outputs[0]
+
+
+class Shy(Chain):
+    """Does not stand to be observed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise ValueError("somebody is looking")
+        return super().forward(x)
+
+
+class ShyInOneRank(Shy):
+    """Raises in rank 1 only, while rank 0 waits for its gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if os.environ.get("RANK") == "1" else Chain.forward(self, x)
+
+
+class OnMeta(Chain):
+    """Computes shapes on the meta device before it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (x.detach().to("meta") @ torch.empty(WIDTH, 1000, device="meta")).sort()
+        return super().forward(x)
+
+
+def profiled(home: Path, strategy: str, run_id: str = "run", model: str = "Chain", **options: Any) -> Record:
+    config = RunConfig(strategy, model=f"test_step_profile:{model}", **{**SHORT, **options})
+    return recorded(home, config, run_id)
+
+
+def only_row(record: Record) -> Row:
+    (row,) = record.memory_use
+    return row
+
+
+def test_the_memory_of_a_chain_is_its_closed_form(dpexp_home: Path) -> None:
+    """Each layer's output is saved, by the next layer or as the outputs, until backward; then the loss."""
+    activations = DEPTH * ROWS * WIDTH * FLOAT + FLOAT
+    row = only_row(profiled(dpexp_home, "single", devices="cpu", optimizer="adam"))
+    assert (row.pop("device"), row.pop("peak") >= 4 * PARAMETERS) == ("cpu", True)
+    assert row == {
+        "parameters": PARAMETERS,
+        "buffers": 0,
+        "gradients": PARAMETERS,
+        "optimizer": 2 * PARAMETERS,
+        "activations": activations,
+    }
+
+
+def test_each_category_grows_with_its_own_cause(dpexp_home: Path) -> None:
+    """Rows raise activations only, Adam its state only, and checkpoints lower activations only."""
+    usual, rows, adam, again = (
+        only_row(profiled(dpexp_home, "single", run_id, model, devices="cpu", **options))
+        for run_id, model, options in (
+            ("usual", "Chain", {}),
+            ("rows", "Chain", {"batch_size": 2 * ROWS}),
+            ("adam", "Chain", {"optimizer": "adam"}),
+            ("again", "Checkpointed", {}),
+        )
+    )
+    fixed = ("device", "parameters", "buffers", "gradients")
+    assert all(row[key] == usual[key] for row in (rows, adam, again) for key in fixed)
+    assert rows["activations"] - FLOAT == 2 * (usual["activations"] - FLOAT)
+    assert adam["activations"] == usual["activations"] > again["activations"]
+    assert (usual["optimizer"], adam["optimizer"], again["optimizer"]) == (0, 2 * PARAMETERS, 0)
+    assert adam["peak"] - usual["peak"] >= 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+def test_replicas_have_their_copies_and_their_rows_activations(dpexp_home: Path, strategy: str) -> None:
+    """Of 12 rows over 3 devices each has 4; the first also has the gathered outputs."""
+    found = {row["device"]: row for row in profiled(dpexp_home, strategy, virtual=3).memory_use}
+    of_replica = DEPTH * ROWS // 3 * WIDTH * FLOAT
+    assert list(found) == ["cpu", "cpu:0", "cpu:1", "cpu:2"]
+    assert {found[name]["parameters"] for name in ("cpu:0", "cpu:1", "cpu:2")} == {PARAMETERS}
+    assert [found[f"cpu:{index}"]["gradients"] for index in range(3)] == [PARAMETERS, 0, 0]
+    assert found["cpu:1"]["activations"] == found["cpu:2"]["activations"] == of_replica
+    assert found["cpu:0"]["activations"] == of_replica + ROWS * WIDTH * FLOAT
+    assert set(found["cpu"]) == {"device", "peak"}  # virtual devices share the host's memory
+    assert found["cpu"]["peak"] > 3 * PARAMETERS
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_allocator_has_the_peak_of_training(dpexp_home: Path) -> None:
+    row = only_row(profiled(dpexp_home, "single", devices="cuda:0", optimizer="adam"))
+    assert row["device"] == "cuda:0"
+    assert (row["parameters"], row["gradients"], row["optimizer"]) == (PARAMETERS, PARAMETERS, 2 * PARAMETERS)
+    assert row["activations"] == DEPTH * ROWS * WIDTH * FLOAT + FLOAT
+    assert 4 * PARAMETERS <= row["peak"] <= row["reserved"]
+
+
+def test_only_the_looked_up_rows_of_a_sparse_table_have_gradients(dpexp_home: Path) -> None:
+    """What a step makes does not grow with the table: bounded in bytes, not in time."""
+    found = {}
+    for rows in (1_000, 1_000_000):
+        config = RunConfig(
+            "hybrid", model=f"embedding:rows={rows},dim=4", virtual=1, options={"sparse": True}, **SHORT
+        )
+        found[rows] = {row["device"]: row for row in recorded(dpexp_home, config, f"r{rows}").memory_use}
+        assert found[rows]["cpu"]["parameters"] == rows * 4 * FLOAT
+        assert found[rows]["cpu"]["gradients"] == ROWS * (8 + 4 * FLOAT)  # indices and values
+    small, large = (found[rows]["cpu"]["peak"] - rows * 4 * FLOAT for rows in found)
+    assert small == large
+
+
+def test_sizes_are_computed_without_the_numbers() -> None:
+    table = torch.empty(10**9, 1000, device="meta")
+    assert size(table) == 4 * 10**12
+    assert size(torch.ones(3, 3).to_sparse()) == 9 * (2 * 8 + FLOAT)
+
+
+def test_the_observed_step_changes_nothing_that_a_run_records(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"virtual": 2, "optimizer": "adam", "model": "Chain"}
+    observed = profiled(dpexp_home, "whole", "observed", **options)
+    monkeypatch.setattr(Measurement, "profile", lambda _: None)
+    plain = profiled(dpexp_home, "whole", "plain", **options)
+    assert (observed.steps["loss"], observed.digest) == (plain.steps["loss"], plain.digest)
+    assert (observed.shapes, observed.device_map) == (plain.shapes, plain.device_map)
+    assert {key: len(values) for key, values in observed.phases.items()} == {
+        key: len(values) for key, values in plain.phases.items()
+    }
+    assert observed.memory_use
+    assert not plain.memory_use
+
+
+def test_an_observed_step_computes_the_same_bits() -> None:
+    """And leaves nothing behind: every storage that it counted has ended."""
+
+    def gradients(live: LiveStorages | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, x = Checkpointed(), torch.randn(ROWS, WIDTH)
+        if live is None:
+            model(x).sum().backward()
+        else:
+            with live:
+                model(x).sum().backward()
+        return [each.grad for each in model.parameters() if each.grad is not None]
+
+    live = LiveStorages((), torch.device("cpu"), True)
+    assert all(map(torch.equal, gradients(live), gradients(None)))
+    gc.collect()
+    assert live.held() == 0
+
+
+def test_flops_are_those_of_the_counter_of_pytorch(dpexp_home: Path) -> None:
+    found = profiled(dpexp_home, "whole", virtual=3).work
+    model, product = Chain(), 2 * ROWS * WIDTH * WIDTH
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randn(ROWS, WIDTH)).sum().backward()
+    assert found["rows"] == ROWS
+    assert sum(found["flops"].values()) == counter.get_total_flops()
+    # backward has a product for the weights, and but for the first layer one for the inputs
+    assert found["flops"] == {"forward": DEPTH * product, "backward": (2 * DEPTH - 1) * product}
+    assert {"sum"} <= set(found["not_counted"])
+
+
+def test_the_figures_are_metrics_of_mlflow(dpexp_home: Path) -> None:
+    record = profiled(dpexp_home, "whole", virtual=2, optimizer="adam")
+    metrics = summary_metrics(record)
+    assert metrics["summary/memory_bytes/optimizer"] == 2 * PARAMETERS
+    assert metrics["summary/flops/backward"] == record.work["flops"]["backward"]
+    assert metrics["summary/flops_per_s"] == record.summary["flops_per_s"]
+
+
+def test_recomputation_is_work(dpexp_home: Path) -> None:
+    flops = profiled(dpexp_home, "single", model="Checkpointed", devices="cpu").work["flops"]
+    product = 2 * ROWS * WIDTH * WIDTH
+    assert flops["forward"] == DEPTH * product
+    assert flops["backward"] >= (3 * DEPTH - 2) * product
+
+
+def test_what_cannot_be_observed_is_left_out(dpexp_home: Path) -> None:
+    for model, note in (("Threaded", "threads"), ("Shy", "somebody is looking")):
+        record = profiled(dpexp_home, "single", model, model, devices="cpu")
+        assert record.status == "finished"
+        assert note in record.work["note"]
+        assert set(only_row(record)) == {"device", "parameters", "buffers", "optimizer"}
+        assert "flops" not in record.work
+    record = profiled(dpexp_home, "single", "none", devices="cpu", phase_steps=0)
+    assert (record.memory_use, record.work) == ([], {})
+
+
+def test_shapes_on_the_meta_device_are_no_work(dpexp_home: Path) -> None:
+    usual, meta = (
+        profiled(dpexp_home, "single", name, name, devices="cpu").work for name in ("Chain", "OnMeta")
+    )
+    assert meta["flops"] == usual["flops"]
+    assert meta["not_counted"] == usual["not_counted"]
+
+
+@pytest.mark.parametrize(("model", "code", "status"), [("Shy", 0, "finished"), ("ShyInOneRank", 1, "failed")])
+def test_an_error_in_the_observed_step_ends_no_run_or_all_ranks(
+    dpexp_home: Path, model: str, code: int, status: str
+) -> None:
+    """If all ranks have it, it is a note; if one has it, the others wait for it in a collective."""
+    words = "ddp --virtual 2 --steps 2 --warmup 1 --phase-steps 1 --no-check --comm-timeout 60 --model"
+    done = run(*words.split(), f"{__file__}:{model}")
+    assert done.returncode == code, done.stderr
+    (folder,) = (dpexp_home / "runs").iterdir()
+    record = fold(folder / "journal.jsonl")
+    assert (record.status, len(record.steps["loss"])) == (status, 2)
+    assert record.phases
+    if code:
+        assert "rank 1" in done.stderr
+        assert "somebody is looking" in done.stderr
+    else:
+        assert "somebody is looking" in record.work["note"]
+
+
+def test_a_forward_only_run_has_no_gradients(dpexp_home: Path) -> None:
+    record = profiled(dpexp_home, "single", devices="cpu", eval=True)
+    assert (only_row(record)["gradients"], only_row(record)["optimizer"]) == (0, 0)
+    assert set(record.work["flops"]) == {"forward"}

@@ -1,0 +1,251 @@
+"""Checkpoints: killed ranks, preempted runs and damaged files lose no step and change no bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_lines import PATIENCE_S
+from launching import (
+    SCRIPT,
+    STEPS,
+    ranks_of,
+    record,
+    run,
+    start_forked,
+    torchrun,
+    until_step,
+    wait,
+    words,
+)
+from servers import free_port
+from tracking_processes import wait_until_gone
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.prepare import check_same_computation
+from dpexp.record.journal import fold
+from dpexp.record.journal.fold import load
+from dpexp.record.record import Record
+from dpexp.training.snapshots import Checkpoints, DamagedError, read, undamaged, write
+
+
+def record_of_the_run(home: Path) -> Record:
+    (folder,) = (home / "runs").iterdir()
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "victim", "step", "optimizer"),
+    [
+        ("ddp", 2, 0, 12, "adamw"),
+        ("ddp", 3, 2, 31, "sgd"),
+        ("ddp", 4, 1, 17, "momentum --accumulate 5"),
+        ("fsdp", 2, 1, 22, "adam"),
+    ],
+)
+def test_a_killed_rank_changes_no_bit(
+    dpexp_home: Path, tmp_path: Path, strategy: str, world: int, victim: int, step: int, optimizer: str
+) -> None:
+    arguments = [*words(tmp_path, strategy), "--devices", str(world), "--optimizer", *optimizer.split()]
+    process = start_forked(SCRIPT, *arguments, "--no-track")
+    interrupted = until_step(dpexp_home, step, process)
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    found = record(wait(process))
+    assert found["run_id"] == interrupted.run_id
+    assert record_of_the_run(dpexp_home).status == "finished"
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+    undisturbed = record(run(*arguments))
+    assert found["digest"] == undisturbed["digest"]
+    assert found["steps"]["loss"] == undisturbed["steps"]["loss"]
+    assert not list(dpexp_home.glob("snapshots/*"))
+
+
+@pytest.mark.usefixtures("home_with_store")
+def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    """It stops between two steps of the optimizer: a snapshot has no accumulated gradients."""
+    arguments = (*words(tmp_path, every=1000), "--accumulate", "4", "--track-timeout", str(PATIENCE_S))
+    process = start_forked(SCRIPT, *arguments, "--devices", "3")
+    until_step(dpexp_home, 1, process)
+    process.send_signal(signal.SIGTERM)
+    stopped = wait(process)
+    assert stopped.returncode == 143, stopped.stderr
+    stopped_record = json.loads(stopped.stdout)
+    assert stopped_record["status"] == "killed"
+    done = len(stopped_record["steps"]["loss"])
+    assert 1 <= done < STEPS
+    assert done % 4 == 0
+    resumed = start_forked(SCRIPT, *arguments, "--devices", "2", "--resume", "last")
+    found = record(wait(resumed))
+    assert found["run_id"] == stopped_record["run_id"]
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+    assert found["steps"]["loss"][:done] == stopped_record["steps"]["loss"]
+    assert len(found["devices"]["ranks"]) == 2
+    with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
+        runs = store.execute("SELECT status FROM runs").fetchall()
+        steps = store.execute("SELECT step FROM metrics WHERE key = 'loss' ORDER BY step").fetchall()
+    assert runs == [("FINISHED",)]
+    assert [step for (step,) in steps] == list(range(STEPS))
+
+
+def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_checkpoint(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    process = start_forked(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    until_step(dpexp_home, 12, process)
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    for pid in ranks.values():
+        wait_until_gone(pid)
+    assert fold(next(dpexp_home.glob("runs/*/journal.jsonl"))).status == "killed"
+    found = record(run(*words(tmp_path), "--devices", "2", "--resume", "last"))
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+
+
+HALTING = """
+import os, signal
+from pathlib import Path
+from dpexp.models.embeddings import EmbeddingLinear
+class Halting(EmbeddingLinear):
+    done, mark = 0, Path(__file__).with_name("killed")
+    def __init__(self):
+        super().__init__(rows=50, dim=4, out=3)
+    def forward(self, *inputs):
+        self.done += self.training
+        if self.done == 12 and os.environ["RANK"] == "1" and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(*inputs)
+"""
+
+
+def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_path: Path) -> None:
+    (tmp_path / "halting.py").write_text(HALTING)
+    where = ("--model", f"{tmp_path}/halting.py:Halting", "--shard-embedding", "--sparse", "--no-check")
+    steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "1", "--snapshot-every", "4", "--json")
+    words = ("hybrid", *where, *steps, "--optimizer", "rowwise_adagrad")
+    killed = torchrun(2, *words, "--pipeline")
+    assert killed.returncode != 0
+    resumed = record(torchrun(2, *words, "--pipeline", "--resume", "last"))
+    undisturbed = record(torchrun(2, *words))
+    assert resumed["run_id"] != undisturbed["run_id"]
+    assert len(resumed["steps"]["loss"]) == 20
+    assert resumed["steps"]["loss"] == undisturbed["steps"]["loss"]
+    assert resumed["digest"] == undisturbed["digest"]
+
+
+def test_ranks_restart_where_torchrun_keeps_its_store(dpexp_home: Path, tmp_path: Path) -> None:
+    """Without ``--standalone`` the store still has the addresses and the reports of the ranks before."""
+    (tmp_path / "halting.py").write_text(HALTING)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port()))
+    model = ("--model", f"{tmp_path}/halting.py:Halting", "--shard-embedding", "--sparse", "--no-check")
+    steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "1", "--snapshot-every", "4", "--json")
+    agent = ("-P", "-m", "torch.distributed.run", *options)
+    done = wait(start_forked(*agent, SCRIPT, "hybrid", *model, *steps, "--no-track"))
+    assert len(record(done)["steps"]["loss"]) == 20
+    assert record_of_the_run(dpexp_home).status == "finished"
+
+
+def test_a_run_resumes_only_on_the_samples_with_which_it_began(dpexp_home: Path, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("one two three " * 300)
+    words = (
+        "hybrid",
+        "--virtual",
+        "1",
+        "--data",
+        f"text:{text}",
+        "--steps",
+        "1000000",
+        "--no-check",
+        "--json",
+    )
+    process = start_forked(SCRIPT, *words, "--no-track")
+    until_step(dpexp_home, 1, process)
+    process.send_signal(signal.SIGTERM)
+    assert wait(process).returncode == 143
+    text.write_text("One two three " * 300)
+    refused = run(*words, "--resume", "last")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"--data text:{text} have changed since the run began" in refused.stderr
+    assert record_of_the_run(dpexp_home).status == "killed"
+
+
+def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:
+    done = run("ddp", "--devices", "1", "--resume", "nothing")
+    assert done.returncode == 2
+    assert "--resume: there is no run" in done.stderr
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "parameters": {"weight": torch.arange(4.0)}}
+
+
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        write(folder(tmp_path), step, state(step))
+    paths = sorted(folder(tmp_path).iterdir())
+    assert [path.stem for path in paths] == ["step-0000000010", "step-0000000015"]
+    content = bytearray(paths[1].read_bytes())
+    content[-40] ^= 1
+    paths[1].write_bytes(content)
+    with pytest.raises(DamagedError, match="its hash"):
+        read(paths[1])
+    assert list(undamaged(folder(tmp_path))) == [10]
+    newest = Checkpoints(folder(tmp_path), ProcessGroup()).newest()
+    assert newest is not None
+    assert newest["step"] == 10
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_a_checkpoint_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
+    write(folder(tmp_path), 5, state(5))
+    (path,) = folder(tmp_path).iterdir()
+    path.write_bytes(path.read_bytes()[:cut])
+    assert list(undamaged(folder(tmp_path))) == []
+
+
+def test_a_file_that_a_killed_writer_left_is_removed_with_the_checkpoints(tmp_path: Path) -> None:
+    write(folder(tmp_path), 5, state(5))
+    (folder(tmp_path) / ".step-0000000010.pt.4711").write_bytes(b"half")
+    Checkpoints(folder(tmp_path), ProcessGroup()).remove()
+    assert not folder(tmp_path).exists()
+
+
+def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", ProcessGroup()).newest() is None
+
+
+def test_a_run_resumes_only_with_options_that_compute_the_same() -> None:
+    before = RunConfig("ddp", lr=0.01, devices="2").to_dict()
+    check_same_computation(before, RunConfig("ddp", lr=0.01, devices="3"), "abc")
+    with pytest.raises(ConfigError, match=r"started with lr 0\.01, found 0\.1"):
+        check_same_computation(before, RunConfig("ddp", lr=0.1), "abc")
+
+
+def test_a_run_that_is_older_than_an_option_resumes_with_its_default() -> None:
+    before = RunConfig("ddp").to_dict()
+    for option in ("optimizer", "clip_norm", "accumulate"):
+        del before[option]
+    check_same_computation(before, RunConfig("ddp"), "abc")
+    with pytest.raises(ConfigError, match="started with optimizer 'sgd', found 'adam'"):
+        check_same_computation(before, RunConfig("ddp", optimizer="adam"), "abc")

@@ -1,0 +1,263 @@
+"""Optimizers: every one trains every layout as a single device, sparse tables too, and resumes exactly."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.facts.references import references
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+from dpexp.measurement.observe import optimizer_map
+from dpexp.strategies.base import GradientSync
+from dpexp.timing import Timer
+from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
+from dpexp.training.optimizers import clip
+from dpexp.training.rowwise_adagrad import RowwiseAdagrad
+from dpexp.training.trainer import Trainer
+
+TABLE = "embedding:rows=40,dim=4"
+BY_HAND = f"{__file__}:momentum_by_hand"
+
+
+def momentum_by_hand(parameters: list[nn.Parameter], factor: float = 0.5) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=factor)
+
+
+def config(optimizer: str, strategy: str = "whole", **values: Any) -> RunConfig:
+    return RunConfig.from_dict({"strategy": strategy, "optimizer": optimizer, "threads": 1} | values)
+
+
+def hybrid(optimizer: str, **values: Any) -> RunConfig:
+    return config(optimizer, "hybrid", **{"sparse": True, "model": TABLE} | values)
+
+
+def trainer(config: RunConfig) -> Trainer:
+    prepared = prepare(config, one_batch=False)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    return Trainer(prepared, placed, Timer())
+
+
+# --- every optimizer, every layout ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adam:amsgrad=True", BY_HAND])
+def test_every_optimizer_trains_a_layout_as_a_single_device(optimizer: str) -> None:
+    result = verify(prepare(config(optimizer, "hybrid", model=TABLE, clip_norm=0.02, virtual=2)))
+    assert result.passed, result.cause
+    assert result.parameter_error is not None
+    assert result.parameter_error < 1e-12
+    assert (result.optimizer_error is None) == (optimizer == "sgd")
+
+
+@pytest.mark.parametrize("optimizer", FOR_SPARSE)
+def test_every_variant_for_sparse_tables_trains_as_a_single_device(optimizer: str) -> None:
+    result = verify(prepare(hybrid(optimizer, clip_norm=0.02, virtual=2, pipeline=True)))
+    assert result.passed, result.cause
+
+
+def test_rounding_of_a_gradient_that_is_zero_is_not_taken_for_a_wrong_layout() -> None:
+    """The bias of an attention's keys has no effect: Adagrad takes full steps along its rounding errors."""
+    result = verify(prepare(config("adagrad", model="transformer:depth=1,dim=8,heads=2", batch_size=7)))
+    assert result.passed, result.cause
+
+
+def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
+    expected = {"sgd": "SGD", "adam": "SparseAdam", "adagrad": "Adagrad", "rowwise_adagrad": "RowwiseAdagrad"}
+    for optimizer, variant in expected.items():
+        made = trainer(hybrid(optimizer, virtual=1)).optimizers
+        assert made is not None
+        assert [type(each).__name__ for each in made.members][-1] == variant
+        is_one = optimizer in ("sgd", "adagrad")
+        assert len(made.members) == 2 - is_one, "a step of each costs as much as a small table's"
+    dense = trainer(hybrid("rowwise_adagrad", sparse=False)).optimizers
+    assert dense is not None
+    assert [type(each).__name__ for each in dense.members] == ["Adagrad", "RowwiseAdagrad"]
+
+
+def test_a_checkpoint_with_an_optimizer_of_the_tables_is_loaded_into_the_one_of_all() -> None:
+    resumed = trainer(hybrid("sgd", virtual=1))
+    state = resumed.state_dict()
+    (of_all,) = state["groups"]
+    state["groups"] = [[{**group, "lr": 0.5} for group in of_all]] * 2
+    resumed.load_state_dict(state)
+    assert resumed.optimizers is not None
+    assert [group["lr"] for each in resumed.optimizers.members for group in each.param_groups] == [0.5]
+
+
+def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
+    gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    tables = [nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
+    for table, each in zip(tables, (gradient, gradient.to_sparse(1)), strict=True):
+        optimizer = RowwiseAdagrad([table], lr=0.1, eps=0.0, initial_accumulator_value=1.0)
+        for _ in range(2):
+            table.grad = each.clone()
+            optimizer.step()
+    first, second = ((gradient / (1 + n * gradient.square().mean(1, keepdim=True)).sqrt()) for n in (1, 2))
+    for table in tables:
+        assert torch.allclose(table, 1 - 0.1 * (first + second), rtol=1e-14, atol=0)
+
+
+# --- what is refused, before a run opens ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("adamw", ["--optimizer adamw", "sparse gradients of embedding", "adamw changes every row"]),
+        ("momentum", ["momentum changes every row", "use sgd, adam, adagrad, rowwise_adagrad"]),
+        ("sgd:momentum=0.5", ["--optimizer sgd:momentum=0.5 cannot take the sparse gradients"]),
+        ("sgd:weight_decay=0.1", ["--optimizer sgd:weight_decay=0.1 cannot take the sparse gradients"]),
+        ("adam:weight_decay=0.1", ["SparseAdam takes no option 'weight_decay'"]),
+        ("adagrad:weight_decay=0.1", ["cannot take the sparse gradients", "weight_decay"]),
+        ("torch.optim:RMSprop", ["--optimizer torch.optim:RMSprop cannot take the sparse gradients"]),
+        ("adagrod", ["unknown optimizer 'adagrod'", "did you mean 'adagrad'?"]),
+        ("adam:beta=1", ["takes no option 'beta'", "did you mean 'betas'?"]),
+        ("adam:betas=(2,3)", ["--optimizer adam:betas=(2,3)", "beta"]),
+        ("adam:eps=tiny", ["'eps' takes a number", "'tiny'"]),
+        ("adam:lr=0.1", ["give the learning rate as --lr"]),
+        ("torch.nn:Linear:in_features=1,out_features=1", ["torch.nn:Linear"]),
+    ],
+)
+def test_an_optimizer_that_cannot_train_the_model_is_refused_by_name(
+    optimizer: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare(hybrid(optimizer))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_an_optimizer_that_cannot_take_the_shapes_of_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--optimizer torch\.optim:Muon.* only supports 2D parameters"):
+        prepare(config("torch.optim:Muon"))
+
+
+def test_an_optimizer_of_the_users_is_code_that_needs_trust() -> None:
+    (named,) = references(config("pkg.mod:make:factor=0.9"))
+    assert str(named) == "--optimizer pkg.mod:make:factor=0.9 imports pkg.mod and calls make(factor=0.9)"
+    assert list(references(config("adamw:weight_decay=0.01"))) == []
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """The state after its way through a file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    loaded: dict[str, Any] = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        *(config(name, model=TABLE, clip_norm=0.1) for name in (*OPTIMIZERS, BY_HAND)),
+        *(hybrid(name) for name in FOR_SPARSE),
+    ],
+    ids=lambda of: f"{of.strategy}-{Path(of.optimizer).name}",
+)
+def test_a_resumed_run_takes_the_same_steps_to_the_bit(of: RunConfig) -> None:
+    batches = list(prepare(of, one_batch=False).batches(0))
+    undisturbed = trainer(of)
+    for batch in batches[:2]:
+        undisturbed.step(batch)
+    state = saved(undisturbed.state_dict())
+    resumed = trainer(of)
+    for batch in batches[2:]:
+        resumed.step(batch)  # the steps before a restore
+    resumed.load_state_dict(state)
+    for each in (undisturbed, resumed):
+        for batch in batches[2:]:
+            each.step(batch)
+    expected, found = undisturbed.state_dict(), resumed.state_dict()
+    assert found["parameters"].keys() == expected["parameters"].keys()
+    for name, tensor in expected["parameters"].items():
+        assert torch.equal(found["parameters"][name], tensor), name
+    assert str(found["optimizer"]) == str(expected["optimizer"])
+
+
+def test_the_device_map_has_the_state_and_its_bytes() -> None:
+    steps = trainer(hybrid("rowwise_adagrad"))
+    steps.take_steps(1)
+    assert steps.optimizers is not None
+    rows = optimizer_map(steps.placed, steps.optimizers.states())
+    assert [(row["module"], row["parameter"], row["bytes"], row["device"]) for row in rows] == [
+        ("embedding", "weight: sum", 40 * 4, "cpu"),
+        ("linear", "weight: sum", 4 * 10 * 4, "cpu:0"),
+        ("linear", "bias: sum", 10 * 4, "cpu:0"),
+    ]
+    assert {row["kind"] for row in rows} == {"optimizer"}
+
+
+# --- the norm of gradients ------------------------------------------------------------------------
+
+
+def test_gradients_are_scaled_to_the_largest_norm_and_shorter_ones_stay() -> None:
+    table, weight = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2))
+    rows = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]]), (3, 2))
+    for limit, scale in ((3.0, 0.5), (10.0, 1.0)):
+        table.grad, weight.grad = rows.clone(), torch.tensor([4.0, 0.0])
+        clip({"table": table, "weight": weight}, GradientSync(), limit)  # 2, 4 and 4: the norm is 6
+        assert torch.allclose(table.grad.to_dense()[1], scale * torch.tensor([2.0, 4.0]), rtol=1e-5)
+        assert torch.allclose(weight.grad, scale * torch.tensor([4.0, 0.0]), rtol=1e-5)
+
+
+# --- accumulation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_accumulated_batches_have_one_step_with_the_mean_of_their_gradients(sparse: bool) -> None:
+    of = hybrid("sgd", sparse=sparse, accumulate=3, clip_norm=0.05, dtype="float64", lr=1.0)
+    steps, batches = trainer(of), list(prepare(of, one_batch=False).batches(0))[:3]
+    before = steps.full_parameters()["embedding.weight"].clone()
+    gradients = []
+    for number, batch in enumerate(batches):
+        assert torch.equal(steps.full_parameters()["embedding.weight"], before), number
+        alone = trainer(hybrid("sgd", sparse=sparse, dtype="float64", lr=1.0))
+        alone.step(batch)
+        gradients.append({name: each.clone() for name, each in alone.full_parameters().items()})
+        steps.step(batch)
+    start = trainer(of).full_parameters()
+    mean = {name: sum(start[name] - each[name] for each in gradients) / 3 for name in start}
+    norm = sum(float(each.square().sum()) for each in mean.values()) ** 0.5
+    assert norm > 0.05
+    for name, found in steps.full_parameters().items():
+        assert torch.allclose(found, start[name] - mean[name] * 0.05 / norm, rtol=0, atol=1e-6), name
+
+
+@pytest.mark.parametrize("strategy", ["whole", "hybrid"])
+def test_accumulation_is_verified(strategy: str) -> None:
+    values = {"sparse": True, "pipeline": True} if strategy == "hybrid" else {}
+    result = verify(prepare(config("adam", strategy, model=TABLE, accumulate=4, virtual=2, **values)))
+    assert result.passed, result.cause
+    assert result.optimizer_error is not None
+
+
+def test_a_checkpoint_from_before_there_were_other_optimizers_is_loaded() -> None:
+    trained, resumed = trainer(hybrid("sgd", virtual=1)), trainer(hybrid("sgd"))
+    trained.take_steps(2)
+    state = trained.state_dict()
+    del state["optimizer"], state["groups"]
+    resumed.load_state_dict(state)
+    for name, tensor in trained.full_parameters().items():
+        assert torch.equal(resumed.full_parameters()[name], tensor)
+
+
+def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:
+    values: dict[str, Any] = {"accumulate": 2, "batch_size": 10, "reduction": "tokens"}
+    with pytest.raises(ConfigError, match=r"--accumulate 2 counts batches alike, .* use --batch-size 20"):
+        prepare(hybrid("sgd", **values))
+    prepare(hybrid("sgd", **values | {"reduction": "sum"}))
+
+
+def test_a_snapshot_between_accumulated_batches_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--snapshot-every 10 would save between the 4 batches"):
+        prepare(hybrid("sgd", accumulate=4, snapshot_every=10))

@@ -1,0 +1,264 @@
+"""Locate: planted bugs are caught; the message names module and parameter, and what the bug looks like."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted
+import pytest
+import torch
+from judge import catalogue, prove
+from launching import AGENT, start_forked, wait
+from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
+from torch import nn
+from verified_in_ranks import LOSSES
+
+from dpexp.config.run_config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import Verification, verify
+from dpexp.strategies.base import GradientSync, Placed
+from dpexp.verification.equivalence import Equivalence
+
+HELPER = Path(planted.__file__).with_name("verified_in_ranks.py")
+MODEL = f"{planted.__file__}:Net"
+
+
+def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Verification:
+    prepared = prepare(RunConfig("single", devices="cpu", model=MODEL, **config))
+    return verify(replace(prepared, strategy=Planted(place)))
+
+
+OUTPUT = "the first output in forward order that differs is of "
+GRADIENT = "the first gradient in backward order that differs is of parameter "
+PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
+    "output scaled": (
+        wrapped("second", lambda module, inputs: module(inputs) * 1.5),
+        [
+            "step 1 (30 rows): outputs differ",
+            OUTPUT + "the wrapper around module 'second'",
+            "it is 1.5 times",
+        ],
+    ),
+    "inside a module": (
+        wrapped("second", lambda module, inputs: module(inputs * 2)),
+        [OUTPUT + "module 'second'"],
+    ),
+    "rows repeated": (
+        wrapped("", lambda module, inputs: torch.cat([module(inputs[:-1]), module(inputs[:1])])),
+        [OUTPUT + "module 'first'", "rows 29 repeat rows 0"],
+    ),
+    "fewer rows": (
+        wrapped("", lambda module, inputs: module(inputs[:-2])),
+        ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
+    ),
+    "mean of means": (
+        wrapped("second", weighted(mean_of_means, 3), pieces=3),
+        [
+            "step 2 (10 rows): gradients",
+            GRADIENT + "'second.",
+            "the mean of the shards' means",
+            "4, 4, 2 rows",
+        ],
+    ),
+    "mean of means of unknown shards": (
+        wrapped("second", weighted(mean_of_means, 3)),
+        [
+            "step 2 (10 rows): gradients",
+            GRADIENT + "'second.",
+            "the mean of the shards' means",
+            "4, 4, 2 rows",
+        ],
+    ),
+    "replica dropped": (
+        wrapped("", weighted(lambda rows: [1.0, 0.0, 1.0], 3), pieces=3),
+        ["step 1 (30 rows): gradients", "the rows of shard 1 (of 3) are missing in it"],
+    ),
+    "only one replica": (
+        wrapped("", weighted(lambda rows: [0.0, 0.0, 1.0], 3), pieces=3),
+        ["it is that of shard 2 alone: the sum over shards is missing"],
+    ),
+    "times n": (
+        wrapped("second", weighted(lambda rows: [2.0, 2.0], 2), pieces=2),
+        [GRADIENT + "'second.", "it is 2 times too large: a sum over 2 shards instead of the mean"],
+    ),
+    "divided by n": (
+        wrapped("", weighted(lambda rows: [0.25] * 4, 4), pieces=4),
+        [GRADIENT + "'third.", "it is 1/4 of it: divided by the number of shards once too often"],
+    ),
+    "one parameter": (scaled(3.0, "second.weight"), [GRADIENT + "'second.weight'", "it is 3 times"]),
+    "no gradient": (scaled(0.0, "first.bias"), [GRADIENT + "'first.bias'", "it is zero"]),
+    "detached": (
+        wrapped("first", lambda module, inputs: module(inputs).detach()),
+        [GRADIENT + "'first.", "the layout has no gradient for it"],
+    ),
+    "missing buffer": (lambda model: planted.on_host(Forgets(model)), ["buffers (calls)", "it is missing"]),
+}
+
+
+class Forgets(Caching):
+    """Removes the model's buffer after it has been copied."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        del module.calls
+        self.calls_of_module = torch.zeros(())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.module.__dict__["calls"] = self.calls_of_module
+        return self.module(inputs)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught_and_described(name: str) -> None:
+    place, words = PLANTED[name]
+    result = verified(place)
+    assert result.passed is False
+    for word in words:
+        assert word in result.cause
+
+
+@pytest.mark.parametrize("name", [each.name for each in catalogue().values() if each.mesh == "devices"])
+def test_a_layout_over_devices_is_proven_or_its_bug_named(name: str) -> None:
+    layout = catalogue()[name]
+    verdict = prove(layout, 3)
+    assert verdict.passed is not bool(layout.bug)
+    assert verdict.is_right in (None, True), verdict.message
+
+
+def test_the_message_is_the_same_every_time() -> None:
+    place, _ = PLANTED["mean of means"]
+    assert verified(place).cause == verified(place).cause
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_failure_costs_at_most_twice_a_verification(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows that both sides compute: a failed verification ends early, and its cause takes some more."""
+    prepared = prepare(RunConfig("single", devices="cpu", model=MODEL))
+    rows, net = [0], type(prepared.model)
+    forward = net.forward
+
+    def counted(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        rows[0] += len(x)
+        return forward(self, x)
+
+    monkeypatch.setattr(net, "forward", counted)
+    verify(replace(prepared, strategy=Planted(PLANTED[name][0])))
+    steps_of_both_sides = 2 * (30 + 10 + 30)
+    assert 0 < rows[0] <= 2 * steps_of_both_sides
+
+
+def test_a_right_layout_has_no_cause() -> None:
+    assert verified(planted.on_host).cause == ""
+
+
+# --- over ranks ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def in_ranks(world: int) -> tuple[dict[str, dict[str, Any]], bool]:
+    """The verification of every case, and whether all ranks have the same."""
+    done = wait(start_forked(*AGENT, str(world), str(HELPER), *IN_RANKS))
+    assert done.returncode == 0, done.stderr
+    results, is_same = json.loads(done.stdout)
+    return results, is_same
+
+
+IN_RANKS = (
+    *("dp_1", "dp_2", "dp_3", "dp_4", "dp_5", "dp_7", "dp_15"),
+    *("fsdp_3", "fsdp_5", "hybrid_3", "hybrid_4", "tp_1", "tp_3", "tp_14"),
+    *("pp_1", "pp_2", "pp_3", "pp_6"),
+)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", IN_RANKS)
+def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(name: str, world: int) -> None:
+    results, is_same = in_ranks(world)
+    assert is_same
+    assert results[name]["passed"] is False
+    assert results[name]["is_right"] is True, results[name]["message"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
+    found = in_ranks(world)[0]["right"]
+    assert (found["passed"], found["steps"]) == (True, 3)
+    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
+
+
+def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
+    """Each of two replicas has the mean over its own tokens, of which a row has more or fewer."""
+    model = nn.Linear(5, 1)
+    tokens = torch.arange(1.0, 11.0, dtype=torch.float64)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.squeeze(1) * targets).sum() / targets.sum()
+
+    class Mean(GradientSync):
+        def backward(self, loss_of_batch: torch.Tensor, batch: Batch) -> None:
+            means = [loss(model_of[0](x), y) * len(y) for x, y in zip(*halves(batch), strict=True)]
+            (sum(means) / batch.rows).backward()
+
+    def halves(batch: Batch) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        return batch.inputs[0].double().chunk(2), batch.targets.double().chunk(2)
+
+    def lay_out(module: nn.Module) -> Placed:
+        model_of.append(module)
+        return planted.on_host(module, Mean())
+
+    model_of: list[nn.Module] = []
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch((torch.randn(10, 5, generator=generator),), tokens, 10, 10)
+    result = Equivalence(model, lay_out, [batch], loss, lambda found: torch.optim.SGD(found, lr=0.1)).result()
+    assert "the loss is not a mean over rows (but over tokens, say)" in result.cause
+
+
+def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
+    found = in_ranks(2)[0]["clamped by a hook"]
+    assert found["passed"] is False
+    assert GRADIENT + "'fc.weight'" in found["cause"]
+    assert "a hook on a parameter is not linear" in found["cause"]
+    assert (
+        "hooks on fc.weight get the gradient of the rank's own rows, before the all-reduce" in found["note"]
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) -> None:
+    found = in_ranks(world)[0][strategy]
+    assert found["passed"] is True
+    assert "the forward writes to mean (by " in found["note"]
+    assert "table.weight (by " in found["note"]
+    assert "DistributedDataParallel sends the buffers of rank 0" in found["note"]
+    assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
+        strategy == "ddp"
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("model", LOSSES)
+def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str, world: int) -> None:
+    verified_run, trained = (in_ranks(world)[0][f"{strategy} {model}{end}"] for end in ("", " trained"))
+    assert (verified_run["passed"], verified_run["cause"]) == (True, "")
+    assert verified_run["loss_error"] < 1e-14
+    assert trained["parameter_error"] < 1e-14
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
+    found = in_ranks(world)[0]["Synchronized"]
+    assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
+    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-14
+    assert in_ranks(world)[0]["Synchronized trained"]["parameter_error"] < 1e-14
+
+
+def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
+    assert in_ranks(2)[0]["Checkpointed"]["passed"] is True

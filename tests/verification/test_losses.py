@@ -1,0 +1,142 @@
+"""Losses inside the model and reductions by tokens or as a sum: exact under every layout, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import losses_inside
+import pytest
+import torch
+from losses_inside import Shifted, Tagger
+from torch import nn
+from torch.nn import functional
+
+import dpexp
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.data.objective import Objective
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+from dpexp.parallel import DataParallel
+from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.gathered_outputs import scalars_of_replicas
+
+DATA = {"data": "random:samples=25", "batch_size": 10, "virtual": 3}  # shards of 4, 4, 2 and 2, 2, 1 rows
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "functional": {},
+    "place": {"place": ("head=cpu:1",)},
+}
+CASES = {
+    "Tagger": "tokens",
+    "Tagger:returns=loss": "tokens",
+    "Tagger:returns=tuple": "tokens",
+    "Tagger:reduction=sum": "sum",
+    "Tagger:returns=logits": "",
+    "Shifted": "",
+}
+"""Models of ``losses_inside``, and what their losses are a mean over."""
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional", "place"])
+@pytest.mark.parametrize("model", CASES)
+def test_a_loss_inside_the_model_is_exact_in_verification_and_in_training(model: str, strategy: str) -> None:
+    values = {"model": f"losses_inside:{model}", "reduction": CASES[model], **DATA}
+    runs = [
+        {"strategy": strategy} | LAYOUTS[strategy],
+        {"strategy": "single", "devices": "cpu", "virtual": None},
+    ]
+    trained = []
+    for run in runs:
+        prepared = prepare(RunConfig.from_dict(values | run))
+        result = verify(prepared)
+        assert (result.passed, result.cause) == (True, "")
+        assert result.loss_error is not None
+        placed = prepared.strategy.place(prepared.model.double(), prepared.selection.used, Timer())
+        trainer = Trainer(prepared, placed, Timer())
+        with scalars_of_replicas():
+            trainer.take_steps(3)
+        trained.append(trainer.full_parameters())
+    for name, tensor in trained[1].items():
+        torch.testing.assert_close(trained[0][name], tensor, rtol=1e-12, atol=1e-14)
+
+
+def test_a_scalar_of_shards_that_is_not_the_loss_is_named() -> None:
+    prepared = prepare(RunConfig("whole", model="losses_inside:Shifted", **DATA))
+    assert "outputs['spread'] is a scalar, and those of shards" in verify(prepared).note
+
+
+@pytest.mark.parametrize(
+    ("model", "reduction"), [("Tagger", ""), ("Tagger", "sum"), ("Tagger:reduction=sum", "tokens")]
+)
+def test_a_loss_that_is_declared_wrongly_is_refused_with_what_to_do(model: str, reduction: str) -> None:
+    config = RunConfig("whole", model=f"losses_inside:{model}", reduction=reduction, **DATA)
+    result = verify(prepare(config))
+    assert result.passed is False
+    assert "--reduction" in result.cause
+
+
+@pytest.mark.parametrize("loss", [None, losses_inside.taken])
+def test_prove_takes_the_loss_of_the_forward(loss: Any) -> None:
+    devices = [torch.device("cpu", index) for index in range(3)]
+    batches = []
+    for seed, rows in enumerate((10, 7, 10)):
+        batches.append(Tagger().example(rows, torch.Generator().manual_seed(seed)))
+
+    def layout(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+        return DataParallel(model, devices)
+
+    assert dpexp.prove(Tagger(), layout, batches, loss, devices=devices, reduction="tokens").passed
+    assert dpexp.prove(Shifted(), layout, batches, devices=devices).passed
+    with pytest.raises(VerificationError, match="--reduction"):
+        dpexp.prove(Tagger(), layout, batches, loss, devices=devices)
+
+
+# --- the objective ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["rows", "tokens", "sum"])
+@pytest.mark.parametrize("shape", [(6,), (6, 4)])
+def test_the_standard_losses_take_any_reduction(reduction: str, shape: tuple[int, ...]) -> None:
+    outputs, targets = torch.randn(*shape, 3, dtype=torch.float64), torch.randint(3, shape)
+    objective = Objective(reduction=reduction)
+    expected = objective.on_one_device(outputs, targets)
+    for count in (2, 4, 6):
+        shards = zip(outputs.chunk(count), targets.chunk(count), strict=True)
+        losses = torch.stack([objective.loss(*shard) for shard in shards])
+        torch.testing.assert_close(objective.of_shards(losses, targets), expected)
+
+
+def test_shards_without_targets_count_by_their_rows() -> None:
+    """As in the search for a wrong layout, where the loss is one of the outputs."""
+    parts = [Batch((torch.randn(rows, 2),), None, rows, 4) for rows in (3, 1)]
+    assert Objective().weights(parts) == [0.75, 0.25]
+
+
+def test_a_shard_without_tokens_does_not_count() -> None:
+    targets = torch.tensor([0, 1, -100, -100])
+    logits = torch.randn(4, 3, requires_grad=True)
+    objective = Objective(reduction="tokens")
+    expected = objective.on_one_device(logits, targets)
+    losses = torch.stack([functional.cross_entropy(logits[:2], targets[:2]), torch.tensor(torch.nan)])
+    assert objective.of_shards(losses, targets).item() == pytest.approx(expected.item())
+
+
+def test_a_vector_is_a_loss_only_after_a_single_device_gave_a_scalar() -> None:
+    objective = Objective(loss=lambda outputs, targets: outputs)
+    with pytest.raises(ConfigError, match="must be a scalar"):
+        objective.on_one_device(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ConfigError, match="must be a scalar"):
+        objective.loss(torch.zeros(3), torch.zeros(3))
+    objective.on_one_device(torch.zeros(()), torch.zeros(3))
+    assert objective.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
+
+
+def test_losses_of_replicas_without_targets_are_refused_with_what_to_do() -> None:
+    objective = Objective(reduction="tokens")
+    assert objective.on_one_device(torch.ones(()), None).item() == 1.0
+    with pytest.raises(ConfigError, match="give the labels as targets, too"):
+        objective.loss(torch.ones(2), None)

@@ -1,0 +1,69 @@
+"""Odd models: layouts and verification take what is unusual in a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from odd_models import Hooked, Synchronized
+from torch import nn
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.diagnosis import explained
+from dpexp.engine.dry_run import predict
+from dpexp.engine.model_check import check_sync_batch_norm
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+from dpexp.strategies.ranks.sync_batch_norm import HostSyncBatchNorm, on_host_ranks, without_ranks
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # likewise
+def test_a_compiled_submodule_is_placed_predicted_and_verified() -> None:
+    options = {"place": ("middle=cpu:1",)}
+    prepared = prepare(RunConfig("place", model="odd_models:Compiled", virtual=2, options=options))
+    rows = predict(prepared, [next(prepared.batches(0)).inputs]).shapes
+    assert {row["device"] for row in rows if row["module"] == "middle"} == {"cpu:1"}
+    assert verify(prepared).passed
+
+
+def test_a_module_that_reentrant_checkpointing_calls_twice_under_ddp_is_an_error_with_advice() -> None:
+    error = RuntimeError("Expected to mark a variable ready only once.")
+    assert "use_reentrant=False" in explained(error)
+
+
+def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
+    config = RunConfig("ddp", model="odd_models:Hooked", devices="cpu")
+    model = prepare(config).model
+    assert isinstance(model, Hooked)
+    assert model.finished == []
+    assert all(parameter.grad is None for parameter in model.parameters())
+    nn.functional.mse_loss(model(torch.ones(1, 5)), torch.ones(1, 2)).backward()
+    assert len(model.finished) == 1
+
+
+def test_sync_batch_norm_over_ranks_without_rows_is_refused_before_the_run() -> None:
+    model = Synchronized()
+    check_sync_batch_norm(model, RunConfig("ddp", batch_size=30), 100, 5)
+    with pytest.raises(ConfigError, match=r"\(middle\) needs rows on every rank, .* 10 rows .* 5 of 8"):
+        check_sync_batch_norm(model, RunConfig("ddp", batch_size=30), 100, 8)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+)
+def test_host_sync_batch_norm_of_one_process_is_batch_norm(options: Any, shape: tuple[int, ...]) -> None:
+    norms = on_host_ranks(nn.SyncBatchNorm(5, **options)), nn.BatchNorm1d(5, **options)
+    x = torch.randn(shape)
+    for _ in range(2):
+        found, expected = (norm(x) for norm in norms)
+        assert torch.equal(found, expected)
+    assert isinstance(norms[0], HostSyncBatchNorm)
+    with without_ranks(norms[0]):
+        assert not isinstance(norms[0], HostSyncBatchNorm)
+    assert all(
+        torch.equal(*pair) for pair in zip(*(norm.state_dict().values() for norm in norms), strict=True)
+    )

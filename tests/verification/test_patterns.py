@@ -1,0 +1,76 @@
+"""Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpexp.verification.diagnosis import patterns
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+ROWS = st.lists(st.integers(1, 9), min_size=2, max_size=5)
+SEEDS = st.integers(0, 10_000)
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@given(SHAPES, SHAPES, SEEDS, st.sampled_from([0.0, 1.0, float("nan"), float("inf")]))
+def test_any_pair_of_outputs_can_be_described(
+    found: tuple[int, ...], expected: tuple[int, ...], seed: int, factor: float
+) -> None:
+    text = patterns.of_rows(drawn(found, seed) * factor, drawn(expected, seed + 1))
+    assert isinstance(text, str)
+    if found != expected:
+        assert "instead of" in text
+
+
+@given(st.integers(2, 40), st.integers(2, 5), SEEDS)
+def test_swapped_shards_are_recognized_for_any_number_of_rows(rows: int, shards: int, seed: int) -> None:
+    right = drawn((rows, 3), seed)
+    pieces = right.chunk(shards)
+    text = patterns.of_rows(torch.cat(pieces[::-1]), right)
+    assert text.endswith("shards are swapped")
+
+
+def gradients(rows: list[int], factors: list[float], seed: int) -> list[float] | None:
+    shards = [drawn((12,), seed + index) for index in range(len(rows))]
+    found = sum((a * shard for a, shard in zip(factors, shards, strict=True)), torch.zeros(12).double())
+    return patterns.coefficients(found, shards)
+
+
+@given(ROWS, SEEDS)
+def test_every_usual_error_of_gradients_has_its_own_words(rows: list[int], seed: int) -> None:
+    count, total = len(rows), sum(rows)
+    shares = [n / total for n in rows]
+    usual = {
+        "times too large": [share * count for share in shares],
+        "once too often": [share / count for share in shares],
+        "sum of the rank": [1.0] * count,
+        "(of ": [0.0, *shares[1:]],
+    }
+    if len(set(rows)) > 1:
+        usual["mean of the rank"] = [1 / count] * count
+    for words, factors in usual.items():
+        fitted = gradients(rows, factors, seed)
+        assert fitted is not None
+        text = patterns.of_coefficients(fitted, rows, "rank")
+        is_single = words == "(of " and count > 2 and sum(1 for share in factors if share) == 1
+        is_factor = words == "sum of the rank" and len(set(rows)) == 1
+        assert words in text or is_single or (is_factor and "times too large" in text)
+
+
+def test_gradients_that_do_not_determine_their_shards_are_not_explained() -> None:
+    same = drawn((5,), 0)
+    assert patterns.coefficients(same, [same, 2 * same]) is None
+    assert patterns.coefficients(drawn((1,), 0), [drawn((1,), 1), drawn((1,), 2)]) is None
+    assert patterns.coefficients(drawn((9,), 0), [drawn((9,), 1), drawn((9,), 2)]) is None
+
+
+def test_a_factor_of_nearly_one_is_rounding() -> None:
+    right = drawn((12,), 0)
+    scale = patterns.factor(right.float().double(), right)
+    assert scale is not None
+    assert "but for rounding" in patterns.of_factor(scale, 2, "rank")

@@ -1,0 +1,108 @@
+"""dpexp.prove: somebody's layout beside a single device, in their own process or ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import layouts
+import pytest
+import torch
+from launching import AGENT, start_forked, wait
+from printed import write_examples
+from torch import nn
+
+import dpexp
+from dpexp.config.errors import ConfigError
+from dpexp.devices import accelerators
+from dpexp.models.linear import Blocks
+from dpexp.parallel import DataParallel
+from dpexp.verification.equivalence import VerificationError
+
+DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
+
+
+def batches(*rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [(torch.randn(each, 10), torch.randn(each, 20)) for each in rows or (8, 8, 5)]
+
+
+def data_parallel(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+    return DataParallel(model, devices)
+
+
+def test_a_right_layout_is_proven_and_the_model_does_not_change() -> None:
+    model = Blocks(10, 20, 20)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = dpexp.prove(
+        model, data_parallel, batches(), nn.functional.mse_loss, torch.optim.Adam, devices=DEVICES
+    )
+    assert result.passed
+    assert result.steps == 3
+    for kind in ("outputs", "loss", "gradients", "parameters", "optimizer"):
+        error = result.error(kind)
+        assert error is not None
+        assert error < 1e-12
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_wrong_layout_raises_with_its_first_module() -> None:
+    class Halved(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) / 2
+
+    def wrong(model: Any, devices: list[torch.device]) -> nn.Module:
+        model.block2.__class__ = Halved
+        return DataParallel(model, devices)
+
+    with pytest.raises(VerificationError, match="module 'block2'"):
+        dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss, devices=DEVICES)
+
+
+def test_a_gradient_that_is_missing_is_never_rounding() -> None:
+    class Faint(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.strong, self.faint = nn.Linear(10, 20), nn.Linear(10, 20)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.strong(inputs) + 1e-13 * self.faint(inputs)
+            return outputs
+
+    def frozen(model: Any, devices: list[torch.device]) -> nn.Module:
+        model.faint.requires_grad_(False)
+        return model  # type: ignore[no-any-return]
+
+    with pytest.raises(VerificationError, match=r"faint\.weight"):
+        dpexp.prove(Faint(), frozen, batches(), nn.functional.mse_loss, devices=DEVICES)
+
+
+@pytest.mark.gpu
+def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
+    gpu = accelerators()[0]
+    model = Blocks(10, 20, 20).to(gpu)
+    assert dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=[gpu]).passed
+
+
+@pytest.mark.parametrize(
+    ("layout", "data", "message"),
+    [
+        (data_parallel, [], "there are no batches"),
+        (data_parallel, [(torch.zeros(3, 10), torch.zeros(2, 20))], r"have \[2, 3\] rows"),
+        (layouts.renamed, None, "lacks parameters of the model: block1"),
+        (layouts.returns_nothing, None, "returned NoneType, not a torch"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(layout: Any, data: Any, message: str) -> None:
+    given = batches() if data is None else data
+    with pytest.raises(ConfigError, match=message):
+        dpexp.prove(Blocks(10, 20, 20), layout, given, nn.functional.mse_loss, devices=DEVICES)
+
+
+def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
+    write_examples("docs/custom-layouts.md", tmp_path)
+    root = str(Path(dpexp.__file__).parents[1])
+    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_layout.py")
+    done = wait(start_forked(*AGENT, "4", *options, folder=tmp_path, PYTHONPATH=f"{root}:{tmp_path}"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 passed") == 4

@@ -1,0 +1,120 @@
+"""Rounding: float32 inside a forward, and operators without float64, are judged by a single device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from odd_models import Routed, Scan, Two
+from planted import Net
+from torch import nn
+
+import dpexp
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import Verification, verify
+from dpexp.parallel import DataParallel
+from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.rounding import OtherwiseRounded
+
+DEVICES = [torch.device("cpu", index) for index in range(3)]
+
+
+def verified(model: nn.Module, strategy: str = "whole") -> Verification:
+    prepared = prepare(RunConfig(strategy, virtual=3))
+    prepared.model = model
+    return verify(prepared)
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+def test_float32_inside_a_forward_is_judged_by_its_own_rounding(strategy: str) -> None:
+    torch.manual_seed(0)
+    result = verified(Scan(), strategy)
+    assert (result.passed, result.dtype) == (True, "float64")
+    assert result.gradient_error is not None
+    assert result.tolerance is not None
+    assert 1e-12 < result.gradient_error < result.tolerance < 1e-6
+    assert "the forward computes in a narrower type than float64; a single device" in result.note
+
+
+def test_an_operator_without_float64_is_verified_in_float32_with_a_measured_limit() -> None:
+    torch.manual_seed(0)
+    result = verified(Routed())
+    assert (result.passed, result.cause, result.dtype) == (True, "", "float32")
+    assert result.tolerance is not None
+    assert 1e-8 < result.tolerance < 1e-4
+    assert "does not compute in torch.float64: RuntimeError: Expected mat_a to be Float32" in result.note
+
+
+@pytest.mark.parametrize("make", [Scan, Routed])
+def test_a_wrong_layout_of_such_a_model_is_still_caught(make: Any) -> None:
+    def wrong(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+        model.head.weight.register_hook(lambda gradient: gradient * 1.001)
+        return DataParallel(model, devices)
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (8, 5, 8)]
+    right = dpexp.prove(make(), DataParallel, batches, nn.functional.mse_loss, devices=DEVICES)
+    assert right.passed
+    with pytest.raises(VerificationError, match=r"head\.weight"):
+        dpexp.prove(make(), wrong, batches, nn.functional.mse_loss, devices=DEVICES)
+
+
+class Cancelling(Two):
+    """Loses the last digits of float32 in a sum with a large number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(((self.first(x).float() + 3e2) - 3e2).to(x.dtype))
+        return outputs
+
+
+def scaled_by(factor: float) -> Any:
+    def lay_out(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+        model.register_forward_hook(lambda module, inputs, outputs: outputs * factor)
+        return DataParallel(model, devices)
+
+    return lay_out
+
+
+def test_a_limit_that_hides_errors_says_so() -> None:
+    torch.manual_seed(0)
+    model, batches = Cancelling(), [(torch.randn(8, 5), torch.randn(8, 2))]
+    result = dpexp.prove(model, scaled_by(1 + 5e-5), batches, nn.functional.mse_loss, devices=DEVICES)
+    assert "the limit is cut to 1.0e-04: smaller errors are not seen" in "; ".join(result.notes)
+    with pytest.raises(VerificationError, match=r"1\.0005 times the single device's"):
+        dpexp.prove(model, scaled_by(1 + 5e-4), batches, nn.functional.mse_loss, devices=DEVICES)
+
+
+def test_a_model_in_float64_alone_is_not_rounded_otherwise() -> None:
+    model = Two().double()
+    x = torch.randn(7, 5, dtype=torch.float64)
+    expected = model(x)
+    expected.sum().backward()
+    gradient = model.head.weight.grad
+    model.zero_grad()
+    with OtherwiseRounded():
+        found = model(x)
+        found.sum().backward()
+    assert torch.equal(found, expected)
+    assert torch.equal(model.head.weight.grad, gradient)
+
+
+def test_rounding_otherwise_changes_nothing_in_place() -> None:
+    x = torch.randn(7, 5)
+    before = x.clone()
+    with OtherwiseRounded():
+        view = x.t()[1:]
+        moved = x + 0.0
+    assert torch.equal(x, before)
+    assert torch.equal(view, before.t()[1:])
+    assert 0 < (moved - before).abs().max() < 1e-6
+
+
+def test_a_model_that_no_type_computes_raises_its_own_error() -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError(f"not in {x.dtype}")
+
+    with pytest.raises(RuntimeError, match=r"not in torch.float64"):
+        verified(Broken())

@@ -1,0 +1,181 @@
+"""Touched rows: large tables are verified in the rows that batches use, and wrong layouts are still found."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from planted import on_host
+from torch import nn
+
+from dpexp.config.run_config import RunConfig
+from dpexp.data.dataset import Batch
+from dpexp.engine.loop import _check_lookups
+from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.verify import verify
+from dpexp.strategies.base import Placed
+from dpexp.strategies.hybrid.hybrid import Hybrid
+from dpexp.timing import Timer
+from dpexp.verification import touched_rows
+from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.touched_rows import Lookups, large_tables, with_touched_rows
+
+ROWS, DIM = 300, 4
+
+
+@pytest.fixture(autouse=True)
+def small_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(touched_rows, "LARGE", ROWS * DIM)
+
+
+def batches(*ids: Any) -> list[Batch]:
+    return [Batch((torch.tensor(each),), torch.zeros(len(each)), len(each), len(each)) for each in ids]
+
+
+class Bags(nn.Module):
+    """A bag by keyword, with a padding row, and a lookup of a table with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=7)
+        self.table = nn.Embedding(ROWS, DIM, padding_idx=9)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.bag(input=ids, per_sample_weights=ids / ROWS) + self.table(ids[:, 0])
+
+
+def test_the_rows_of_all_batches_give_the_outputs_and_gradients_of_the_table() -> None:
+    model = Bags()
+    of = batches([[3, 3, 7], [200, 9, 250]], [[9, 11, 3]])
+    small, notes = with_touched_rows(model, of)
+    assert [tuple(parameter.shape) for parameter in small.parameters()] == [(8, DIM), (5, DIM)]
+    assert len(notes) == 2
+    assert "8 of its 300 rows" in notes[0]
+    for batch in of:
+        outputs = [each(*batch.inputs) for each in (model, small)]
+        assert torch.equal(*outputs)
+        for each in outputs:
+            each.sum().backward()
+    rows = torch.tensor([0, 3, 7, 9, 11, 200, 250, 299])
+    assert torch.equal(model.bag.weight.grad[rows], small.bag.weight.grad)  # type: ignore[index, union-attr]
+    rows = torch.tensor([0, 3, 9, 200, 299])
+    assert torch.equal(model.table.weight.grad[rows], small.table.weight.grad)  # type: ignore[index, union-attr]
+    assert model.bag.weight.shape == (ROWS, DIM)
+
+
+class ReadsTheTable(nn.Module):
+    """Uses its table in another way than by lookups."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.table = how, nn.Embedding(ROWS, DIM, max_norm=1.0 if how == "writes" else None)
+        self.head = nn.Linear(DIM, ROWS, bias=False)
+        if how == "tied":
+            self.head.weight = self.table.weight
+        if how == "hooked":
+            self.table.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.how == "hashes":
+            ids = (ids * 31) % self.table.num_embeddings
+        found = self.table(ids)
+        if self.how == "norm":
+            found = found + self.table.weight.norm()
+        if self.how == "matrix":
+            return found @ self.table.weight[:ROWS].reshape(DIM, ROWS)
+        return self.head(found)
+
+
+@pytest.mark.parametrize("how", ["tied", "hooked", "writes", "hashes", "norm", "matrix"])
+def test_a_table_that_is_not_only_looked_up_is_compared_in_full(how: str) -> None:
+    model = ReadsTheTable(how)
+    assert with_touched_rows(model, batches([3, 250])) == (model, [])
+    looked_up = ReadsTheTable("")
+    assert with_touched_rows(looked_up, batches([3, 250]))[0] is not looked_up
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+def hybrid(**values: Any) -> Prepared:
+    model = f"embedding:rows={ROWS},dim={DIM}"
+    return prepare(RunConfig.from_dict({"strategy": "hybrid", "virtual": 1, "model": model} | values))
+
+
+@pytest.mark.parametrize(
+    "values", [{"sparse": True, "optimizer": "adam"}, {"sparse": True, "pipeline": True, "virtual": 2}]
+)
+def test_a_right_layout_is_verified_in_the_rows_of_its_batches(values: dict[str, Any]) -> None:
+    result = verify(hybrid(**values))
+    assert result.passed, result.cause
+    assert "embedding was compared in the" in result.note
+    assert "of its 300 rows" in result.note
+
+
+class Masks(nn.Module):
+    """In training it replaces ids at random, in eval mode it looks them all up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, DIM)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(ROWS, (samples,), generator=generator), torch.zeros(samples, DIM)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = torch.rand(ids.shape) < 0.9 if self.training else torch.zeros(ids.shape, dtype=torch.bool)
+        return self.table(ids.masked_fill(mask, 5))
+
+
+def test_other_rows_in_eval_mode_are_compared_in_the_full_table() -> None:
+    result = verify(hybrid(model=f"{__file__}:Masks", host=["table"], batch_size=10))
+    assert result.passed, result.cause
+    assert "was compared in the" not in result.note
+
+
+class WrongBackward(nn.Module):
+    """The rows' gradients reach the rows next to them."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.weight, self.table = table.weight, (table,)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        ((ids,), _) = next(iter(self.table[0]._forward_pre_hooks.values()))(self, (ids,), {})
+        wrong = nn.functional.embedding((ids + 1) % len(self.weight), self.weight)
+        return wrong + (nn.functional.embedding(ids, self.weight) - wrong).detach()
+
+
+class Wrong(Hybrid):
+    def place(self, model: nn.Module, devices: Any, timer: Timer) -> Placed:
+        model.embedding = WrongBackward(model.embedding)  # type: ignore[arg-type]
+        return on_host(model)
+
+
+def test_a_wrong_backward_is_found_in_the_touched_rows() -> None:
+    prepared = hybrid()
+    result = verify(replace(prepared, strategy=Wrong(prepared.config)))
+    assert not result.passed
+    assert "embedding.weight" in result.cause
+
+
+def test_a_table_that_is_placed_wrong_is_found_by_a_lookup() -> None:
+    prepared = hybrid()
+    assert list(large_tables(prepared.model)) == ["embedding"]
+    lookups = Lookups.of(prepared.model)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    _check_lookups(prepared, lookups, placed)
+    with torch.no_grad():
+        prepared.model.embedding.weight[-1, 0] += 1e-6  # type: ignore[union-attr, index]
+    with pytest.raises(VerificationError, match=r"lookups in embedding, as placed, give other rows"):
+        _check_lookups(prepared, lookups, placed)
+
+
+def test_verification_of_a_large_table_takes_no_memory_of_its_size() -> None:
+    prepared = hybrid(model="embedding:rows=2000000,dim=16", sparse=True, optimizer="sgd")  # 128 MB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert verify(prepared).passed
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64_000
