@@ -18,7 +18,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.hybrid.look_ahead import Serial
+from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.timing import Timer
 
 Devices: TypeAlias = Sequence[torch.device]
@@ -66,7 +66,7 @@ class Placed:
     """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
-    A loop over batches takes them from ``look_ahead``, which may prepare those after the current one.
+    A loop over batches takes them from ``prefetch``, which may prepare those after the current one.
     """
 
     module: nn.Module
@@ -74,7 +74,7 @@ class Placed:
     output_device: torch.device
     devices: tuple[torch.device, ...]
     gradient_sync: GradientSync = field(default_factory=GradientSync)
-    look_ahead: Serial = field(default_factory=Serial)
+    prefetch: Prefetch = field(default_factory=NoPrefetch)
 
 
 @dataclass(frozen=True)

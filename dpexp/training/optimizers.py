@@ -49,7 +49,7 @@ class Optimizers:
         self.members, self._clip_norm = members, clip_norm
         self.accumulate, self._batches = accumulate, 0
         self._sync, self._parameters = placed.gradient_sync, named_parameters(placed.module)
-        self._look_ahead = placed.look_ahead
+        self._prefetch = placed.prefetch
 
     def step(self) -> bool:
         """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
@@ -74,7 +74,7 @@ class Optimizers:
             self._step()
 
     def _step(self) -> None:
-        with self._look_ahead.writing(), without_dynamo():
+        with self._prefetch.writing(), without_dynamo():
             for member in self.members:
                 member.step()
 

@@ -69,7 +69,7 @@ class Trainer:
 
     def ahead(self, batches: Iterator[Batch]) -> closing[Generator[Batch]]:
         """The batches, for a loop with a step of each; the layout may look up those after the current one."""
-        return closing(self.placed.look_ahead.ahead(batches))
+        return closing(self.placed.prefetch.ahead(batches))
 
     def timed_step(self, batch: Batch, phase: Phase | None = None) -> None:
         """The same step, phase by phase. The wrappers of the layout time the phases of the forward.

@@ -92,7 +92,7 @@ def counted(config: RunConfig, group: ProcessGroup) -> dict[str, list[int]]:
     record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
     record.device_map, record.shapes = observations.device_map(), observations.shapes()
     trainer = Trainer(prepared, placed, Timer())
-    rows = sent_ahead(trainer) if isinstance(placed.look_ahead, LookAhead) else sent(trainer)
+    rows = sent_ahead(trainer) if isinstance(placed.prefetch, LookAhead) else sent(trainer)
     found: dict[str, list[int]] = {}
     for of_rank in group.all_gather(rows):
         for row in of_rank:
@@ -115,7 +115,7 @@ def sent(trainer: Trainer) -> list[Row]:
 
 def sent_ahead(trainer: Trainer) -> list[Row]:
     """What a step sends whose lookups were done ahead: they count, and what it reads again is ``again``."""
-    layout, ahead = trainer.placed.look_ahead, list[Row]()
+    layout, ahead = trainer.placed.prefetch, list[Row]()
     assert isinstance(layout, LookAhead)
     read_ahead = layout._read_ahead
 

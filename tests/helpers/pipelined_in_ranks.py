@@ -71,7 +71,7 @@ def trainer(group: ProcessGroup, **values: Any) -> Trainer:
 
 
 def ahead_of(steps: Trainer) -> ShardedLookAhead:
-    found = steps.placed.look_ahead
+    found = steps.placed.prefetch
     assert isinstance(found, ShardedLookAhead)
     return found
 

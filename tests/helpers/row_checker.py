@@ -38,7 +38,7 @@ class RowChecker:
     events: list[tuple[str, int, torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        found = self.trainer.placed.look_ahead
+        found = self.trainer.placed.prefetch
         assert isinstance(found, LookAhead)
         self.look_ahead, self.depth = found, found._depth
         (self.weight,) = self.look_ahead._first

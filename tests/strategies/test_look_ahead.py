@@ -36,7 +36,7 @@ def batch(ids: torch.Tensor, classes: int = 10) -> Batch:
 
 
 def look_ahead(of: Trainer) -> LookAhead:
-    found = of.placed.look_ahead
+    found = of.placed.prefetch
     assert isinstance(found, LookAhead)
     return found
 
@@ -241,9 +241,9 @@ def test_the_steps_of_a_verification_look_ahead() -> None:
 
     def without_marks(*args: Any) -> Any:
         placed: Any = place(*args)
-        read_ahead = placed.look_ahead._read_ahead
-        placed.look_ahead._read_ahead = lambda each: (read_ahead(each), was_read.set())[0]
-        placed.look_ahead._written = Unwritten()
+        read_ahead = placed.prefetch._read_ahead
+        placed.prefetch._read_ahead = lambda each: (read_ahead(each), was_read.set())[0]
+        placed.prefetch._written = Unwritten()
         return placed
 
     wrong.strategy.place = without_marks  # type: ignore[method-assign]

@@ -26,12 +26,13 @@ from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.hybrid.embedding_tables import TableSync, replaced, shards_of
-from dpexp.strategies.hybrid.look_ahead import LookAhead, Serial
+from dpexp.strategies.hybrid.look_ahead import LookAhead
 from dpexp.strategies.hybrid.lookups import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
 from dpexp.strategies.hybrid.table_shards import Table, check_shardable, plan_shards, tables
+from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.strategies.replicas.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
@@ -141,18 +142,18 @@ class Hybrid(Replicating):
             return Stage(dense, "dense", device, timer)
 
         rewire(model, hosts, wrap, device)
-        look_ahead = self._look_ahead(on_host, device)
+        prefetch = self._prefetch(on_host, device)
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
-            return Placed(model, HOST, device, used, look_ahead=look_ahead)
+            return Placed(model, HOST, device, used, prefetch=prefetch)
         sync = TableSync(self.group, model, hosts, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, device, used, sync, look_ahead)
+        return Placed(module, HOST, device, used, sync, prefetch)
 
-    def _look_ahead(self, hosts: Sequence[nn.Module], device: torch.device) -> Serial:
+    def _prefetch(self, hosts: Sequence[nn.Module], device: torch.device) -> Prefetch:
         options = self.options
         if not options.pipeline:
-            return Serial()
+            return NoPrefetch()
         if not options.shard_embedding:
             return LookAhead(hosts, device, options.lookahead)
         return ShardedLookAhead(hosts, device, options.lookahead, self.group, options.comm_timeout)

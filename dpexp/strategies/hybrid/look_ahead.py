@@ -44,27 +44,12 @@ from dpexp.devices import Copies
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
 from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, placed_tables
+from dpexp.strategies.prefetch import Prefetch
 
 TRIALS = 3
 """So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""
 GAIN = 0.95
 """A step that looks ahead is the faster kind if it takes at most this part of a serial step's time."""
-
-
-class Serial:
-    """No look-ahead: every batch is looked up in its own step."""
-
-    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
-        """The batches, one for each step; close it where its loop ends early.
-
-        ``always`` looks ahead even where that is slower.
-        """
-        yield from batches
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Around the optimizers' step: it writes to the rows that have a gradient."""
-        yield
 
 
 @dataclass(eq=False)
@@ -90,7 +75,7 @@ class Step:
     left: deque[tuple[Lookup, torch.Tensor]] = field(default_factory=deque)
 
 
-class LookAhead(Serial):
+class LookAhead(Prefetch):
     """The lookups of ``hosts``, modules on the host with embedding tables, for the dense part on a device.
 
     ``rows_ahead`` counts the rows that were read ahead, ``rows_again`` those of them read again.
