@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from dpexp.config.alike import merged
+from dpexp.record.batches import Batches, batches
 from dpexp.record.record import Record, Row
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.shapes import Batches, batches
 from dpexp.report.sections import LINES, Section, device_map, shapes, shortest
 
 

@@ -17,11 +17,14 @@ from dpexp.config.process import command as command_of
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.live import live_options
+from dpexp.record.batches import Batches, batches
+from dpexp.record.device_map import optimizer_rows
 from dpexp.record.record import Record, Row
+from dpexp.record.traffic import communication
 from dpexp.report import units, verdict
-from dpexp.report.analysis import communication, layout, stages, work
+from dpexp.report.analysis import layout, stages, work
 from dpexp.report.analysis.phases import Phase, phases
-from dpexp.report.analysis.shapes import Batches, batches
+from dpexp.report.analysis.shapes import call_texts, headline
 from dpexp.report.findings import apply_rules, headlines
 from dpexp.report.findings.evidence import Finding
 
@@ -144,9 +147,9 @@ def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
     rows = []
     for group in groups:
         batch = group.name.partition(" ")[2]
-        calls = [(call.name, (*call.texts(), call.where)) for call in group.calls]
+        calls = [(call.name, (*call_texts(call), call.where)) for call in group.calls]
         rows += [(batch, name, *content) for name, content in merged(calls)]
-    lines = (*filter(None, [note]), *(f"{group.name}: {group.headline()}" for group in groups))
+    lines = (*filter(None, [note]), *(f"{group.name}: {headline(group)}" for group in groups))
     columns = ("batch", "module", "inputs", "outputs", "where")
     return Section("Shapes", lines, table=Table(columns, tuple(rows), folds=True))
 
@@ -163,7 +166,7 @@ def device_map(record: Record) -> Section | None:
         lines.append(f"{names}: {units.size(size)} mapped from files in {record.config['table_file']}")
     peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
     devices: dict[tuple[str, ...], list[str]] = {}
-    has_state = bool(layout.optimizer_rows(record))
+    has_state = bool(optimizer_rows(record))
     for place in layout.places(record):
         more = (*([units.size(place.optimizer)] * has_state), *([peaks.get(place.device, "-")] * bool(peaks)))
         full = place.full.total() + place.copies.total()

@@ -24,7 +24,7 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.record.record import Record, Row
-from dpexp.report.analysis.communication import moves
+from dpexp.record.traffic.communication import moves
 from dpexp.strategies.hybrid import look_ahead
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer

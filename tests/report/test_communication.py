@@ -18,8 +18,8 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
+from dpexp.record.traffic.communication import is_known, moves, totals
 from dpexp.report import units
-from dpexp.report.analysis.communication import is_known, moves, totals
 from dpexp.timing import Timer
 
 RANKS = 3

@@ -16,7 +16,7 @@ from dpexp.config.strategy_options import CustomOptions
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
-from dpexp.report.analysis.communication import moves, totals
+from dpexp.record.traffic.communication import moves, totals
 
 LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "planted_bugs"

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.record.device_map import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
 
 
@@ -63,16 +64,6 @@ def full_bytes(row: Row) -> int:
     return int(row["bytes"]) * math.prod(row["shape"]) // numbers
 
 
-def model_rows(record: Record) -> list[Row]:
-    """The rows of the device map for parameters and buffers."""
-    return [row for row in record.device_map if row["kind"] != "optimizer"]
-
-
-def optimizer_rows(record: Record) -> list[Row]:
-    """The rows of the device map for what the optimizer keeps of the parameters."""
-    return [row for row in record.device_map if row["kind"] == "optimizer"]
-
-
 def emulation(strategy: str, execution: str, devices: Row) -> str:
     """Why a run whose user named no devices has virtual ones; empty for other runs."""
     options = STRATEGY_OPTIONS.get(strategy)
@@ -94,11 +85,6 @@ def stage(record: Record) -> str:
     return f"the host and {counted}" if "cpu" in record.devices["used"] else counted
 
 
-def without_host(record: Record) -> list[str]:
-    """The devices in use, without the host."""
-    return [device for device in record.devices["used"] if device != "cpu"]
-
-
 def accelerator_names(record: Record) -> list[str]:
     """The names of the machine's accelerators, one for each."""
     return [str(accelerator["name"]) for accelerator in record.environment.get("accelerators") or []]
@@ -111,13 +97,3 @@ def device_order(device: str) -> tuple[int, str, int]:
         return (0, host, int(rank))
     kind, _, index = device.partition(":")
     return (1 if index else 0, kind, int(index) if index.isdecimal() else -1)
-
-
-def replicated_bytes(record: Record) -> int:
-    """Bytes of parameters and buffers that one forward copies to other devices."""
-    return sum(row["bytes"] * len(row["replicas"]) for row in model_rows(record))
-
-
-def parameter_bytes(record: Record) -> int:
-    """Bytes of the model's parameters and buffers, copies not counted."""
-    return sum(row["bytes"] for row in model_rows(record))

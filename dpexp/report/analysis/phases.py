@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dpexp.record.figures.phase_times import samples, step_ms
 from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Record, Row
+from dpexp.record.traffic.communication import by_phase
 from dpexp.report import units
-from dpexp.report.analysis.communication import by_phase
 
 SMALLEST_SHARE = 0.0005
 """Smaller shares read 0.0%."""

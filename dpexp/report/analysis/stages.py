@@ -2,8 +2,8 @@
 
 from dpexp.record.figures.phase_times import LIMITS, STAGES
 from dpexp.record.record import Record
+from dpexp.record.traffic.communication import by_phase
 from dpexp.report import units
-from dpexp.report.analysis.communication import by_phase
 
 
 def lines(record: Record) -> list[str]:

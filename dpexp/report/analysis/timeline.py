@@ -12,10 +12,12 @@ these bars.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dpexp.record import device_map
+from dpexp.record.batches import Batches, Shape, batches
 from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.record import Record, Row
-from dpexp.report.analysis import communication, copies, layout
-from dpexp.report.analysis.shapes import Batches, Shape, batches
+from dpexp.record.traffic import communication, copies
+from dpexp.report.analysis import layout
 
 Shapes = tuple[Shape, ...]
 ROUNDING = 1e-5
@@ -107,7 +109,7 @@ def _step(record: Record, number: int, rows: list[Row], groups: dict[int | None,
     lanes = _lanes([_bar(row, start, group, moved) for row in rows if row["phase"] != "step"])
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
-        lanes += [Lane(device, None) for device in layout.without_host(record) if device not in busy]
+        lanes += [Lane(device, None) for device in device_map.without_host(record) if device not in busy]
     return Step(number, start / 1000, (end - start) / 1000, size, lanes)
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.strategy_options import REFERENCE
+from dpexp.record.device_map import without_host
 from dpexp.record.figures.step_times import efficiency, rate, spread, usual_times
 from dpexp.record.record import JournalError, Record
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
-from dpexp.report.analysis.layout import without_host
 from dpexp.report.compare.run_records import GroupKey, RunRecords
 
 

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.patheffects import withStroke
 
+from dpexp.record.batches import batches
 from dpexp.record.record import Record
+from dpexp.record.traffic import communication, copies
 from dpexp.report import units
-from dpexp.report.analysis import communication, copies, layout
-from dpexp.report.analysis.shapes import batches
+from dpexp.report.analysis import layout
 from dpexp.report.figures import palette, style
 
 MOST_BOXES = 8

@@ -4,13 +4,13 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dpexp.record import device_map
+from dpexp.record.batches import batches
 from dpexp.record.figures import phase_times
 from dpexp.record.figures.step_times import steps_by_rows, usual_steps
 from dpexp.record.record import Record, union_length
-from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import Interval, mean_interval
 from dpexp.report.analysis.phases import phases
-from dpexp.report.analysis.shapes import batches
 from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
 
 ENOUGH = 8
@@ -63,7 +63,7 @@ class Evidence:
         self.step_ms = phase_times.step_ms(record)  # the median of the phase-timed steps
         self.batches = batches(record)
         self.usual = usual_steps(record)
-        self.devices = layout.without_host(record)
+        self.devices = device_map.without_host(record)
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""

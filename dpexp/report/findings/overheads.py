@@ -2,8 +2,9 @@
 
 import math
 
+from dpexp.record import device_map
+from dpexp.record.traffic import communication
 from dpexp.report import units
-from dpexp.report.analysis import communication, layout
 from dpexp.report.findings.evidence import Evidence, Finding, Growth
 
 SMALL = 0.10
@@ -21,7 +22,7 @@ EXPOSED, EXPOSED_MS = 0.25, 0.5
 def replicate(evidence: Evidence) -> Finding | None:
     """Copying the parameters to the replicas in every forward takes a large part of a step."""
     phase = evidence.phases.get("replicate")
-    moved = layout.replicated_bytes(evidence.record)
+    moved = device_map.replicated_bytes(evidence.record)
     if phase is None or phase.share <= SMALL or not moved:
         return None
     computing = evidence.phases.get("parallel_apply")

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpexp.record.batches import batches
 from dpexp.record.record import Row
 from dpexp.report import units
-from dpexp.report.analysis.shapes import batches
 from dpexp.report.figures import palette, style
 from dpexp.study.experiment.claims import interval
 from dpexp.study.experiment.experiment import Bars, Curves, Dots, Lines, MeasuredRun, RunsByCell, Splits

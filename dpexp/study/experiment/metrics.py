@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
+from dpexp.record import device_map
+from dpexp.record.batches import batches
 from dpexp.record.figures.phase_times import samples as phase_samples
 from dpexp.record.figures.step_times import spread, usual_times
 from dpexp.record.record import present
+from dpexp.record.traffic import communication
 from dpexp.report import units
-from dpexp.report.analysis import communication, layout
 from dpexp.report.analysis.intervals import typical
-from dpexp.report.analysis.shapes import batches
+from dpexp.report.analysis.shapes import call_texts
 from dpexp.study.experiment.experiment import MeasuredRun
 
 
@@ -62,7 +64,7 @@ def _split(run: MeasuredRun, _: str) -> str:
 def _replica_shapes(run: MeasuredRun, module: str) -> str:
     """Inputs and outputs of a module in its replicas, batch by batch."""
     return "; ".join(
-        " -> ".join(call.texts())
+        " -> ".join(call_texts(call))
         for group in batches(run.record)
         for call in group.calls
         if call.module == module and call.scope == ("replica" if group.split else "outside")
@@ -117,9 +119,11 @@ METRICS: Mapping[str, Metric] = {
     "wall_s": Metric("whole process", _wall_s, lambda seconds: units.ms(1000 * seconds), True),
     "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
     "moved_bytes": Metric("moved a step", _moved_bytes, units.size),
-    "parameter_bytes": Metric("parameters", lambda run, _: layout.parameter_bytes(run.record), units.size),
+    "parameter_bytes": Metric(
+        "parameters", lambda run, _: device_map.parameter_bytes(run.record), units.size
+    ),
     "replicated_bytes": Metric(
-        "copied to replicas a step", lambda run, _: layout.replicated_bytes(run.record), units.size
+        "copied to replicas a step", lambda run, _: device_map.replicated_bytes(run.record), units.size
     ),
     "split": Metric("rows a device, by batch", _split, str),
     "shapes": Metric("inputs -> outputs of {}", _replica_shapes, str),

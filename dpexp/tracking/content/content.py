@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from dpexp.record.figures.step_times import usual_steps
 from dpexp.record.record import Record, Row
-from dpexp.report.analysis import communication
+from dpexp.record.traffic import communication
 
 MAX_KEY = 250
 MAX_PARAM = 6000

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from dpexp.record.batches import Batches
+from dpexp.record.device_map import model_rows
 from dpexp.record.record import Record, Row
-from dpexp.report.analysis.copies import transfers
-from dpexp.report.analysis.layout import model_rows
-from dpexp.report.analysis.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
-from dpexp.report.analysis.shapes import Batches
+from dpexp.record.traffic.copies import transfers
+from dpexp.record.traffic.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
 
 
 def between_ranks(record: Record, group: Batches, trains: bool) -> Iterator[Move]:

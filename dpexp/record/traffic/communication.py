@@ -14,11 +14,11 @@ largest batch. Between the devices of a process these are copies (copies.py), be
 
 from collections.abc import Iterator
 
+from dpexp.record.batches import Batches, batches
 from dpexp.record.record import Record
-from dpexp.report.analysis.collectives import between_ranks
-from dpexp.report.analysis.copies import between_devices
-from dpexp.report.analysis.move import Move
-from dpexp.report.analysis.shapes import Batches, batches
+from dpexp.record.traffic.collectives import between_ranks
+from dpexp.record.traffic.copies import between_devices
+from dpexp.record.traffic.move import Move
 
 TRANSFER = "embedding.transfer"
 """The module name under which hybrid records its transfer to the accelerator."""

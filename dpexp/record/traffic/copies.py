@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 
+from dpexp.record.batches import Batches, Call, Shape
+from dpexp.record.device_map import model_rows
 from dpexp.record.record import Record, Row
-from dpexp.report.analysis.layout import model_rows
-from dpexp.report.analysis.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
-from dpexp.report.analysis.shapes import Batches, Call, Shape
+from dpexp.record.traffic.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
 
 
 def between_devices(record: Record, group: Batches, trains: bool) -> Iterator[Move]:
