@@ -288,8 +288,8 @@ def _finish(
         result = replace(result, status=record.status, folder=str(journal.folder))
     write_result(result)
     if error is None:
-        if prepared.checkpoints is not None:
-            prepared.checkpoints.remove()
+        if prepared.snapshots is not None:
+            prepared.snapshots.remove()
         group.destroy()
     before = signals.received
     if uploader is not None:

@@ -34,7 +34,7 @@ MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transfo
 LONG = (
     "test_hosts",
     "test_servers",
-    "test_checkpoint",
+    "test_snapshots",
     "test_upload",
     "test_docs",
     "test_store_check",

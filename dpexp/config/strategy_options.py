@@ -64,7 +64,7 @@ class RankOptions(StrategyOptions):
     )
 
     @property
-    def has_checkpoints(self) -> bool:
+    def has_snapshots(self) -> bool:
         """Whether the state of a run is saved when it is asked for, or the run receives SIGTERM."""
         return True
 
@@ -197,7 +197,7 @@ class HybridOptions(RankOptions):
             )
 
     @property
-    def has_checkpoints(self) -> bool:
+    def has_snapshots(self) -> bool:
         return not self.table_file
 
     @property

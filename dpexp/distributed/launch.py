@@ -2,7 +2,7 @@
 
 launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
            |                --> rank 1: python -P -c ENTRY --> RankResult --+    and the error of the agent
-           +-- a rank is lost, or a host joins: all ranks start again, from their last checkpoint
+           +-- a rank is lost, or a host joins: all ranks start again, from their last snapshot
 
 The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
 every user of the machine.

@@ -26,7 +26,7 @@ def execute(
     on_flush: Callable[[], None],
     signals: SignalHandler | None = None,
 ) -> None:
-    """Verify, observe and measure the run, from the newest of its checkpoints if there is one.
+    """Verify, observe and measure the run, from the newest of its snapshots if there is one.
 
     ``on_flush`` is called after each flush. Raises VerificationError, RunError, and what the model raises.
     """

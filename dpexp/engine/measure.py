@@ -37,7 +37,7 @@ FLUSH_SECONDS = 0.5
 ranks flush, and check for SIGTERM, after the number of steps that took this long before."""
 
 STEPS_BEFORE_RESTORE = 2
-"""Steps that a resumed run takes before it loads a checkpoint, warm-up included. DDP rebuilds its buckets
+"""Steps that a resumed run takes before it loads a snapshot, warm-up included. DDP rebuilds its buckets
 after its first step, which changes the last bits of its sums."""
 
 REPLAY_SECONDS = 60.0
@@ -78,11 +78,11 @@ class Measurement:
         self.trainer.take_steps(self._config.warmup)
 
     def resume(self) -> None:
-        """Load the newest checkpoint, if there is one, and cut the journal at its step."""
-        checkpoints = self._prepared.checkpoints
-        if checkpoints is None:
+        """Load the newest snapshot, if there is one, and cut the journal at its step."""
+        snapshots = self._prepared.snapshots
+        if snapshots is None:
             return
-        state = checkpoints.newest()
+        state = snapshots.newest()
         self._done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
         self.journal.truncate(lengths | {"metrics.accuracy": self._done // self._prepared.batches_per_epoch})
@@ -107,7 +107,7 @@ class Measurement:
                 left = total - epoch * per_epoch - first
                 local = islice(self._prepared.local_batches(epoch, first=first), left)
                 with (
-                    self.signals.deferred() if self._prepared.checkpoints is not None else nullcontext(),
+                    self.signals.deferred() if self._prepared.snapshots is not None else nullcontext(),
                     self.trainer.ahead(local) as batches,
                 ):
                     self._time(batches)
@@ -127,7 +127,7 @@ class Measurement:
         synchronizes = any(device.type != "cpu" for device in used)
         outputs_on_host = self.trainer.outputs_on_host
         is_one_process, options = self._group.size == 1, self._config.options
-        checkpoint_every = options.snapshot_every if isinstance(options, RankOptions) else None
+        snapshot_every = options.snapshot_every if isinstance(options, RankOptions) else None
         for batch in batches:
             if synchronizes:
                 devices.synchronize(used)
@@ -140,14 +140,14 @@ class Measurement:
             self._pending.append(((end - start) * 1e3, loss_value, batch.weight, batch.global_rows))
             pending = len(self._pending)
             done = self._done + pending
-            saves = checkpoint_every is not None and done % checkpoint_every == 0
+            saves = snapshot_every is not None and done % snapshot_every == 0
             saves = saves or (self._stops and self._may_save(done))
             is_due = end >= self._flush_at or self.signals.requested
             if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
                 self._flush(saves)
 
     def _flush(self, saves: bool = False) -> None:
-        """Write the pending steps to the journal, and a checkpoint if ``saves`` or a rank received SIGTERM.
+        """Write the pending steps to the journal, and a snapshot if ``saves`` or a rank received SIGTERM.
 
         All ranks call it after the same step. Raises RunError for a loss that is not finite, and Terminated,
         in all ranks, if one received SIGTERM.
@@ -165,18 +165,18 @@ class Measurement:
             if not math.isfinite(loss):
                 raise RunError(self._nonfinite_message(step, loss))
         self._done += len(losses)
-        checkpoints = self._prepared.checkpoints
+        snapshots = self._prepared.snapshots
         self._stops = stops
-        if checkpoints is not None and not self._may_save(self._done):
+        if snapshots is not None and not self._may_save(self._done):
             return
-        if checkpoints is not None and (saves or stops):
+        if snapshots is not None and (saves or stops):
             state = {"step": self._done, "config": self._config.to_dict(), "data": self._prepared.data.digest}
-            checkpoints.save(self._done, state | self.trainer.state_dict())
+            snapshots.save(self._done, state | self.trainer.state_dict())
         if stops:
             self.signals.terminate()
 
     def _may_save(self, done: int) -> bool:
-        """Whether no gradients are accumulated after so many steps: a checkpoint has none."""
+        """Whether no gradients are accumulated after so many steps: a snapshot has none."""
         return done % self._config.accumulate == 0
 
     def _gather(self) -> tuple[list[float], list[float], bool]:

@@ -32,7 +32,7 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizers import check_optimizer
-from dpexp.training.snapshots import Checkpoints
+from dpexp.training.snapshots import Snapshots
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Prepared:
     note: str = ""
     run_id: str = ""
     resumes: bool = False
-    checkpoints: Checkpoints | None = None
+    snapshots: Snapshots | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -217,7 +217,7 @@ def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
 
 
 def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
-    """The run with the id of all ranks and its checkpoints; restarted ranks resume their run."""
+    """The run with the id of all ranks and its snapshots; restarted ranks resume their run."""
     group, error, run_id = prepared.group, None, ""
     try:
         if options.resume and group.is_first:
@@ -226,20 +226,20 @@ def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
         error = ConfigError(f"--resume: {raised}")
     group.check_agreement(error, {})
     run_id = group.broadcast(0, run_id) or (_agreed_run_id(group) if group.members else new_run_id())
-    checkpoints = Checkpoints(home() / "snapshots" / run_id, group)
+    snapshots = Snapshots(home() / "snapshots" / run_id, group)
     has_journal = any(group.all_gather((home() / "runs" / run_id).exists()))
     if options.resume:
-        state = checkpoints.newest()
+        state = snapshots.newest()
         if state is None:
-            raise ConfigError(f"--resume {run_id}: {checkpoints.folder} has no checkpoint that can be read")
+            raise ConfigError(f"--resume {run_id}: {snapshots.folder} has no snapshot that can be read")
         check_same_computation(state["config"], prepared.config, run_id)
         _check_same_data(state.get("data"), prepared, run_id)
-    kept = checkpoints if options.has_checkpoints else None
-    return replace(prepared, run_id=run_id, resumes=has_journal, checkpoints=kept)
+    kept = snapshots if options.has_snapshots else None
+    return replace(prepared, run_id=run_id, resumes=has_journal, snapshots=kept)
 
 
 def _agreed_run_id(group: ProcessGroup) -> str:
-    """The run id of all ranks: the first proposed of which some host has a journal or a checkpoint."""
+    """The run id of all ranks: the first proposed of which some host has a journal or a snapshot."""
     proposed: list[str] = list(dict.fromkeys(group.all_gather(_proposed_run_id())))
     folders = (home() / "runs", home() / "snapshots")
     known = [run_id for run_id in proposed if any((folder / run_id).exists() for folder in folders)]

@@ -1,4 +1,4 @@
-"""The state of optimizers as checkpoints and verification have it: full tensors, by names of parameters."""
+"""The state of optimizers as snapshots and verification have it: full tensors, by names of parameters."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def load_full_state(optimizers: Optimizers, sync: GradientSync, saved: dict[str,
                 else:
                     found.copy_(value)
             else:
-                raise RuntimeError(f"the optimizer keeps no '{key}' of {name}, and the checkpoint has one")
+                raise RuntimeError(f"the optimizer keeps no '{key}' of {name}, and the snapshot has one")
 
 
 def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
@@ -61,7 +61,7 @@ def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
 
 
 def load_groups(optimizers: Optimizers, saved: list[list[dict[str, Any]]]) -> None:
-    """Load what ``groups`` returned. Older checkpoints may have one optimizer more, for the tables."""
+    """Load what ``groups`` returned. Older snapshots may have one optimizer more, for the tables."""
     for member, of_member in zip(optimizers.members, saved, strict=False):
         for group, values in zip(member.param_groups, of_member, strict=True):
             group.update(values)

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run on disk, from which any number of ranks can resume.
+"""Snapshots: the state of a run on disk, from which any number of ranks can resume.
 
     snapshots/<run_id>/step-0000000040.pt     one line of JSON {step, bytes, sha256}, then the saved state
 
@@ -21,18 +21,18 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.record.journal.durable import make_folder, write_atomically
 
 KEEP = 2
-"""Checkpoints of a run that stay on disk: a run resumes from the other if the newest is damaged."""
+"""Snapshots of a run that stay on disk: a run resumes from the other if the newest is damaged."""
 
 State = dict[str, Any]
 
 
 class DamagedError(RuntimeError):
-    """A checkpoint whose content is not what was written."""
+    """A snapshot whose content is not what was written."""
 
 
 @dataclass(frozen=True)
-class Checkpoints:
-    """The checkpoints of one run. Every rank calls every method, in the same order."""
+class Snapshots:
+    """The snapshots of one run. Every rank calls every method, in the same order."""
 
     folder: Path
     group: ProcessGroup
@@ -57,13 +57,13 @@ class Checkpoints:
         return self.group.broadcast(owner, state)  # type: ignore[no-any-return]
 
     def remove(self) -> None:
-        """Remove the checkpoints of a finished run."""
+        """Remove the snapshots of a finished run."""
         if self.group.is_first_on_host:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def write(folder: Path, step: int, state: State) -> None:
-    """Write one checkpoint atomically, and remove all but the newest ``KEEP``."""
+    """Write one snapshot atomically, and remove all but the newest ``KEEP``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
@@ -75,7 +75,7 @@ def write(folder: Path, step: int, state: State) -> None:
 
 
 def read(path: Path) -> State:
-    """The state in one checkpoint. Raises DamagedError where a byte differs from what was written."""
+    """The state in one snapshot. Raises DamagedError where a byte differs from what was written."""
     line, _, content = path.read_bytes().partition(b"\n")
     try:
         header = json.loads(line)
@@ -83,13 +83,13 @@ def read(path: Path) -> State:
     except (ValueError, KeyError, TypeError):
         matches = False
     if not matches:
-        raise DamagedError(f"checkpoint {path} is damaged: its hash is not that of its content")
+        raise DamagedError(f"snapshot {path} is damaged: its hash is not that of its content")
     state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
 
 
 def undamaged(folder: Path) -> Iterator[int]:
-    """The steps of the checkpoints that can be read, the newest first."""
+    """The steps of the snapshots that can be read, the newest first."""
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
             read(path)

@@ -155,7 +155,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states.
 
-        Older checkpoints have no optimizer: it was SGD, which keeps nothing.
+        Older snapshots have no optimizer: it was SGD, which keeps nothing.
         """
         if self.optimizers is not None:
             self.optimizers.make_state()

@@ -10,7 +10,7 @@ import journals
 import pytest
 from command_lines import PATIENCE_S, ROOT, python
 
-from dpexp.training import snapshots as checkpoint
+from dpexp.training import snapshots
 
 UNDER_UMASK = """
 import os, runpy, sys
@@ -45,10 +45,10 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
     assert {found[name] for name in found.keys() - folders} == {"0600"}, found
 
 
-def test_checkpoints_are_for_their_owner_alone(dpexp_home: Path) -> None:
+def test_snapshots_are_for_their_owner_alone(dpexp_home: Path) -> None:
     before = os.umask(0)
     try:
-        checkpoint.write(dpexp_home / "snapshots" / "run", 1, {"step": 1})
+        snapshots.write(dpexp_home / "snapshots" / "run", 1, {"step": 1})
     finally:
         os.umask(before)
     assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]

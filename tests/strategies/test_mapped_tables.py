@@ -176,11 +176,11 @@ def test_what_needs_the_table_in_memory_is_refused(folder: Path, values: Any, wo
     assert list(folder.iterdir()) == []
 
 
-def test_run_saves_no_checkpoint_of_a_table_in_a_file(folder: Path) -> None:
+def test_run_saves_no_snapshot_of_a_table_in_a_file(folder: Path) -> None:
     """Nor when it receives SIGTERM, at which other runs do."""
     in_memory, in_file = (prepare_ranks(hybrid(place), None) for place in (None, folder))
-    assert in_memory.checkpoints is not None
-    assert in_file.checkpoints is None
+    assert in_memory.snapshots is not None
+    assert in_file.snapshots is None
 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

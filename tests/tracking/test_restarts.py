@@ -120,7 +120,7 @@ class Run:
         self._end()
 
     def stop_and_resume(self) -> None:
-        """A signal, or an error, ends the attempt; its checkpoint is of the last step."""
+        """A signal, or an error, ends the attempt; its snapshot is of the last step."""
         self.journal.set(status=self.random.choice(["killed", "failed"]), ended=now())
         self.journal.close()
         finish(self.journal.path)
@@ -229,7 +229,7 @@ class Waiting(nn.Linear):
 def make():
     return Waiting(6, 2)
 """
-"""A flush is due every half second: with steps of 20 ms, after a checkpoint in step 40 and before step 75."""
+"""A flush is due every half second: with steps of 20 ms, after a snapshot in step 40 and before step 75."""
 
 
 def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(

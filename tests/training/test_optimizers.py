@@ -82,7 +82,7 @@ def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
     assert [type(each).__name__ for each in dense.members] == ["Adagrad", "RowwiseAdagrad"]
 
 
-def test_a_checkpoint_with_an_optimizer_of_the_tables_is_loaded_into_the_one_of_all() -> None:
+def test_a_snapshot_with_an_optimizer_of_the_tables_is_loaded_into_the_one_of_all() -> None:
     resumed = trainer(hybrid("sgd", virtual=1))
     state = resumed.state_dict()
     (of_all,) = state["groups"]
@@ -241,7 +241,7 @@ def test_accumulation_is_verified(strategy: str) -> None:
     assert result.optimizer_error is not None
 
 
-def test_a_checkpoint_from_before_there_were_other_optimizers_is_loaded() -> None:
+def test_a_snapshot_from_before_there_were_other_optimizers_is_loaded() -> None:
     trained, resumed = trainer(hybrid("sgd", virtual=1)), trainer(hybrid("sgd"))
     trained.take_steps(2)
     state = trained.state_dict()

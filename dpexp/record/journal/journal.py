@@ -7,7 +7,7 @@ a checksum of all bytes before it::
      "crc":"8d3f01aa"}
 
 ``set`` assigns values to keys, ``extend`` appends to lists whose length before is in ``from``, and ``cut``
-shortens lists, when a run resumes from a checkpoint before its last step. A dotted key is a key of a dict.
+shortens lists, when a run resumes from a snapshot before its last step. A dotted key is a key of a dict.
 ``shapes`` and ``device_map`` are packed: see ``packing``. The line that ends the run has the ``lengths`` of
 all lists. So a journal that ends at any byte still holds everything before that byte, a lost line loses only
 itself and is missed, and a step keeps its number.

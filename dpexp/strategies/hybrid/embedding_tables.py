@@ -1,4 +1,4 @@
-"""Embedding tables on the hosts of several ranks: how gradients, checkpoints and norms combine them.
+"""Embedding tables on the hosts of several ranks: how gradients, snapshots and norms combine them.
 
 A table is replicated, its gradients all-reduced, or sharded (``sharded_embedding.py``).
 """

@@ -1,4 +1,4 @@
-"""Checkpoints: killed ranks, preempted runs and damaged files lose no step and change no bit."""
+"""Snapshots: killed ranks, preempted runs and damaged files lose no step and change no bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dpexp.engine.prepare import check_same_computation
 from dpexp.record.journal import fold
 from dpexp.record.journal.fold import load
 from dpexp.record.record import Record
-from dpexp.training.snapshots import Checkpoints, DamagedError, read, undamaged, write
+from dpexp.training.snapshots import DamagedError, Snapshots, read, undamaged, write
 
 
 def record_of_the_run(home: Path) -> Record:
@@ -98,7 +98,7 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     assert [step for (step,) in steps] == list(range(STEPS))
 
 
-def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_checkpoint(
+def test_ranks_end_with_their_launcher_and_the_run_resumes_from_its_snapshot(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
     process = start_forked(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
@@ -200,7 +200,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         write(folder(tmp_path), step, state(step))
     paths = sorted(folder(tmp_path).iterdir())
@@ -211,28 +211,28 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path: Path) ->
     with pytest.raises(DamagedError, match="its hash"):
         read(paths[1])
     assert list(undamaged(folder(tmp_path))) == [10]
-    newest = Checkpoints(folder(tmp_path), ProcessGroup()).newest()
+    newest = Snapshots(folder(tmp_path), ProcessGroup()).newest()
     assert newest is not None
     assert newest["step"] == 10
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
-def test_a_checkpoint_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
+def test_a_snapshot_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
     write(folder(tmp_path), 5, state(5))
     (path,) = folder(tmp_path).iterdir()
     path.write_bytes(path.read_bytes()[:cut])
     assert list(undamaged(folder(tmp_path))) == []
 
 
-def test_a_file_that_a_killed_writer_left_is_removed_with_the_checkpoints(tmp_path: Path) -> None:
+def test_a_file_that_a_killed_writer_left_is_removed_with_the_snapshots(tmp_path: Path) -> None:
     write(folder(tmp_path), 5, state(5))
     (folder(tmp_path) / ".step-0000000010.pt.4711").write_bytes(b"half")
-    Checkpoints(folder(tmp_path), ProcessGroup()).remove()
+    Snapshots(folder(tmp_path), ProcessGroup()).remove()
     assert not folder(tmp_path).exists()
 
 
-def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none", ProcessGroup()).newest() is None
+def test_a_run_without_snapshots_has_no_state(tmp_path: Path) -> None:
+    assert Snapshots(tmp_path / "none", ProcessGroup()).newest() is None
 
 
 def test_a_run_resumes_only_with_options_that_compute_the_same() -> None:
