@@ -11,7 +11,7 @@ import pytest
 from command_lines import CommandLines, CommandResult
 from ending_models import STEPS
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.journal.journal import RECORD, is_open
 from dpexp.record.record import Record
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from command_lines import CommandLines, CommandResult
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.tracking.content.content import MAX_TAG, fit, tags
 
 USER = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"

@@ -16,7 +16,7 @@ from dpexp.engine.measure import RunError
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.verification.equivalence import VerificationError

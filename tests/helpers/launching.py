@@ -13,7 +13,7 @@ from typing import Any
 from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from command_lines import wait as wait_for_output
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.measure import Measurement
 from dpexp.measurement.live_storages import LiveStorages, size
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record, Row
 from dpexp.tracking.content.content import summary_metrics
 

@@ -12,8 +12,7 @@ import journals
 import pytest
 from command_lines import script
 
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import finish, load, load_closed
+from dpexp.record.journal.fold import finish, fold, load, load_closed
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
 from dpexp.record.journal.seal import warn_of
 from dpexp.record.record import JournalError

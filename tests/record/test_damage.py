@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpexp.record.figures.step_times import usual_times
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import Record

@@ -16,7 +16,7 @@ from typing import Any
 import journals
 import pytest
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.record import JournalError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack, unpack
 

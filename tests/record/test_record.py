@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpexp.record.figures.step_times import spread
-from dpexp.record.journal import fold
 from dpexp.record.journal.durable import check_writable
-from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal, is_open
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, unseal

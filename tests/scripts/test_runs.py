@@ -12,8 +12,7 @@ import pytest
 from command_lines import ROOT, script
 from rich.cells import cell_len
 
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, encode_line
 from dpexp.record.record import Record
 from dpexp.report.render import run_list

@@ -10,7 +10,7 @@ import pipelined_in_ranks
 import pytest
 from launching import AGENT, SCRIPT, start_forked, torchrun, until_step, wait
 
-from dpexp.record.journal import fold
+from dpexp.record.journal.fold import fold
 
 HELPER = Path(pipelined_in_ranks.__file__)
 

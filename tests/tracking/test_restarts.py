@@ -22,8 +22,7 @@ from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wa
 from mlflow_reader import history, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import now

@@ -16,8 +16,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
 from store_faults import Death, DyingClient
 
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import unseal

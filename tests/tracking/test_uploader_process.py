@@ -18,8 +18,7 @@ from command_lines import ROOT, script
 from mlflow_reader import everything, history, only_run
 from tracking_processes import Driver, drive, wait_until, wait_until_gone
 
-from dpexp.record.journal import fold
-from dpexp.record.journal.fold import load
+from dpexp.record.journal.fold import fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.store import Store
