@@ -25,8 +25,7 @@ from dpexp.report import units, verdict
 from dpexp.report.analysis import layout, stages, work
 from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import call_texts, headline
-from dpexp.report.findings import apply_rules, headlines
-from dpexp.report.findings.evidence import Finding
+from dpexp.report.findings.rules import Finding, apply_rules, headlines
 
 ROWS = 14
 """The most rows of a table in a short report."""

@@ -7,7 +7,7 @@ from dpexp.record.figures.step_times import usual_steps
 from dpexp.record.record import Record, Row, present
 from dpexp.report import units
 from dpexp.report.analysis import layout, work
-from dpexp.report.findings import headlines
+from dpexp.report.findings.rules import headlines
 
 MOST_DAMAGE = 3
 """The most reports of damage; `runs.py check` prints all."""

@@ -13,8 +13,7 @@ import pytest
 from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
 from dpexp.record.record import Record
-from dpexp.report.findings import RULES, apply_rules
-from dpexp.report.findings.evidence import Finding
+from dpexp.report.findings.rules import Finding, apply_rules, rules
 
 BUSY = PHASES | {"scatter": 0.5, "replicate": 0.5, "parallel_apply": 20.0, "gather": 0.5, "backward": 40.0}
 """Phases of a step that keeps its devices busy, so that no rule finds anything."""
@@ -343,9 +342,10 @@ def test_every_finding_has_figures_advice_and_numbers_in_its_sentence() -> None:
 
 
 def test_findings_are_in_the_order_of_the_rules() -> None:
-    order = [rule.__name__ for rule in RULES]
+    order = [rule.name for rule in rules()]
     raised = list(apply_rules(whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1)))
     assert raised == sorted(raised, key=order.index)
+    assert len({rule.place for rule in rules()}) == len(order) == len(set(order)) >= 16
 
 
 def test_the_same_record_raises_the_same_findings() -> None:

@@ -1,4 +1,4 @@
-"""A finding, and the facts of a Record that the rules read."""
+"""Evidence: the facts of a Record that the rules of findings read."""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -19,15 +19,6 @@ MANY = 6 * ENOUGH
 """Fewer steps do not show a trend."""
 SLOWER = 1.2
 """Steps are slower than others from this ratio on."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """``text`` states what was found, ``advice`` what to try; ``figures`` are the numbers of the text."""
-
-    text: str
-    advice: str
-    figures: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import statistics
 
 from dpexp.report import units
-from dpexp.report.findings.evidence import Evidence, Finding
+from dpexp.report.findings.evidence import Evidence
+from dpexp.report.findings.rules import Finding, rule
 
 UNBALANCED = 1.3
 """A device's memory or a rank's time is unbalanced from this many times the others' median."""
@@ -13,6 +14,7 @@ LEAST_MS = 0.5
 """Smaller differences in time come from the scheduler, not from the rank."""
 
 
+@rule(place=10, headline="no device to split over")
 def passed_through(evidence: Evidence) -> Finding | None:
     """The wrapper did nothing: it had no device to split over."""
     record = evidence.record
@@ -27,6 +29,7 @@ def passed_through(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=60, headline="idle devices")
 def idle_devices(evidence: Evidence) -> Finding | None:
     """Some batch has too few rows for all devices."""
     count = len(evidence.devices)
@@ -54,6 +57,7 @@ def _rows_for_all(rows: int, count: int) -> int:
     return rows
 
 
+@rule(place=70, headline="a straggler")
 def straggler(evidence: Evidence) -> Finding | None:
     """One rank computes longer than the others, which wait for it at every all-reduce."""
     ranks = {rank["rank"]: rank for rank in evidence.record.devices.get("ranks") or []}
@@ -74,6 +78,7 @@ def straggler(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=90, headline="memory of the output device")
 def output_memory(evidence: Evidence) -> Finding | None:
     """The device where outputs are gathered needs more memory than the others."""
     memory, output = evidence.record.memory, evidence.record.devices["output"]

@@ -5,7 +5,8 @@ import math
 from dpexp.record import device_map
 from dpexp.record.traffic import communication
 from dpexp.report import units
-from dpexp.report.findings.evidence import Evidence, Finding, Growth
+from dpexp.report.findings.evidence import Evidence, Growth
+from dpexp.report.findings.rules import Finding, rule
 
 SMALL = 0.10
 """An overhead below this share of a step is not reported."""
@@ -19,6 +20,7 @@ EXPOSED, EXPOSED_MS = 0.25, 0.5
 """An all-reduce is reported where this share of a step, and at least this many ms, is not overlapped."""
 
 
+@rule(place=20, headline="copying parameters")
 def replicate(evidence: Evidence) -> Finding | None:
     """Copying the parameters to the replicas in every forward takes a large part of a step."""
     phase = evidence.phases.get("replicate")
@@ -54,6 +56,7 @@ def _rows_for_small(growth: Growth | None, ms: float) -> float | None:
     return math.ceil(rows) if growth.many < rows <= FAR * growth.many else None
 
 
+@rule(place=30, headline="mostly overhead")
 def overhead(evidence: Evidence) -> Finding | None:
     """Threads, Python and launching kernels take longer than the kernels."""
     return _around_replicas(evidence) or _independent_of_rows(evidence)
@@ -87,6 +90,7 @@ def _independent_of_rows(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=40, headline="dense gradient of a table")
 def dense_gradient(evidence: Evidence) -> Finding | None:
     """The gradient of a large embedding table is written in full, although a batch touches few rows."""
     record = evidence.record
@@ -123,6 +127,7 @@ def _ids(evidence: Evidence, module: str) -> int:
     return max((sum(map(math.prod, inputs)) for call in calls for inputs in call.inputs), default=0)
 
 
+@rule(place=50, headline="transfer that nothing overlaps")
 def transfer(evidence: Evidence) -> Finding | None:
     """The accelerator waits while the host's outputs are transferred to it."""
     record = evidence.record
@@ -140,6 +145,7 @@ def transfer(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=80, headline="all-reduce that nothing overlaps")
 def exposed_allreduce(evidence: Evidence) -> Finding | None:
     """The all-reduce continues long after backward has computed all gradients."""
     phases, step_ms = evidence.phases, evidence.step_ms

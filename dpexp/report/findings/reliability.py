@@ -5,7 +5,8 @@ import statistics
 from dpexp.record.figures import phase_times
 from dpexp.report import units
 from dpexp.report.analysis.trends import ratio_within_run
-from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence, Finding
+from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence
+from dpexp.report.findings.rules import Finding, rule
 
 NOISY = 0.2
 """Step times whose IQR is a larger share of their median are noisy."""
@@ -13,6 +14,7 @@ COVERED = 0.9
 """Phases that cover less of a step leave out too much."""
 
 
+@rule(place=150, headline="noisy steps")
 def noise(evidence: Evidence) -> Finding | None:
     """Equal steps take very different times."""
     usual = evidence.usual
@@ -27,6 +29,7 @@ def noise(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=160, headline="phases leave time out")
 def phase_sum(evidence: Evidence) -> Finding | None:
     """The phases do not cover the step, or timing them made it slower."""
     coverage = evidence.record.summary.get("phase_coverage")

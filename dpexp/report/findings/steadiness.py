@@ -5,12 +5,14 @@ from collections.abc import Iterable
 
 from dpexp.report import units
 from dpexp.report.analysis.trends import far_out
-from dpexp.report.findings.evidence import ENOUGH, Evidence, Finding
+from dpexp.report.findings.evidence import ENOUGH, Evidence
+from dpexp.report.findings.rules import Finding, rule
 
 OUTLIER, LOST = 2.0, 0.05
 """An outlier takes so many times the median, and is reported if outliers take this share of the time."""
 
 
+@rule(place=110, headline="unsteady start")
 def unsteady_start(evidence: Evidence) -> Finding | None:
     """The first measured steps still belong to the warm-up: each of them is an outlier among the others."""
     usual = evidence.usual
@@ -27,6 +29,7 @@ def unsteady_start(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=120, headline="step time changes")
 def change_point(evidence: Evidence) -> Finding | None:
     """From some step on, all steps take longer, or shorter (Pettitt's test)."""
     found, usual = evidence.trend, evidence.usual
@@ -43,6 +46,7 @@ def change_point(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=130, headline="step time drifts")
 def drift(evidence: Evidence) -> Finding | None:
     """The steps get slower, or faster, all the time (Mann and Kendall's test)."""
     found, usual = evidence.trend, evidence.usual
@@ -57,6 +61,7 @@ def drift(evidence: Evidence) -> Finding | None:
     )
 
 
+@rule(place=140, headline="outliers")
 def outliers(evidence: Evidence) -> Finding | None:
     """A few single steps take a large part of the time."""
     usual = evidence.usual
@@ -83,6 +88,7 @@ def _limit(times: Iterable[float]) -> float:
     return max(far_out(times), OUTLIER * statistics.median(times))
 
 
+@rule(place=100, headline="outliers of a rank")
 def rank_outliers(evidence: Evidence) -> Finding | None:
     """In single steps one rank computes much longer than usual, and the others wait."""
     slow = {}
