@@ -169,7 +169,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:3]
 import psutil
 from measure import begin, end
-from dpexp.tracking import Uploader
+from dpexp.tracking.process.uploader import Uploader
 home, steps = Path(sys.argv[3]), int(sys.argv[4])
 main = psutil.Process()
 uploader = Uploader.start(home)

@@ -25,7 +25,7 @@ with ProgressBar() as bar:
 
 COMMAND = """
 import os, sys
-from dpexp import cli
+from dpexp.commands import cli
 from dpexp.commands.run import app
 sys.argv = ["run.py", *os.environ["WORDS"].split()]
 try:

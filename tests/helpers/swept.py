@@ -8,7 +8,7 @@ from dpexp.study.experiment.experiment import Experiment, load
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.experiment import Bars, Program
 QUESTION = "Does it?"
 RUNS = {

@@ -304,7 +304,8 @@ def test_a_journal_is_open_until_its_writer_dies(runs: Path) -> None:
 FULL_DISK = """
 import sys, journals
 from pathlib import Path
-from dpexp.record import JournalError, finish
+from dpexp.record.journal.fold import finish
+from dpexp.record.record import JournalError
 home = Path(sys.argv[1])
 journal = journals.begin(home / "runs", "full")
 try:

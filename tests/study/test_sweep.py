@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("forked_child_runs")
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.experiment import Bars, Claim, Program
 QUESTION = "Does it?"
 RUNS = {

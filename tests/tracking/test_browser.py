@@ -23,7 +23,7 @@ from dpexp.tracking.delivery.ledger import delivered
 TIMEOUT_MS = 300_000
 RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
 CONFIG = """
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.experiment import Bars, Claim
 QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
 RUNS = {

@@ -427,7 +427,7 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
 SYNC_ALL = """
 import sys
 from pathlib import Path
-from dpexp.tracking import sync
+from dpexp.tracking.delivery import sync
 home = Path(sys.argv[1])
 print(*[result.state for result in sync.deliver(home, sync.undelivered(home))])
 """

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEPS = """
 import sys, torch
-from dpexp.config import RunConfig
+from dpexp.config.run_config import RunConfig
 from dpexp.training.optimizer_names import OPTIMIZERS
 from dpexp.training.optimizers import RunOptimizer, check_optimizer
 from dpexp.strategies.base import Placed
