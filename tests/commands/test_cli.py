@@ -21,7 +21,7 @@ from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
