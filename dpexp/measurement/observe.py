@@ -158,10 +158,10 @@ def device_map(placed: Placed) -> list[Row]:
     rows: dict[int, Row] = {}
     for part in parts(placed.module):
         for name, parameter in part.module.named_parameters(recurse=False):
-            full_shape = placed.gradient_sync.full_shapes.get(f"{part.name}.{name}".lstrip("."))
+            full_shape = placed.shards.full_shapes.get(f"{part.name}.{name}".lstrip("."))
             row = _device_map_row(part, "parameter", name, parameter)
             row |= {} if parameter.requires_grad else {"frozen": True}
-            unit = placed.gradient_sync.units.get(f"{part.name}.{name}".lstrip("."))
+            unit = placed.shards.units.get(f"{part.name}.{name}".lstrip("."))
             row |= {} if unit is None else {"unit": unit}
             rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
         for name, buffer in part.module.named_buffers(recurse=False):

@@ -4,61 +4,38 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from dpexp import tensors
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.dataset import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 
 Devices: TypeAlias = Sequence[torch.device]
 
 
 class GradientSync:
-    """How gradients and parameters of the ranks are combined: here of one process, which has them all.
-
-    Its methods may communicate: every rank must call them in the same order. ``full_shapes`` are the shapes
-    of full tensors by name, where they are not those of the parameters; ``units`` the module with which FSDP
-    gathers a parameter, by the parameter's name.
-    """
-
-    full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
-    units: Mapping[str, str] = MappingProxyType({})
+    """How gradients come together: here those of one process, which autograd adds up."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[object]:
         """The context of everything of a step after its forward: loss, backward and optimizer."""
         return nullcontext()
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        """Give every local parameter the gradient of the mean loss over the rows of the global batch."""
+        """Give every local parameter the gradient of the mean loss over the rows of the global batch.
+
+        It may communicate: every rank must call it.
+        """
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The norm of the full gradients together, as a scalar on the device of the first."""
-        norms = [self.norm(name, gradient) for name, gradient in gradients.items()]
-        return tensors.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-
-    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """The norm of a full gradient, of which this rank may have a shard."""
-        return tensors.norm(gradient)
-
-    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor, as in DTensor, of a parameter of this name, or of its gradient."""
-        return tensor.detach()
-
-    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write the full tensor ``value``, or this rank's shard of it, to ``tensor``."""
-        tensor.detach().copy_(value)
 
 
 @dataclass(frozen=True)
@@ -67,6 +44,7 @@ class Placed:
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
     A loop over batches takes them from ``prefetch``, which may prepare those after the current one.
+    ``splits_rows_unseen``: whether it may split a batch by rows where no wrapper says so.
     """
 
     module: nn.Module
@@ -74,7 +52,9 @@ class Placed:
     output_device: torch.device
     devices: tuple[torch.device, ...]
     gradient_sync: GradientSync = field(default_factory=GradientSync)
+    shards: Shards = field(default_factory=Shards)
     prefetch: Prefetch = field(default_factory=NoPrefetch)
+    splits_rows_unseen: bool = False
 
 
 @dataclass(frozen=True)

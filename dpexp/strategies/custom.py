@@ -34,7 +34,8 @@ from dpexp.config.strategy_options import CustomOptions
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
-from dpexp.strategies.ranks.fsdp import ShardedSync
+from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.ranks.dtensor_shards import DTensorShards
 from dpexp.strategies.wrappers import Forward, Wrapper, named_parameters
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
@@ -122,7 +123,15 @@ def lay_out(
             "or what wraps it"
         )
     module = Forward(FullOutputs(laid_out, devices[0]), timer)
-    return Placed(module, devices[0], devices[0], devices, CustomSync(chunks, laid_out, shapes))
+    return Placed(
+        module,
+        devices[0],
+        devices[0],
+        devices,
+        RowWeightedSync(chunks),
+        CustomShards(laid_out, shapes),
+        splits_rows_unseen=True,
+    )
 
 
 def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> None:
@@ -137,7 +146,7 @@ def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> N
             "Parameters keep their names: replace modules inside the model, or wrap it in DDP"
         )
     for name, parameter in found.items():
-        shape = placed.gradient_sync.full_tensor(name, parameter).shape
+        shape = placed.shards.full_tensor(name, parameter).shape
         if shape != written[name].shape:
             raise ConfigError(
                 f"parameter {name} has shape {tuple(shape)}, in the model it has "
@@ -156,11 +165,10 @@ def second_parameter(function: Callable[..., Any]) -> str:
     return names[1]
 
 
-class CustomSync(ShardedSync):
-    """Gradients averaged over the chunks of a batch; the module may know how it shards its parameters."""
+class CustomShards(DTensorShards):
+    """The module may know how it shards its parameters by hand."""
 
-    def __init__(self, chunks: int, module: nn.Module, full_shapes: Mapping[str, torch.Size]) -> None:
-        super().__init__(chunks)
+    def __init__(self, module: nn.Module, full_shapes: Mapping[str, torch.Size]) -> None:
         self.module, self.full_shapes = module, full_shapes
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -5,24 +5,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.strategies.base import GradientSync
+from dpexp.strategies.shards import Shards
 from dpexp.training.optimizers import Optimizers
 
 PLAIN = (int, float, bool, str, type(None))
 
 
-def full_state(optimizers: Optimizers, sync: GradientSync) -> dict[str, dict[str, Any]]:
+def full_state(optimizers: Optimizers, shards: Shards) -> dict[str, dict[str, Any]]:
     """What the optimizers keep of each parameter, on the host; every rank must call this."""
     return {
-        name: {key: _full(sync, name, parameter, value) for key, value in state.items()}
+        name: {key: _full(shards, name, parameter, value) for key, value in state.items()}
         for name, parameter, state in optimizers.states()
     }
 
 
-def _full(sync: GradientSync, name: str, parameter: nn.Parameter, value: Any) -> Any:
+def _full(shards: Shards, name: str, parameter: nn.Parameter, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return (sync.full_tensor(name, value) if _is_sharded_as(parameter, value) else value.detach()).cpu()
+    return (shards.full_tensor(name, value) if _is_sharded_as(parameter, value) else value.detach()).cpu()
 
 
 def _is_sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> bool:
@@ -30,7 +30,7 @@ def _is_sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> bool:
     return value.dim() == parameter.dim() > 0 and len(value) == len(parameter)
 
 
-def load_full_state(optimizers: Optimizers, sync: GradientSync, saved: dict[str, dict[str, Any]]) -> None:
+def load_full_state(optimizers: Optimizers, shards: Shards, saved: dict[str, dict[str, Any]]) -> None:
     """Load what ``full_state`` returned into optimizers that have taken steps."""
     for name, parameter, state in optimizers.states():
         wanted = saved.get(name, {})
@@ -42,7 +42,7 @@ def load_full_state(optimizers: Optimizers, sync: GradientSync, saved: dict[str,
                 state[key] = value
             elif isinstance(found, torch.Tensor):
                 if _is_sharded_as(parameter, found):
-                    sync.load_full_tensor(name, found, value)
+                    shards.load_full_tensor(name, found, value)
                 else:
                     found.copy_(value)
             else:

@@ -22,9 +22,10 @@ from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.run_config import RunConfig
 from dpexp.config.spec import Spec
-from dpexp.strategies.base import GradientSync, Placed
+from dpexp.strategies.base import Placed
 from dpexp.strategies.hybrid.mapped_tables import is_mapped
 from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, placed_tables
+from dpexp.strategies.shards import Shards
 from dpexp.strategies.wrappers import named_parameters
 from dpexp.training.dynamo_stand_in import without_dynamo
 from dpexp.training.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
@@ -48,7 +49,7 @@ class Optimizers:
     ) -> None:
         self.members, self._clip_norm = members, clip_norm
         self.accumulate, self._batches = accumulate, 0
-        self._sync, self._parameters = placed.gradient_sync, named_parameters(placed.module)
+        self._shards, self._parameters = placed.shards, named_parameters(placed.module)
         self._prefetch = placed.prefetch
 
     def step(self) -> bool:
@@ -64,7 +65,7 @@ class Optimizers:
             for gradient in _gradients(self._parameters).values():
                 _values(gradient).div_(self.accumulate)
         if self._clip_norm is not None:
-            clip(self._parameters, self._sync, self._clip_norm)
+            clip(self._parameters, self._shards, self._clip_norm)
         self._step()
         return True
 
@@ -264,10 +265,10 @@ def _tables(module: nn.Module) -> tuple[set[int], set[int]]:
     return {id(part.weight) for part in tables}, {id(part.weight) for part in tables if part.sparse}
 
 
-def clip(parameters: Mapping[str, nn.Parameter], sync: GradientSync, limit: float) -> None:
+def clip(parameters: Mapping[str, nn.Parameter], shards: Shards, limit: float) -> None:
     """Scale the gradients so that the norm of all of them together is at most ``limit``."""
     gradients = _gradients(parameters)
-    norm = sync.total_norm(gradients)
+    norm = shards.total_norm(gradients)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in torch.nn.utils.clip_grad_norm_
     for gradient in gradients.values():
         values = _values(gradient)

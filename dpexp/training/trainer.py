@@ -128,7 +128,7 @@ class Trainer:
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The full tensor of each parameter, on the host, by its name in the model as written."""
-        full_tensor = self.placed.gradient_sync.full_tensor
+        full_tensor = self.placed.shards.full_tensor
         parameters = named_parameters(self.placed.module)
         full = {name: full_tensor(name, parameter).cpu() for name, parameter in parameters.items()}
         return self.prepared.group.complete(full)
@@ -149,7 +149,7 @@ class Trainer:
     def _optimizer_state(self) -> dict[str, Any]:
         if self.optimizers is None:
             return {}
-        state = full_state(self.optimizers, self.placed.gradient_sync)
+        state = full_state(self.optimizers, self.placed.shards)
         return {"optimizer": self.prepared.group.complete(state), "groups": groups(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,11 +160,11 @@ class Trainer:
         if self.optimizers is not None:
             self.optimizers.make_state()
         for name, parameter in named_parameters(self.placed.module).items():
-            self.placed.gradient_sync.load_full_tensor(name, parameter, state["parameters"][name])
+            self.placed.shards.load_full_tensor(name, parameter, state["parameters"][name])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])
         if self.optimizers is not None and "optimizer" in state:
-            load_full_state(self.optimizers, self.placed.gradient_sync, state["optimizer"])
+            load_full_state(self.optimizers, self.placed.shards, state["optimizer"])
             load_groups(self.optimizers, state["groups"])
         random = state["random"]
         devices.set_rng_states(self.placed.devices, random[self.prepared.group.rank % len(random)])

@@ -18,7 +18,6 @@ from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import is_random_layer
 from dpexp.strategies.base import Placed
-from dpexp.strategies.custom import CustomSync
 from dpexp.strategies.hooks import hooked_parameters
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.strategies.wrappers import parts
@@ -42,7 +41,7 @@ def train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
 
     These are SyncBatchNorm over ranks, and those of layouts that are known not to split batches.
     """
-    in_full = group.chunks == 1 and not isinstance(placed.gradient_sync, CustomSync)
+    in_full = group.chunks == 1 and not placed.splits_rows_unseen
     names = set()
     for part in parts(placed.module):
         is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)
@@ -132,12 +131,12 @@ class WrittenByShards:
 
     def replace_parameters(self, layout: Training, reference: Training, names: set[str]) -> None:
         """The same for the parameters of these names; every rank must call this with the same ones."""
-        sync, own = layout.placed.gradient_sync, layout.parameters()
+        shards, own = layout.placed.shards, layout.parameters()
         expected = reference.parameters()
         for name in sorted(names & self.names(layout, "parameters") & own.keys()):
             value = expected[name].detach()
-            self._note(name, _relative(sync.full_tensor(name, own[name]), value))
-            sync.load_full_tensor(name, own[name], value)
+            self._note(name, _relative(shards.full_tensor(name, own[name]), value))
+            shards.load_full_tensor(name, own[name], value)
 
     def _note(self, name: str, error: float) -> None:
         if error > self.tolerance:

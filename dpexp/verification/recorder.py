@@ -96,7 +96,7 @@ class Training:
                     with sync.computing(batch):
                         sync.backward(loss, batch)
         step.gradients = {
-            name: _on_host(placed.gradient_sync.full_tensor(name, parameter.grad))
+            name: _on_host(placed.shards.full_tensor(name, parameter.grad))
             for name, parameter in self.parameters().items()
             if parameter.grad is not None
         }
@@ -119,7 +119,7 @@ class Training:
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The full parameters; every rank must call this."""
-        full = self.placed.gradient_sync.full_tensor
+        full = self.placed.shards.full_tensor
         return {name: full(name, parameter) for name, parameter in self.parameters().items()}
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -132,7 +132,7 @@ class Training:
             return {}
         return {
             f"{name}: {key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-            for name, state in full_state(self._optimizers, self.placed.gradient_sync).items()
+            for name, state in full_state(self._optimizers, self.placed.shards).items()
             for key, value in state.items()
             if isinstance(value, torch.Tensor | int | float)
         }

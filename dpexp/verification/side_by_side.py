@@ -144,11 +144,11 @@ class SideBySide:
 
     def _equalize(self, expected: Step) -> None:
         """Give the layout the reference's dense gradients, from which its own differ by rounding."""
-        sync = self.layout.placed.gradient_sync
+        shards = self.layout.placed.shards
         for name, parameter in self.layout.parameters().items():
             gradient, value = parameter.grad, expected.gradients.get(name)
             if gradient is not None and value is not None and not gradient.is_sparse | value.is_sparse:
-                sync.load_full_tensor(name, gradient, value)
+                shards.load_full_tensor(name, gradient, value)
 
     def _completed(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the tensors of parameters and buffers that only other ranks have, as stages of a pipeline."""

@@ -16,7 +16,7 @@ from dpexp.engine.facts.references import references
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.measurement.observe import optimizer_map
-from dpexp.strategies.base import GradientSync
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
 from dpexp.training.optimizers import clip
@@ -205,7 +205,7 @@ def test_gradients_are_scaled_to_the_largest_norm_and_shorter_ones_stay() -> Non
     rows = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]]), (3, 2))
     for limit, scale in ((3.0, 0.5), (10.0, 1.0)):
         table.grad, weight.grad = rows.clone(), torch.tensor([4.0, 0.0])
-        clip({"table": table, "weight": weight}, GradientSync(), limit)  # 2, 4 and 4: the norm is 6
+        clip({"table": table, "weight": weight}, Shards(), limit)  # 2, 4 and 4: the norm is 6
         assert torch.allclose(table.grad.to_dense()[1], scale * torch.tensor([2.0, 4.0]), rtol=1e-5)
         assert torch.allclose(weight.grad, scale * torch.tensor([4.0, 0.0]), rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Embedding tables on the hosts of several ranks: how gradients, snapshots and norms combine them.
+"""Embedding tables on the hosts of several ranks: how their gradients and their shards come together.
 
 A table is replicated, its gradients all-reduced, or sharded (``sharded_embedding.py``).
 """
@@ -13,14 +13,15 @@ from dpexp.data.dataset import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
-from dpexp.strategies.hybrid.table_shards import Shards, Table
+from dpexp.strategies.hybrid.table_shards import Shard, Table
 from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.shards import Shards
 from dpexp.strategies.wrappers import named_parameters, parts
 from dpexp.timing import Timer
 
 
 def shards_of(
-    tables: Sequence[Table], shards: Mapping[torch.Tensor, Shards], timer: Timer
+    tables: Sequence[Table], shards: Mapping[torch.Tensor, tuple[Shard, ...]], timer: Timer
 ) -> dict[int, ShardedEmbedding]:
     """What this rank has of each table, by the id of the table, from the shards of each weight.
 
@@ -49,20 +50,51 @@ def replaced(module: nn.Module, tables: Mapping[int, nn.Module]) -> nn.Module:
     return module
 
 
+class TableShards(Shards):
+    """Of a sharded table each rank has some rows, or some columns; of everything else all."""
+
+    def __init__(self, group: ProcessGroup, module: nn.Module) -> None:
+        self._group = group
+        named = {f"{part.name}.weight": part.module for part in parts(module)}
+        self.tables = {name: each for name, each in named.items() if isinstance(each, ShardedEmbedding)}
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        norm = super().norm(name, gradient)
+        if name in self.tables:
+            distributed.all_reduce(norm.square_())
+            norm.sqrt_()
+        return norm
+
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        if name not in self.tables:
+            return tensor
+        columns = tensor.dim() == 2 and _is_by_column(self.tables[name])
+        return torch.cat(self._group.all_gather(tensor.to_dense()), 1 if columns else 0)
+
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if name in self.tables:
+            own = self.tables[name].shard
+            value = value[own.rows.start : own.rows.stop]
+            if _is_by_column(self.tables[name]):
+                value = value[:, own.columns.start : own.columns.stop]
+        tensor.detach().copy_(value)
+
+
 class TableSync(RowWeightedSync):
     """All-reduces the gradients of the ``tables``, the parameters of host modules; a sparse one by its rows.
 
-    DistributedDataParallel synchronizes the others.
+    The lookup of a sharded table has reduced its gradient. DistributedDataParallel synchronizes all others.
     """
 
-    def __init__(self, group: ProcessGroup, module: nn.Module, hosts: Sequence[str], timer: Timer) -> None:
-        super().__init__(group.size)
+    def __init__(
+        self, world_size: int, module: nn.Module, hosts: Sequence[str], shards: TableShards, timer: Timer
+    ) -> None:
+        super().__init__(world_size)
         prefixes = tuple(f"{host}." for host in hosts)
         named = named_parameters(module)
         self.tables = {name: table for name, table in named.items() if name.startswith(prefixes)}
-        sharded = {f"{part.name}.weight": part.module for part in parts(module)}
-        self._shards = {name: each for name, each in sharded.items() if isinstance(each, ShardedEmbedding)}
-        self._group = group
+        self._sharded = shards.tables
         self._timer = timer
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
@@ -73,36 +105,14 @@ class TableSync(RowWeightedSync):
                     self._all_reduce(name, table)
 
     def _all_reduce(self, name: str, table: nn.Parameter) -> None:
-        if name in self._shards:  # its lookup has reduced it
+        if name in self._sharded:
             if table.grad is None:  # no id of the batch is in its rows
-                table.grad = _no_rows(table) if self._shards[name].sparse else torch.zeros_like(table)
+                table.grad = _no_rows(table) if self._sharded[name].sparse else torch.zeros_like(table)
             return
         assert table.grad is not None, f"table {name} got no gradient"
         gradient = table.grad.coalesce() if table.grad.is_sparse else table.grad
         distributed.all_reduce(gradient)
         table.grad = gradient / self.world_size
-
-    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        norm = super().norm(name, gradient)
-        if name in self._shards:
-            distributed.all_reduce(norm.square_())
-            norm.sqrt_()
-        return norm
-
-    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach()
-        if name not in self._shards:
-            return tensor
-        columns = tensor.dim() == 2 and _is_by_column(self._shards[name])
-        return torch.cat(self._group.all_gather(tensor.to_dense()), 1 if columns else 0)
-
-    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        if name in self._shards:
-            own = self._shards[name].shard
-            value = value[own.rows.start : own.rows.stop]
-            if _is_by_column(self._shards[name]):
-                value = value[:, own.columns.start : own.columns.stop]
-        tensor.detach().copy_(value)
 
 
 def _is_by_column(table: ShardedEmbedding) -> bool:

@@ -25,7 +25,7 @@ from dpexp.config.strategy_options import DdpOptions, HybridOptions
 from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.hooks import check_no_hooks
-from dpexp.strategies.hybrid.embedding_tables import TableSync, replaced, shards_of
+from dpexp.strategies.hybrid.embedding_tables import TableShards, TableSync, replaced, shards_of
 from dpexp.strategies.hybrid.look_ahead import LookAhead
 from dpexp.strategies.hybrid.lookups import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
@@ -146,9 +146,10 @@ class Hybrid(Replicating):
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
             return Placed(model, HOST, device, used, prefetch=prefetch)
-        sync = TableSync(self.group, model, hosts, timer)
+        table_shards = TableShards(self.group, model)
+        sync = TableSync(self.group.size, model, hosts, table_shards, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, device, used, sync, prefetch)
+        return Placed(module, HOST, device, used, sync, table_shards, prefetch)
 
     def _prefetch(self, hosts: Sequence[nn.Module], device: torch.device) -> Prefetch:
         options = self.options

@@ -12,7 +12,6 @@ Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,36 +22,17 @@ from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.ranks.dtensor_shards import DTensorShards
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
 
 
-class ShardedSync(RowWeightedSync):
-    """Parameters are ``DTensor``s, of which each rank has its rows."""
+class UnitShards(DTensorShards):
+    """Each rank has its rows of every parameter; ``units`` are gathered and freed together."""
 
-    def __init__(self, world_size: int, units: Mapping[str, str] = MappingProxyType({})) -> None:
-        super().__init__(world_size)
+    def __init__(self, units: Mapping[str, str]) -> None:
         self.units = units
-
-    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor
-
-        tensor = tensor.detach()
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        return self.full_tensor("", super().norm(name, gradient))
-
-    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        tensor = tensor.detach()
-        if isinstance(tensor, DTensor):
-            sharded = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
-            tensor.to_local().copy_(sharded.to_local())
-        else:
-            tensor.copy_(value)
 
 
 class TimedCollective:
@@ -137,7 +117,8 @@ class Fsdp(Strategy):
             for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
-        return Placed(Forward(model, timer), device, device, (device,), ShardedSync(self.group.size, units))
+        sync = RowWeightedSync(self.group.size)
+        return Placed(Forward(model, timer), device, device, (device,), sync, UnitShards(units))
 
 
 def units_of(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> dict[str, str]:

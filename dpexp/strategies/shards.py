@@ -1,0 +1,38 @@
+"""Shards: what a process has of each parameter, and how full tensors are read and written."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from dpexp import tensors
+
+
+class Shards:
+    """Here of one process, which has every parameter in full.
+
+    Its methods may communicate: every rank must call them in the same order. A ``name`` is that of a
+    parameter in the model as written, a ``tensor`` the parameter, its gradient, or what an optimizer keeps
+    of it in the same shape. ``full_shapes`` are the shapes of full tensors by name, where they are not those
+    of the parameters; ``units`` the module with which FSDP gathers a parameter, by the parameter's name.
+    """
+
+    full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
+    units: Mapping[str, str] = MappingProxyType({})
+
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The full tensor, as in DTensor, of which this process has a shard."""
+        return tensor.detach()
+
+    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
+        tensor.detach().copy_(value)
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """The norm of a full gradient, as a scalar."""
+        return tensors.norm(gradient)
+
+    def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The norm of the full gradients together, as a scalar on the device of the first."""
+        norms = [self.norm(name, gradient) for name, gradient in gradients.items()]
+        return tensors.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
