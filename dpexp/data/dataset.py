@@ -13,51 +13,12 @@ import torch
 from torch import Tensor
 
 from dpexp import tensors
+from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.objective import Objective
 from dpexp.data.rng import EpochOrder
 
 Fetch = Callable[[Tensor | slice], tuple[tuple[Any, ...], Any]]
 """From indices of samples to their inputs and targets."""
-
-RankRows = Callable[[int], slice]
-"""From the number of rows of a global batch to the rows that a rank computes."""
-
-STAND_IN_ROWS = 2
-"""A rank without rows computes the first rows of the batch with weight 0, because the other ranks wait for it
-in collective operations. It computes two rows, because BatchNorm refuses a batch of one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A global batch, or the part of its rows that a rank computes.
-
-    ``inputs`` are the model's positional arguments. Every tensor has ``rows`` rows in dimension 0. Where
-    ``rows`` is 0, the tensors hold ``STAND_IN_ROWS`` rows, which must not count.
-    """
-
-    inputs: tuple[Any, ...]
-    targets: Any
-    rows: int
-    global_rows: int
-    share: float | None = None
-
-    @property
-    def weight(self) -> float:
-        """The weight in the loss of the global batch: ``share``, or else the fraction of its rows."""
-        return self.rows / self.global_rows if self.share is None else self.share
-
-    def part(self, rank_rows: RankRows) -> Batch:
-        """The part of this global batch that a rank computes."""
-        rows, fetched = _local_rows(rank_rows, self.rows)
-        inputs, targets = tensors.map_tensors(lambda tensor: tensor[fetched], (self.inputs, self.targets))
-        return Batch(inputs, targets, rows, self.rows)
-
-
-def _local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
-    """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""
-    local = rank_rows(global_rows)
-    rows = local.stop - local.start
-    return rows, local if rows else slice(0, min(global_rows, STAND_IN_ROWS))
 
 
 @dataclass(eq=False, repr=False)
@@ -106,7 +67,7 @@ class Dataset:
         with self.reading(first * batch_size) as fetch:
             for start in range(first * batch_size, self.samples, batch_size):
                 global_rows = min(batch_size, self.samples - start)
-                rows, fetched = _local_rows(rank_rows, global_rows)
+                rows, fetched = local_rows(rank_rows, global_rows)
                 positions = slice(start + fetched.start, start + fetched.stop)
                 inputs, targets = fetch(positions if order is None else order[positions])
                 yield Batch(inputs, targets, rows, global_rows)

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,9 @@ from torch.nn import functional
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors
 from dpexp.distributed.process_group import ProcessGroup
-
-if TYPE_CHECKING:
-    from dpexp.data.dataset import Batch
 
 _NO_LOSS = (
     "for which there is no standard loss: name one with --loss module:function, or give the model a method "
@@ -103,7 +101,7 @@ class Objective:
         weights = amounts if self.reduction == "sum" else amounts / amounts.sum()
         return torch.where(weights > 0, like, 0) @ weights  # the mean over no token is NaN
 
-    def weighted(self, batch: "Batch", group: ProcessGroup) -> "Batch":
+    def weighted(self, batch: Batch, group: ProcessGroup) -> Batch:
         """A rank's part of a batch with its weight in the loss; every rank must call this."""
         if self.reduction == "rows" or group.chunks == 1:
             return batch
@@ -114,13 +112,13 @@ class Objective:
             total = sum(number for (number,) in group.one_of_each_chunk(by_rank))
         return replace(batch, share=amount / total if total else 0.0)
 
-    def tokens(self, batch: "Batch") -> float | None:
+    def tokens(self, batch: Batch) -> float | None:
         """The tokens of this rank's rows; None for a loss that does not count them."""
         if self.reduction != "tokens" or batch.targets is None:
             return None
         return float(self._amount(batch.targets)) if batch.rows else 0.0
 
-    def weights(self, parts: Sequence["Batch"]) -> list[float]:
+    def weights(self, parts: Sequence[Batch]) -> list[float]:
         """The weights of all parts of a batch."""
         if self.reduction == "rows":
             return [part.rows / sum(each.rows for each in parts) for part in parts]

@@ -18,7 +18,7 @@ import torch
 
 from dpexp import devices, tensors
 from dpexp.config.strategy_options import CustomOptions, RankOptions
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations

@@ -15,7 +15,8 @@ from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.batch import Batch
+from dpexp.data.dataset import Dataset
 from dpexp.measurement.observe import preserved
 from dpexp.parallel import chunk_sizes
 from dpexp.strategies.base import Strategy

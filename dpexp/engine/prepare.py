@@ -17,7 +17,8 @@ from dpexp.config.options import option_fields, to_json
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_options import RankOptions
-from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.batch import Batch
+from dpexp.data.dataset import Dataset
 from dpexp.data.rng import seed_globals
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH

@@ -14,7 +14,7 @@ from torch import nn
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.record.record import Row
 from dpexp.strategies.base import Placed, Strategy

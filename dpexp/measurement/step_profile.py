@@ -14,7 +14,7 @@ import torch
 
 from dpexp import devices, tensors
 from dpexp.config.errors import describe
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import LiveStorages, size
 from dpexp.measurement.observe import device_map, device_of, is_compiled, optimizer_map
 from dpexp.record.record import Row

@@ -14,7 +14,7 @@ from torch import nn
 
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.shards import Shards

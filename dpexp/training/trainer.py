@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpexp import devices
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.strategies.base import Placed
 from dpexp.strategies.wrappers import Forward, named_buffers, named_parameters

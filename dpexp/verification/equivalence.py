@@ -16,7 +16,7 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config.errors import describe
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Placed

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from dpexp.config.errors import ConfigError
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.verification.compare import relative_error

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import chunk_at
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup

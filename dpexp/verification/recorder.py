@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.strategies.base import Placed
 from dpexp.strategies.wrappers import named_buffers, named_parameters, parts
 from dpexp.training.optimizer_state import full_state

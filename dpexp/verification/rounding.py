@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.verification.recorder import Step, Training
 
 NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.verification.by_nature import WrittenByShards

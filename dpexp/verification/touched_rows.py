@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.measurement.observe import preserved
 from dpexp.strategies.base import Placed
 from dpexp.strategies.hooks import hooked_parameters

@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 
 SAMPLES = 8

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp import devices
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 
 DIM, CLASSES = 64, 10
 HIDDEN = {"linear": 0, "mlp": 1024}

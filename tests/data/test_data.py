@@ -18,7 +18,8 @@ from dpexp import data, models
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 from dpexp.data import Features
-from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.batch import Batch
+from dpexp.data.dataset import Dataset
 from dpexp.data.objective import Objective
 from dpexp.data.rng import EpochOrder, mix
 from dpexp.data.sources.synthetic import power_law

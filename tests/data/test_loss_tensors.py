@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors
 from dpexp.verification.equivalence import Equivalence, on_host
 

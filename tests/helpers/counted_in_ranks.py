@@ -17,7 +17,7 @@ from torch import distributed, nn
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup, init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.observations import Observations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer

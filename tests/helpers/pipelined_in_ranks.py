@@ -27,7 +27,7 @@ from torch import distributed, nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify

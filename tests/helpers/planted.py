@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward, Wrapper

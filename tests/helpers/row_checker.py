@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.strategies.hybrid import lookups
 from dpexp.strategies.hybrid.look_ahead import LookAhead
 from dpexp.training.trainer import Trainer

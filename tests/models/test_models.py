@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dpexp import data, models
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING, Features
-from dpexp.data.dataset import Batch, Dataset
+from dpexp.data.batch import Batch
+from dpexp.data.dataset import Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
 
 NAMES = sorted(models.MODELS)

@@ -21,7 +21,7 @@ from row_checker import FIRST, PATIENCE_S, RowChecker, schedule
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid.look_ahead import LookAhead

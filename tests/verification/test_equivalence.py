@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, batches, verify
 from dpexp.strategies.base import Placed

@@ -19,7 +19,7 @@ from torch import nn
 from verified_in_ranks import LOSSES
 
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, verify
 from dpexp.strategies.base import GradientSync, Placed

@@ -14,7 +14,7 @@ from torch.nn import functional
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify

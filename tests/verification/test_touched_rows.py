@@ -12,7 +12,7 @@ from planted import on_host
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.engine.loop import _check_lookups
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import verify

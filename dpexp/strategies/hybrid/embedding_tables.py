@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag

@@ -39,7 +39,7 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.devices import Copies
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph

@@ -43,7 +43,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.exchanged_lookups import (
     ExchangedLookup,

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import DdpOptions
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
 from dpexp.strategies.wrappers import Forward, Wrapper

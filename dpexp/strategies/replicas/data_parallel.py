@@ -20,7 +20,7 @@ from dpexp import parallel
 from dpexp.config.errors import ConfigError, available
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DataParallelOptions
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
 from dpexp.parallel.parallel_apply import share_of_threads
 from dpexp.strategies.base import Devices, GradientSync, Strategy

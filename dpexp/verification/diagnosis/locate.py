@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 from dpexp.strategies.wrappers import parts
 from dpexp.verification.compare import Tensors, distance, distances, magnitude, relative_error
 from dpexp.verification.diagnosis import patterns
