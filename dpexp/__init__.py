@@ -15,7 +15,7 @@ from dpexp.record.record import Record
 from dpexp.run import run
 
 if TYPE_CHECKING:
-    from dpexp.models import MODELS
+    from dpexp.models.registry import MODELS
     from dpexp.strategies.registry import STRATEGIES
     from dpexp.verification.prove import prove
 
@@ -23,7 +23,11 @@ __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
 
 __version__ = "0.1.0"
 
-_LATE = {"MODELS": "dpexp.models", "STRATEGIES": "dpexp.strategies", "prove": "dpexp.verification.prove"}
+_LATE = {
+    "MODELS": "dpexp.models.registry",
+    "STRATEGIES": "dpexp.strategies",
+    "prove": "dpexp.verification.prove",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,8 @@ WITHOUT_TORCH = {"config", "record", "tracking", "report"}
 OUTSIDE = {"scripts", "experiments", "tests"}
 HEAVY = {"torch", "mlflow", "matplotlib", "pandas"}
 IMPORTING_CALLS = {"importlib.import_module", "import_module", "__import__"}
-LIGHT_MODULES = ("dpexp", "dpexp.config", "dpexp.record", "dpexp.report", "dpexp.tracking", "dpexp.models")
+REGISTRIES = ("dpexp.models.registry", "dpexp.data.registry", "dpexp.training.optimizer_names")
+LIGHT_MODULES = ("dpexp", "dpexp.config", "dpexp.record", "dpexp.report", "dpexp.tracking", *REGISTRIES)
 
 
 @dataclass(frozen=True)

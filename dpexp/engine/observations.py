@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from dpexp import devices
 from dpexp.config.run_config import digest
-from dpexp.data import SOURCES
+from dpexp.data.registry import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.facts.environment import environment, torch_environment
 from dpexp.engine.facts.recorded_config import recorded_config

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp import data, devices, models, tensors
+from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import option_fields, to_json
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_options import RankOptions
+from dpexp.data import registry as data
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.rng import seed_globals
@@ -26,6 +27,7 @@ from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.model_check import check_model, check_not_wrapped, check_sync_batch_norm, try_one_batch
+from dpexp.models import registry as models
 from dpexp.record.journal.durable import check_writable
 from dpexp.record.record import new_run_id
 from dpexp.record.runs.index import UnknownRunError, find

@@ -49,10 +49,10 @@ def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from dpexp import models
+    from dpexp.models.registry import build
 
     torch.manual_seed(0)
-    built = models.build("cnn", None)
+    built = build("cnn", None)
     model = built if alone else DistributedDataParallel(built)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     world, rank = (1, 0) if alone else (dist.get_world_size(), dist.get_rank())

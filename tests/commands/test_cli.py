@@ -203,7 +203,7 @@ def test_bad_input_exits_with_2_and_one_message_before_anything_is_written(
 
 
 def test_models_lists_the_registry_with_every_option_and_its_default() -> None:
-    from dpexp.models import MODELS
+    from dpexp.models.registry import MODELS
 
     found = json.loads(cli("models", "--json").stdout)
     assert {row["model"]: [option["option"] for option in row["options"]] for row in found} == {

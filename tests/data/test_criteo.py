@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import named
 import pytest
 import torch
 
-from dpexp import data, models
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.dataset import Dataset
@@ -26,8 +26,8 @@ from tests.helpers.click_logs import lines, write
 
 
 def opened(path: Path, rows: int = 50) -> Dataset:
-    source = data.source(f"criteo:{path},rows={rows}")
-    return source.dataset(models.build("dlrm:dim=4,hidden=8", source.features), 0)
+    source = named.source(f"criteo:{path},rows={rows}")
+    return source.dataset(named.build("dlrm:dim=4,hidden=8", source.features), 0)
 
 
 def refused(path: Path) -> str:
@@ -185,7 +185,7 @@ def test_error_names_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.tsv").write_text("")
     assert "is empty" in refused(tmp_path / "empty.tsv")
     with pytest.raises(ConfigError, match=r"criteo: it needs FILE"):
-        data.source("criteo")
+        named.source("criteo")
     cut = write(tmp_path / "cut.gz", lines(500))
     cut.write_bytes(cut.read_bytes()[:-100])
     assert "cannot be read: Compressed file ended before" in refused(cut)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import collections
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import named
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpexp import data, models
 from dpexp.config.errors import ConfigError
-from dpexp.config.features import PADDING
-from dpexp.data import Features
+from dpexp.config.features import PADDING, Features
+from dpexp.data import registry
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.objective import Objective
@@ -26,14 +27,14 @@ from dpexp.data.sources.synthetic import power_law
 
 
 def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dataset:
-    source = data.source(data_text, loss)
+    source = named.source(data_text, loss)
     torch.manual_seed(seed)
-    return source.dataset(models.build(model_text, source.features), seed)
+    return source.dataset(named.build(model_text, source.features), seed)
 
 
 def refused(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        data.source(text)
+        named.source(text)
     assert str(caught.value).startswith(f"--data {text}") or str(caught.value).startswith("--data: ")
     return str(caught.value)
 
@@ -72,8 +73,8 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
 
 def test_drawing_batches_does_not_change_the_global_generator() -> None:
     state = torch.random.get_rng_state()
-    source = data.source("random")
-    model = models.build("linear")
+    source = named.source("random")
+    model = named.build("linear")
     torch.random.set_rng_state(state)
     list(source.dataset(model, 0).batches(30))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -81,15 +82,15 @@ def test_drawing_batches_does_not_change_the_global_generator() -> None:
 
 def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import torch, hashlib\nfrom dpexp import data, models\n"
+        "import torch, hashlib, named\n"
         "for text, name in (('random', 'linear'), ('clicks', 'dlrm'), ('sequences', 'rnn')):\n"
-        "    dataset = data.source(text + ':samples=50').dataset(models.build(name), 7)\n"
+        "    dataset = named.source(text + ':samples=50').dataset(named.build(name), 7)\n"
         "    print(dataset.digest, [b.targets.sum().item() for b in dataset.batches(20, seed=7, epoch=3)])\n"
     )
     root = Path(__file__).parents[2]
-    other = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    ).stdout
+    environ = os.environ | {"PYTHONPATH": str(root / "tests" / "helpers")}
+    command = [sys.executable, "-c", code]
+    other = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=True).stdout
     exec(code, {})
     assert capsys.readouterr().out == other
     assert len(other.splitlines()) == 3
@@ -184,7 +185,7 @@ def test_error_for_a_model_without_example_says_what_to_add() -> None:
     with pytest.raises(
         ConfigError, match=r"no layer says which shape.* example\(samples, generator\) to the model"
     ):
-        data.source("random").dataset(PlainModel(), 0)
+        named.source("random").dataset(PlainModel(), 0)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_error_for_a_model_without_example_says_what_to_add() -> None:
 )
 def test_error_for_a_wrong_example_describes_it(returned: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        data.source("random").dataset(ModelWithExample(returned), 0)
+        named.source("random").dataset(ModelWithExample(returned), 0)
 
 
 # --- digits --------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_digits_have_the_shape_that_the_model_takes() -> None:
     }
     assert shapes == {"cnn": (30, 1, 8, 8), "linear": (30, 64), "rnn": (30, 8, 8)}
     torch.manual_seed(0)
-    assert next(data.source("digits").dataset(PlainModel(), 0).batches(2)).inputs[0].shape == (2, 1, 8, 8)
+    assert next(named.source("digits").dataset(PlainModel(), 0).batches(2)).inputs[0].shape == (2, 1, 8, 8)
 
 
 def test_split_of_digits_does_not_depend_on_the_seed() -> None:
@@ -269,18 +270,18 @@ def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
 
 def test_text_decides_the_rows_of_the_embedding_unless_an_option_does(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("abc" * 100)
-    source = data.source(f"text:{tmp_path / 'book.txt'}")
+    source = named.source(f"text:{tmp_path / 'book.txt'}")
     shapes = [
-        [tuple(p.shape) for p in models.build(text, source.features).parameters()][:2]
+        [tuple(p.shape) for p in named.build(text, source.features).parameters()][:2]
         for text in ("embedding", "embedding:rows=100")
     ]
     assert shapes == [[(256, 10), (256, 10)], [(100, 10), (256, 10)]]
 
 
 def test_bigram_model_learns_text() -> None:
-    source = data.source(f"text:{Path(data.__file__).parent},length=8")
+    source = named.source(f"text:{Path(registry.__file__).parent},length=8")
     torch.manual_seed(0)
-    model = models.build("embedding", source.features)
+    model = named.build("embedding", source.features)
     dataset = source.dataset(model, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     losses = []
@@ -334,14 +335,14 @@ def saved(folder: Path, **arrays: Any) -> str:
     ],
 )  # fmt: skip
 def test_features_describe_the_arrays(tmp_path: Path, x: Any, y: Any, expected: Features) -> None:
-    assert data.source(saved(tmp_path, x=x, y=y)).features == expected
+    assert named.source(saved(tmp_path, x=x, y=y)).features == expected
 
 
 def test_model_trains_on_arrays(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(50, 6)), np.arange(50) % 3
     text = saved(tmp_path, x=x, y=y, x_test=x[:10], y_test=y[:10])
-    source = data.source(text)
-    model = models.build("mlp", source.features)
+    source = named.source(text)
+    model = named.build("mlp", source.features)
     dataset = source.dataset(model, 0)
     batch = next(dataset.batches(50, shuffle=False))
     assert np.allclose(batch.inputs[0], x)
@@ -407,14 +408,14 @@ def test_ids_follow_the_power_law() -> None:
 
 
 def test_ids_of_a_billion_rows_need_no_table() -> None:
-    dataset = data.source("clicks:rows=1000000000,samples=1000").dataset(PlainModel(), 0)
+    dataset = named.source("clicks:rows=1000000000,samples=1000").dataset(PlainModel(), 0)
     ids = next(dataset.batches(1000)).inputs[1]
     assert ids.max() > 100_000_000
     assert (ids == 0).double().mean() > 0.02
 
 
 def test_clicks_depend_on_ids_and_features() -> None:
-    dataset = data.source("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0").dataset(PlainModel(), 0)
+    dataset = named.source("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0").dataset(PlainModel(), 0)
     batch = next(dataset.batches(4000, shuffle=False))
     (_dense, ids), clicks = batch.inputs, batch.targets
     rates = [clicks[ids[:, 0] == row].mean().item() for row in range(5)]
@@ -485,7 +486,7 @@ def test_loss_is_a_registered_name_or_a_factory(tmp_path: Path) -> None:
     found = {text: ready("random", "linear", text).loss(outputs, targets).item() for text in texts}
     assert found == texts
     with pytest.raises(ConfigError, match=r"--loss: unknown loss 'hubr'.*did you mean 'huber'"):
-        data.source("random", "hubr")
+        named.source("random", "hubr")
 
 
 # --- user data -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import named
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dpexp import data, live
+from dpexp import live
 from dpexp.config.errors import ConfigError
 from dpexp.data.sources import user_samples
 from dpexp.data.sources.user_data import UserSource
@@ -30,7 +31,7 @@ A, B, Y = torch.zeros(4, 5), torch.ones(4, 5), torch.full((4, 2), 2.0)
 def source(value: Any) -> UserSource:
     """The source of live data."""
     with live.named({"data": value}) as names:
-        found = data.source(names["data"])
+        found = named.source(names["data"])
     assert isinstance(found, UserSource)
     return found
 

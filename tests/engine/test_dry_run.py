@@ -15,7 +15,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import PlacementError, dry_run, predict
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
-from dpexp.models import MODELS
+from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 from dpexp.timing import Timer
 

@@ -15,7 +15,7 @@ from dpexp.distributed.process_group import init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.models import MODELS
+from dpexp.models.registry import MODELS
 
 
 def main() -> None:

@@ -10,19 +10,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import named
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dpexp import data, models
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING, Features
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
+from dpexp.models.registry import MODELS, parse
 
-NAMES = sorted(models.MODELS)
+NAMES = sorted(MODELS)
 SEQUENCE_MODELS = ["rnn", "transformer"]
 
 
@@ -37,11 +38,11 @@ def one_thread() -> Iterator[None]:
 
 def built(text: str, features: Features | None = None, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return models.build(text, features)
+    return named.build(text, features)
 
 
 def ready(model_text: str, data_text: str = "random", seed: int = 0) -> tuple[nn.Module, Dataset]:
-    source = data.source(data_text)
+    source = named.source(data_text)
     model = built(model_text, source.features, seed)
     return model, source.dataset(model, seed)
 
@@ -78,8 +79,8 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 
 def test_registries_import_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, dpexp.models, dpexp.data\n"
-        "dpexp.models.parse('linear:in=4'); dpexp.models.parse('pkg.mod:factory')\n"
+        "import sys, dpexp.models.registry, dpexp.data.registry\n"
+        "dpexp.models.registry.parse('linear:in=4'); dpexp.models.registry.parse('pkg.mod:factory')\n"
         "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]
@@ -133,16 +134,16 @@ def test_model_can_be_copied_and_pickled(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_registered_option_changes_the_model(name: str) -> None:
-    entry = models.MODELS[name]
+    entry = MODELS[name]
     for option in entry.options:
         value = not option.default if option.type is bool else option.default * 2 or 8
         changed = built(f"{name}:{option.name}={value}")
         default = built(name)
         shapes = [p.shape for p in changed.parameters()]
         same = shapes == [p.shape for p in default.parameters()]
-        dataset = data.source("random").dataset(changed, 0)
+        dataset = named.source("random").dataset(changed, 0)
         inputs, targets = first(dataset).inputs, first(dataset).targets
-        before = first(data.source("random").dataset(default, 0))
+        before = first(named.source("random").dataset(default, 0))
         alike = [t.shape for t in (*inputs, targets)] == [t.shape for t in (*before.inputs, before.targets)]
         assert not (same and alike) or _differs(changed, default, inputs), option.name
 
@@ -422,7 +423,7 @@ def test_error_names_what_a_factory_returns_instead_of_a_module(
 
 def test_error_for_a_mistyped_model_suggests_a_known_one() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'linaer'.*did you mean 'linear'"):
-        models.parse("linaer:in=5")
+        parse("linaer:in=5")
 
 
 # --- learning ------------------------------------------------------------------------------------

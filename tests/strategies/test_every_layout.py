@@ -19,7 +19,7 @@ from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.measurement.step_profile import StepProfile
-from dpexp.models import MODELS
+from dpexp.models.registry import MODELS
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 

@@ -14,7 +14,7 @@ from dpexp import report
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
-from dpexp.models import MODELS
+from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.strategies.ranks.fsdp import Fsdp, groups_of_tied

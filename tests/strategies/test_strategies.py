@@ -7,11 +7,12 @@ import sys
 from collections import OrderedDict
 from typing import Any
 
+import named
 import pytest
 import torch
 from torch import nn
 
-from dpexp import devices, models
+from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_HELP, STRATEGY_OPTIONS
@@ -289,7 +290,7 @@ def test_replicas_compute_in_the_dtype_of_autocast(strategy: str) -> None:
 
 def test_wrappers_do_not_change_the_names_of_modules() -> None:
     placed = lay_out("block", virtual=2)
-    plain = models.build("blocks")
+    plain = named.build("blocks")
     assert set(named_parameters(placed.module)) == {name for name, _ in plain.named_parameters()}
     assert {part.name for part in parts(placed.module)} == {name for name, _ in plain.named_modules()}
 

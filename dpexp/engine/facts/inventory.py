@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from dpexp.config.run_config import RunConfig
-from dpexp.models import MODELS
+from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 
 

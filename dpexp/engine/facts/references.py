@@ -12,8 +12,8 @@ from dpexp import live
 from dpexp.config.options import flag_name, spec_options
 from dpexp.config.run_config import RunConfig
 from dpexp.config.spec import Entry, Spec, parse
-from dpexp.data import LOSSES, SOURCES
-from dpexp.models import MODELS
+from dpexp.data.registry import LOSSES, SOURCES
+from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 from dpexp.training.optimizer_names import OPTIMIZERS
 

@@ -1,0 +1,109 @@
+"""The data sources and losses that ``--data`` and ``--loss`` name. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from dpexp.config import spec
+from dpexp.config.spec import Entry, Option
+
+if TYPE_CHECKING:
+    from dpexp.data.base import Source
+
+SOURCES: dict[str, Entry] = {
+    "random": Entry(
+        "Random numbers of the kind that the model takes.",
+        "dpexp.data.sources.random:RandomSource",
+        (
+            Option("samples", int, 100, "Samples in an epoch."),
+            Option("shape", str, "", "Shape of a sample, as 5 or 3x32x32. Default: what the model takes."),
+        ),
+    ),
+    "digits": Entry(
+        "The 8 x 8 images of handwritten digits that scikit-learn ships: 1437 to train, 360 to test.",
+        "dpexp.data.sources.digits:DigitsSource",
+    ),
+    "text": Entry(
+        "The bytes of a file, or of a folder's text files, as ids; the target is the next byte.",
+        "dpexp.data.sources.text:TextSource",
+        (Option("length", int, 32, "Bytes in a sample."),),
+        argument="PATH",
+    ),
+    "arrays": Entry(
+        "x and y of a NumPy archive.", "dpexp.data.sources.arrays:ArraysSource", argument="FILE.npz"
+    ),
+    "sequences": Entry(
+        "Sequences of different lengths; each step has a class that depends on those before it.",
+        "dpexp.data.sources.synthetic:SequencesSource",
+        (
+            Option("samples", int, 1000, "Sequences in an epoch; a fifth as many are held out."),
+            Option("length", int, 20, "Steps of the longest sequence."),
+            Option("width", int, 8, "Values of a step."),
+            Option("classes", int, 4, "Classes of a step."),
+        ),
+    ),
+    "clicks": Entry(
+        "Dense features and ids drawn from a power law; clicks of a ground-truth model.",
+        "dpexp.data.sources.synthetic:ClicksSource",
+        (
+            Option("samples", int, 10000, "Samples in an epoch; a fifth as many are held out."),
+            Option("dense", int, 13, "Dense features."),
+            Option("tables", int, 8, "Ids of a sample, one for each table."),
+            Option("rows", int, 1000, "Rows of a table: ids are below it."),
+            Option("skew", float, 1.1, "Exponent of the power law; 0 draws all ids alike.", min=0),
+        ),
+    ),
+    "criteo": Entry(
+        "A log of clicks in Criteo's format, also .gz: 13 integers and 26 categories, streamed in its order.",
+        "dpexp.data.sources.criteo:CriteoSource",
+        (Option("rows", int, 100_000, "Rows of a table, to which categories are hashed."),),
+        argument="FILE",
+    ),
+}
+
+LOSSES: dict[str, Entry] = {
+    "mse": Entry("Mean squared error.", "torch.nn.functional:mse_loss"),
+    "l1": Entry("Mean absolute error.", "torch.nn.functional:l1_loss"),
+    "huber": Entry(
+        "Squared near zero, absolute beyond delta.",
+        "torch.nn.functional:huber_loss",
+        (Option("delta", float, 1.0, "The error beyond which it is absolute.", min=0),),
+    ),
+    "cross_entropy": Entry(
+        "Cross entropy of logits with classes.",
+        "torch.nn.functional:cross_entropy",
+        (Option("label_smoothing", float, 0.0, "Fraction of the target given to all classes.", min=0),),
+    ),
+}
+
+
+def source(text: str, loss: str = "", reduction: str = "") -> Source:
+    """The source that ``--data`` names, found and checked; ``loss`` is what ``--loss`` names.
+
+    ``reduction`` is that of the loss; it is given to a loss of ``LOSSES``.
+
+    Raises ConfigError for an unknown source, loss or option, and for a file or folder that is missing,
+    empty or of another format.
+    """
+    parsed = spec.parse(text, SOURCES, "--data", "data source")
+    where = f"--data {parsed.text}"
+    found: Source
+    if parsed.name:
+        options = {option.name: option.default for option in SOURCES[parsed.name].options} | dict(
+            parsed.options
+        )
+        if parsed.argument is not None:
+            options["argument"] = parsed.argument
+        found = spec.load(parsed, where)(where=where, **options)
+    else:
+        from dpexp.data.sources.user_data import UserSource
+
+        found = UserSource(parsed, where)
+    if loss:
+        parsed = spec.parse(loss, LOSSES, "--loss", "loss")
+        function = spec.load(parsed, f"--loss {parsed.text}")
+        options = dict(parsed.options) | ({"reduction": "sum"} if parsed.name and reduction == "sum" else {})
+        found.loss = functools.partial(function, **options)
+    found.reduction = reduction
+    return found
