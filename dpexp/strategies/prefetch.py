@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
-from dpexp.data.dataset import Batch
+from dpexp.data.batch import Batch
 
 
 class Prefetch(ABC):
