@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpexp.record.journal.fold import load
+from command_lines import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
+from dpexp.record.journal.fold import load
 
 
 def test_it_runs_every_strategy_and_leaves_journals_and_records(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_lines import ROOT
 from conftest import LONG
-
-ROOT = Path(__file__).resolve().parents[1]
 
 SKIPS = {
     "test": "import pytest\ndef test_a():\n    pytest.skip('no server for a test')\n",

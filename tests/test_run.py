@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import needs
 import pytest
 import torch
-from command_lines import PATIENCE_S, SCRIPT, script, shared
+from command_lines import PATIENCE_S, ROOT, SCRIPT, script, shared
 
 import dpexp
 from dpexp import live
@@ -27,7 +27,6 @@ from dpexp.record.journal.fold import load
 from dpexp.record.record import Record
 from dpexp.run import execute
 
-ROOT = Path(__file__).resolve().parents[1]
 USER_ERRORS = ROOT / "tests" / "helpers" / "user_error_cases.py"
 RUN = [sys.executable, SCRIPT]
 

@@ -18,14 +18,13 @@ from typing import Any
 import needs
 import pytest
 import yaml
-from command_lines import PATIENCE_S
+from command_lines import PATIENCE_S, ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import dpexp
 
-ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
 INSTALLERS = {"pip", "wheel"}
 """What a new environment may contain in addition to the lock."""

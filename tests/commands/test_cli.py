@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from command_lines import python, script, shared
+from command_lines import ROOT, python, script, shared
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -20,8 +20,6 @@ from dpexp.commands.help_panels import COMMANDS, EXAMPLES, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

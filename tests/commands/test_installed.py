@@ -11,13 +11,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command_lines import PATIENCE_S
+from command_lines import PATIENCE_S, ROOT
 
 from dpexp import __version__
 from dpexp.commands.main import app
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--virtual", "2", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_lines import ROOT
 
 from dpexp.config import spec
 from dpexp.config.errors import ConfigError
@@ -172,8 +173,11 @@ def test_modules_of_the_current_directory_are_found(tmp_path: Path) -> None:
         "parsed = spec.parse('mine:make', {}, '--thing', 'thing')\n"
         "print(spec.load(parsed, '')())"
     )
-    root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "made\n", done.stderr

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_lines import CommandLines, CommandResult
+from command_lines import HELPERS, CommandLines, CommandResult
 
 from dpexp.record.journal.fold import fold
 from dpexp.tracking.content.content import MAX_TAG, fit, tags
 
-USER = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
+USER = HELPERS / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
 HOST = ["--devices", "cpu"]
 STATUS = {0: "finished", 1: "failed"}

@@ -13,6 +13,7 @@ import named
 import numpy as np
 import pytest
 import torch
+from command_lines import HELPERS, ROOT
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -87,10 +88,9 @@ def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFi
         "    dataset = named.source(text + ':samples=50').dataset(named.build(name), 7)\n"
         "    print(dataset.digest, [b.targets.sum().item() for b in dataset.batches(20, seed=7, epoch=3)])\n"
     )
-    root = Path(__file__).parents[2]
-    environ = os.environ | {"PYTHONPATH": str(root / "tests" / "helpers")}
+    environ = os.environ | {"PYTHONPATH": str(HELPERS)}
     command = [sys.executable, "-c", code]
-    other = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=True).stdout
+    other = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
     exec(code, {})
     assert capsys.readouterr().out == other
     assert len(other.splitlines()) == 3

@@ -15,15 +15,11 @@ from typing import Any
 import pytest
 import torch
 from command_lines import CommandLines
+from engine_runs import recorded
 
 from dpexp import tensors
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.loop import execute
-from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
-from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 
 MODEL = """
@@ -76,12 +72,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def recorded(home: Path, run_id: str, model: str, **options: Any) -> Record:
-    prepared = prepare(RunConfig("single", model=model, devices="cpu", check=False, phase_steps=0, **options))
-    with Journal(home / "runs", run_id) as journal:
-        journal.set(run_facts(prepared))
-        execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
-    return fold(journal.path)
+def recorded_single(home: Path, run_id: str, model: str, **options: Any) -> Record:
+    config = RunConfig("single", model=model, devices="cpu", check=False, phase_steps=0, **options)
+    return recorded(home, config, run_id)
 
 
 def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
@@ -119,9 +112,9 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
 def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(model: Path, dpexp_home: Path) -> None:
     def digest(flipped: int) -> str:
         spec = f"{model}:Buffered:flipped={flipped}"
-        found: str = recorded(dpexp_home, f"flipped{flipped}", spec, eval=True, steps=1, warmup=0).digest[
-            "weights"
-        ]
+        found: str = recorded_single(
+            dpexp_home, f"flipped{flipped}", spec, eval=True, steps=1, warmup=0
+        ).digest["weights"]
         return found
 
     tensors = 9
@@ -132,8 +125,8 @@ def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(model: Path, dpexp_
 
 def test_warm_up_steps_train(model: Path, dpexp_home: Path) -> None:
     common = {"model": "linear", "data": "random:samples=8", "batch_size": 8, "lr": 0.1}
-    cold = recorded(dpexp_home, "cold", steps=5, warmup=0, **common).steps["loss"]
-    warm = recorded(dpexp_home, "warm", steps=2, warmup=3, **common).steps["loss"]
+    cold = recorded_single(dpexp_home, "cold", steps=5, warmup=0, **common).steps["loss"]
+    warm = recorded_single(dpexp_home, "warm", steps=2, warmup=3, **common).steps["loss"]
     assert warm == pytest.approx(cold[3:], rel=1e-5)
     assert torch.tensor(cold).diff().max() < 0  # no two steps have the same loss
 
@@ -152,14 +145,14 @@ def test_a_run_trains_as_a_loop_of_pytorch_does(model: Path, dpexp_home: Path) -
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    found = recorded(dpexp_home, "loop", spec, steps=4, warmup=0, **options)
+    found = recorded_single(dpexp_home, "loop", spec, steps=4, warmup=0, **options)
     assert found.steps["loss"] == pytest.approx(losses, rel=1e-4)
 
 
 def test_outputs_are_digested_in_eval_mode(model: Path, dpexp_home: Path) -> None:
     """With a learning rate that changes no weight."""
     spec, options = f"{model}:Dropping", {"data": "random:samples=8", "batch_size": 8, "lr": 1e-30}
-    found = recorded(dpexp_home, "dropping", spec, steps=1, warmup=0, **options)
+    found = recorded_single(dpexp_home, "dropping", spec, steps=1, warmup=0, **options)
     prepared = prepare(RunConfig("single", model=spec, devices="cpu", **options))
     (batch,) = prepared.batches(0, shuffle=False)
     with torch.no_grad():

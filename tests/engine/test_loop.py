@@ -8,29 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from command_lines import HELPERS
+from engine_runs import recorded
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.loop import execute
 from dpexp.engine.measure import RunError
-from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
-from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record
 from dpexp.verification.equivalence import VerificationError
 
-USER_ERRORS = Path(__file__).resolve().parents[1] / "helpers" / "user_error_cases.py"
-
-
-def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
-    prepared = prepare(config)
-    with Journal(home / "runs", run_id) as journal:
-        journal.set(run_facts(prepared))
-        execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
-        journal.set(status="finished")
-    return fold(journal.path)
+USER_ERRORS = HELPERS / "user_error_cases.py"
 
 
 def test_a_record_has_every_measured_step(dpexp_home: Path) -> None:

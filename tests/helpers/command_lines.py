@@ -23,7 +23,8 @@ from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
-SERVER = Path(__file__).with_name("forked_python.py")
+HELPERS = Path(__file__).parent
+SERVER = HELPERS / "forked_python.py"
 ENVIRONMENT = {
     "COLUMNS": "400",
     "OMP_NUM_THREADS": "1",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import recorded
+from engine_runs import recorded
 from torch import nn
 
 from dpexp.config.run_config import RunConfig

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_loop import recorded
+from engine_runs import recorded
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine import measure

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from engine_runs import recorded
 from launching import run
-from test_loop import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode

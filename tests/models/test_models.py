@@ -13,6 +13,7 @@ from pathlib import Path
 import named
 import pytest
 import torch
+from command_lines import ROOT
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -83,8 +84,7 @@ def test_registries_import_neither_torch_nor_numpy() -> None:
         "dpexp.models.registry.parse('linear:in=4'); dpexp.models.registry.parse('pkg.mod:factory')\n"
         "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
     )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import journals
 import needs
 import pytest
-from command_lines import PATIENCE_S
+from command_lines import PATIENCE_S, ROOT
 from mlflow_reader import only_run
 
 from dpexp.record.journal.fold import load
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow and SQLAlchemy warn of each other
-ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = """
 import contextlib, importlib.util, io, json, os, pathlib, sys

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import HELPERS, ROOT
 from launching import record, run, torchrun
 from torch import nn
 
@@ -18,8 +19,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
 from dpexp.record.traffic.communication import moves, totals
 
-LAYOUTS = Path(__file__).parents[1] / "helpers" / "layouts.py"
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "planted_bugs"
+LAYOUTS = HELPERS / "layouts.py"
+EXPERIMENT = ROOT / "experiments" / "planted_bugs"
 SHORT = ("--batch-size", "10", "--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import runpy
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from command_lines import ROOT
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
@@ -23,7 +23,6 @@ from dpexp.models.registry import MODELS
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
 PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""

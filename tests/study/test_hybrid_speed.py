@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from command_lines import ROOT
 
 from dpexp import devices
 from dpexp.study.experiment.agreement import contradictions
 from dpexp.study.sweep.child_run import parse_record
 
-WAYS = Path(__file__).resolve().parents[2] / "experiments" / "hybrid_speed" / "ways.py"
+WAYS = ROOT / "experiments" / "hybrid_speed" / "ways.py"
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.command_lines import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[2]
+from command_lines import PATIENCE_S, ROOT
 
 STEPS = """
 import sys, torch

@@ -14,6 +14,7 @@ from pathlib import Path
 import journals
 import needs
 import pytest
+from command_lines import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,8 +29,6 @@ from dpexp.record.redact import redact
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.record.runs.index import UnknownRunError, find, summaries
 from dpexp.report.render import run_list
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

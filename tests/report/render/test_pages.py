@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import HELPERS
 from playwright.sync_api import Browser, Page
 from record_factory import PHASES, timeline_row, whole
 
@@ -19,7 +20,7 @@ from dpexp.report.analysis import timeline
 from dpexp.report.render import page as pages
 from dpexp.report.sections import Section, Table
 
-MEASURES = (Path(__file__).parents[1] / "helpers" / "pictures.js").read_text()
+MEASURES = (HELPERS / "pictures.js").read_text()
 DEEP = [f"encoder.layers.{number}.self_attention.linear_projection" for number in range(4)]
 SCALES = {"0.2 µs": 1e-4, "2 ms": 1.0, "17 ms": 8.6, "999.7 ms": 499.85, "200 s": 1e5}
 

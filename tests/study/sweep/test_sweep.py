@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from command_lines import script
+from command_lines import ROOT, script
 from record_factory import whole
 
 from dpexp.config.errors import ConfigError
@@ -25,7 +25,6 @@ from dpexp.study.experiment.experiment import Experiment, PlannedRun, load, meas
 from dpexp.study.sweep.sweep import CompletedRun, Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
-ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
 from dpexp.config.run_config import RunConfig

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import HELPERS
 from drawn_figures import axes_without_round_ticks, draw, illegible_texts, texts_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -383,7 +384,7 @@ def test_texts_and_figures_need_neither_torch_nor_mlflow(tmp_path: Path) -> None
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
-        cwd=Path(__file__).parents[1] / "helpers",
+        cwd=HELPERS,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
 

@@ -11,14 +11,13 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
-from command_lines import script
+from command_lines import ROOT, script
 
 from dpexp.config.errors import ConfigError
 from dpexp.study.experiment.experiment import checksums, load
 from dpexp.study.experiment.figure import stored_digest
 from dpexp.study.experiment.readme import ExperimentReadme, records_of, with_index
 
-ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "experiments"
 NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))
 SECTIONS = ["Prediction", "Results", "Why", "Set-up", "Reproduce", "Limits"]

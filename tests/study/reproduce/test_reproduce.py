@@ -10,7 +10,7 @@ from typing import Any
 
 import needs
 import pytest
-from command_lines import script
+from command_lines import ROOT, script
 from forgeries import FORGERIES
 from record_factory import whole
 
@@ -25,7 +25,6 @@ from dpexp.study.reproduce.reproduction import Reproduction, compare_records, se
 from dpexp.study.reproduce.worktree import is_in_history, worktree
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def pair() -> tuple[Record, Record]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_lines import HELPERS
 from launching import AGENT, start_forked, wait
 from record_factory import hybrid, whole
 from torch import nn
@@ -23,7 +23,7 @@ from dpexp.report import units
 from dpexp.timing import Timer
 
 RANKS = 3
-HELPER = Path(__file__).parents[1] / "helpers" / "counted_in_ranks.py"
+HELPER = HELPERS / "counted_in_ranks.py"
 
 
 def test_collectives_move_what_a_counting_dispatcher_saw() -> None:

@@ -6,11 +6,11 @@ import functools
 import itertools
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_lines import ROOT
 
 from dpexp.report import units
 from dpexp.report.analysis.intervals import (
@@ -25,7 +25,7 @@ from dpexp.report.analysis.intervals import (
 )
 
 Array = np.ndarray[Any, Any]
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "definitions.md"
+PAGE = ROOT / "docs" / "definitions.md"
 TRIALS, STEPS, LAST = 5000, 24, 15
 RUNS = (2, 3, 5, 8)
 SPREADS = ((0.0, 0.1), (0.02, 0.1), (0.3, 0.1))

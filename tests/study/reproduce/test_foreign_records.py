@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import journals
 import launching
 import pytest
-from command_lines import python
+from command_lines import ROOT, python
 from record_factory import whole
 
 import dpexp
@@ -29,7 +29,6 @@ from dpexp.study.reproduce.foreign_records import changed_files, check_trust
 from dpexp.study.reproduce.reproduce import reproduce
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
 from pathlib import Path
 from dpexp.models.linear import Linear

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from command_lines import HELPERS
 from launching import AGENT, record, run, start_forked, torchrun, wait
 from torch import nn
 
@@ -176,9 +177,7 @@ def test_a_block_tied_to_a_parameter_outside_of_blocks_is_left_to_the_root() -> 
 
 def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device() -> None:
     """Two ranks of 4 rows and 3, started once for all models."""
-    done = wait(
-        start_forked(*AGENT, "2", str(Path(__file__).parents[1] / "helpers" / "every_model_in_ranks.py"))
-    )
+    done = wait(start_forked(*AGENT, "2", str(HELPERS / "every_model_in_ranks.py")))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {f"{strategy} {model}" for strategy in ("ddp", "fsdp") for model in MODELS}

@@ -32,7 +32,6 @@ from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content.content import summary_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 Save = Callable[..., Path]
 
 

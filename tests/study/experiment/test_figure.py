@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import ROOT
 from matplotlib.text import Text
 
 from dpexp.record.record import Record
@@ -24,7 +25,6 @@ from dpexp.study.experiment.experiment import (
 )
 from dpexp.study.experiment.readme import ExperimentReadme
 
-ROOT = Path(__file__).resolve().parents[2]
 OF_KIND: dict[type[Any], str] = {
     Bars: "whole_vs_block",
     Curves: "batch_times_n",
