@@ -20,11 +20,8 @@ class Prefetch(ABC):
     """What a layout prepares of batches ahead of their steps; these have the same bits without it."""
 
     @abstractmethod
-    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
-        """The batches, one for each step; close it where its loop ends early.
-
-        ``always`` prepares them even where that is slower.
-        """
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch]:
+        """The batches, one for each step; close it where its loop ends early."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[None]:
@@ -34,7 +31,7 @@ class Prefetch(ABC):
 class NoPrefetch(Prefetch):
     """Every batch is computed from in its own step."""
 
-    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch]:
         yield from batches
 
     def writing(self) -> AbstractContextManager[None]:

@@ -70,7 +70,7 @@ class Training:
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch]:
         """The batches, for a loop with a step of each; the layout may look up those after the current one."""
         cast = (replace(each, inputs=tensors.cast(each.inputs, self.dtype)) for each in batches)
-        return self.placed.prefetch.ahead(cast, always=True)
+        return self.placed.prefetch.ahead(cast)
 
     def compute(self, batch: Batch) -> Step:
         """One batch. The gradients stay in the parameters until ``update`` or ``clear``.

@@ -47,7 +47,7 @@ IDS, BATCHES, LR = 512, 64, 0.1
 COMPARED = 2
 """Steps after which the weights of all ways are compared."""
 SETTLED = 16
-"""Further steps of a pipeline: in its first ones it finds out whether looking ahead pays."""
+"""Further steps of a pipeline: its first one only learns which lookups there are."""
 TURNS, BLOCK_S, MOST = 3, 0.15, 300
 """Turns; the time that a way's block of steps should take; the most steps of a block."""
 RATIOS = (

@@ -25,7 +25,6 @@ from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.record.record import Record, Row
 from dpexp.record.traffic.communication import moves
-from dpexp.strategies.hybrid import look_ahead
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
@@ -152,7 +151,6 @@ def main() -> None:
     world = World.of()
     assert world is not None
     shape = {"model": f"{HERE}:Net", "batch_size": 10, "data": "random:samples=20", "devices": "cpu"}
-    look_ahead.TRIALS = 0  # looks ahead from the first step on
     first = RunConfig.from_dict(CASES["ddp"] | shape)
     assert isinstance(first.options, RankOptions)
     group = init_process_group(world, first.options, devices.HOST)

@@ -31,7 +31,7 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.strategies.hybrid import look_ahead, sharded_embedding
+from dpexp.strategies.hybrid import sharded_embedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
@@ -369,7 +369,6 @@ CASES = (streams, tables, resumed, verified, choosing, aborted, sent, fused)
 
 def main() -> None:
     group = join_group()
-    look_ahead.TRIALS = 0  # looks ahead from the first step on
     for case in CASES:
         case(group)
     if group.is_first:

@@ -24,7 +24,6 @@ with their vectors. What a lookup raises, its step raises; the thread ends with 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,15 +40,9 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.devices import Copies
-from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
 from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, placed_tables
 from dpexp.strategies.prefetch import Prefetch
-
-TRIALS = 3
-"""So many serial steps and so many that look ahead are timed, and all further ones are of the faster kind."""
-GAIN = 0.95
-"""A step that looks ahead is the faster kind if it takes at most this part of a serial step's time."""
 
 
 @dataclass(eq=False)
@@ -71,7 +64,6 @@ class Step:
 
     batch: Batch
     future: Future[Reads] | None = None
-    is_ahead: bool = False
     left: deque[tuple[Lookup, torch.Tensor]] = field(default_factory=deque)
 
 
@@ -79,27 +71,17 @@ class LookAhead(Prefetch):
     """The lookups of ``hosts``, modules on the host with embedding tables, for the dense part on a device.
 
     ``rows_ahead`` counts the rows that were read ahead, ``rows_again`` those of them read again.
-    Where lookups are collective, ``group`` are the ranks, which decide together whether to look ahead.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[nn.Module],
-        device: torch.device,
-        depth: int = 1,
-        group: ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, hosts: Sequence[nn.Module], device: torch.device, depth: int = 1) -> None:
         self.rows_ahead = self.rows_again = 0
         self._hosts, self._depth = hosts, depth
-        self._copies, self._group = Copies(device), group or ProcessGroup()
+        self._copies = Copies(device)
         self._calls: list[HostCall] | None = None
         self._step: Step | None = None
         self._waiting = deque[Step]()  # the batches after the current one
         self._ended = 0  # the number of the last update that has ended
         self._thread = threading.local()
-        self._serial_s, self._ahead_s = list[float](), list[float]()  # of full batches, at first
-        self._is_faster = False  # to look ahead
-        self._full = 0  # rows of a full batch
         self._first: dict[torch.Tensor, int] = {}  # the number of each table's first row in written
         rows = 0
         for table in dict.fromkeys(each for host in hosts for each in placed_tables(host)):
@@ -110,31 +92,20 @@ class LookAhead(Prefetch):
         self._written = torch.zeros(rows, dtype=torch.int32)  # by row, the last update that wrote it
         self._weight_versions = self._versions()
 
-    def ahead(self, batches: Iterable[Batch], always: bool = False) -> Generator[Batch]:
-        source = iter(batches)
-        if always or not self._is_slower:
-            yield from self._ahead(_without_draws(source), always)
-        yield from source
-
-    def _ahead(self, source: Iterator[Batch], always: bool) -> Generator[Batch]:
-        """Batches until the source ends, or until looking ahead was timed and is the slower."""
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch]:
+        source = _without_draws(iter(batches))
         thread = ThreadPoolExecutor(1, "dpexp look-ahead")
         try:
             self._waiting = waiting = deque(map(Step, islice(source, 1)))
             while waiting:
                 step = waiting.popleft()
-                if always or not self._is_slower:
-                    waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
-                for each in waiting if self._calls is not None and (always or self._pays) else ():
+                waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
+                for each in waiting if self._calls is not None else ():
                     each.future = each.future or self._submit(thread, each.batch)
-                switches = step.future is None and any(each.future for each in waiting)
-                start = time.perf_counter()
                 with nullcontext() if self._calls is not None else self._learning(step.batch):
                     self._step = step
                     yield step.batch
                     self._step = None
-                if not switches:
-                    self._add_trial(step, time.perf_counter() - start)
         finally:
             is_unused = any(each and each.future for each in (self._step, *self._waiting))
             self._step, self._waiting = None, deque()
@@ -157,38 +128,6 @@ class LookAhead(Prefetch):
         yield
         self._weight_versions = self._versions()
         self._ended += 1
-
-    @property
-    def _pays(self) -> bool:
-        """Whether to look ahead: in turns with serial steps, to time both, and then if it was the faster.
-
-        In turns, because the first steps of a run take longer in either way: its memory is cold.
-        """
-        if len(self._ahead_s) < TRIALS:
-            return len(self._serial_s) >= (TRIALS if self._ahead_s else 1)
-        return TRIALS == 0 or self._is_faster
-
-    @property
-    def _is_timed(self) -> bool:
-        """Whether both kinds of steps were timed."""
-        return min(len(self._serial_s), len(self._ahead_s)) >= TRIALS
-
-    @property
-    def _is_slower(self) -> bool:
-        """Whether looking ahead was timed, and serial steps were the faster."""
-        return TRIALS > 0 and self._is_timed and not self._is_faster
-
-    def _add_trial(self, step: Step, seconds: float) -> None:
-        is_first = not self._full
-        self._full = max(self._full, step.batch.global_rows)
-        trials = self._ahead_s if step.is_ahead else self._serial_s
-        if is_first or step.batch.global_rows != self._full or len(trials) >= TRIALS:
-            return
-        trials.append(seconds)
-        if self._is_timed:
-            fastest = [min(self._serial_s), min(self._ahead_s)]
-            serial, ahead = map(max, zip(*self._group.all_gather_numbers(fastest), strict=True))
-            self._is_faster = ahead <= GAIN * serial
 
     @contextmanager
     def _learning(self, batch: Batch) -> Iterator[None]:
@@ -241,7 +180,7 @@ class LookAhead(Prefetch):
 
     def _receive(self, step: Step, reads: Reads) -> None:
         """Read again what was written since, and let the forward have the vectors."""
-        step.future, step.is_ahead = None, True
+        step.future = None
         self._mark_writes_of_others()
         self._copies.wait([each.vectors for each in reads.lookups], reads.ready)
         stale = self._written.index_select(0, reads.rows) > reads.version

@@ -25,8 +25,7 @@ look-ahead. A lookup of other ids than were exchanged cannot be done by one rank
 every rank: the main thread's by step, the lookup thread's by batch. The main thread waits for the lookup
 thread and never the reverse: step i for the lookups of batch i. These were handed to the thread of each
 rank at the latest when it began step i - 1. So whatever waits, waits for a smaller i or for an earlier
-operation of the same i, and the first of all that are not done waits for nothing. The ranks decide together
-whether to look ahead.
+operation of the same i, and the first of all that are not done waits for nothing.
 
 **Ends.** Where a step raises, its rank ends the second group: the exchanges that wait in it raise on every
 rank, and no thread survives. A lookup that raises, raises in its step; the thread does no further one.
@@ -67,7 +66,7 @@ class ShardedLookAhead(LookAhead):
         group: ProcessGroup,
         timeout_s: float,
     ) -> None:
-        super().__init__(hosts, device, depth, group)
+        super().__init__(hosts, device, depth)
         self._second = group.second(timeout_s)
 
     def _submit(self, thread: ThreadPoolExecutor, batch: Batch) -> Future[Reads]:

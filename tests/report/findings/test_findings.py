@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from record_factory import EPOCH, PHASES, hybrid, measure, whole
+from record_factory import EPOCH, PHASES, hybrid, measure, time_phases, whole
 
 from dpexp.record.record import Record
 from dpexp.report.findings.rules import Finding, apply_rules, rules
@@ -200,6 +200,32 @@ def test_a_pipelined_a_short_and_an_emulated_transfer_are_not_found() -> None:
     assert "transfer" not in names(hybrid(virtual=False, phases=SLOW_TRANSFER, pipeline=True))
     assert "transfer" not in names(hybrid(virtual=False))
     assert "transfer" not in names(hybrid(phases=SLOW_TRANSFER))
+
+
+def stepping(ms: float, **changes: Any) -> Record:
+    """A hybrid whose measured steps take so long, and 20 phase-timed ones 1 ms."""
+    record = hybrid(sparse=True, **changes)
+    record.timeline, record.phases = [], {}
+    measure(record, ms, 100, EPOCH)
+    time_phases(record, {"embedding": 0.5, "dense": 0.5}, [], 0.0, 20)
+    record.summarize()
+    return record
+
+
+@pytest.mark.parametrize(
+    ("ms", "faster", "advised"), [(2.0, "slower", "--serial"), (0.5, "faster", "--pipeline")]
+)
+def test_look_ahead_that_is_slower_or_faster_is_found(ms: float, faster: str, advised: str) -> None:
+    found = finding(stepping(ms, pipeline=True), "look_ahead")
+    assert f"Looking ahead is {faster} here" in found.text
+    assert advised in found.advice
+    assert found.figures["ratio"] == pytest.approx(ms, rel=0.05)
+
+
+def test_equal_steps_serial_runs_and_few_phases_say_nothing_of_look_ahead() -> None:
+    assert "look_ahead" not in names(stepping(1.0, pipeline=True))
+    assert "look_ahead" not in names(stepping(2.0))
+    assert "look_ahead" not in names(hybrid(sparse=True, pipeline=True))
 
 
 # --- reliability ---------------------------------------------------------------------------------

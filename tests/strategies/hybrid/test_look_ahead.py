@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import signal
 import threading
 import traceback
@@ -46,8 +45,7 @@ def threads() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def looks_ahead_from_the_first_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 0)
+def leaves_no_thread() -> Iterator[None]:
     yield
     assert threads() == []
 
@@ -248,50 +246,6 @@ def test_the_steps_of_a_verification_look_ahead() -> None:
 
     wrong.strategy.place = without_marks  # type: ignore[method-assign]
     assert not verify(wrong).passed
-
-
-@pytest.mark.parametrize("slower", ["serial", "ahead"])
-def test_further_steps_are_of_the_kind_that_was_faster(slower: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the step that learns: a serial one, one that switches, two that look ahead, and a serial one."""
-    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 2)
-    steps = trainer(pipeline=True)
-    ahead = look_ahead(steps)
-    durations = {"serial": 1.0, "ahead": 2.0} if slower == "ahead" else {"serial": 2.0, "ahead": 1.0}
-    add = ahead._add_trial
-    monkeypatch.setattr(
-        ahead, "_add_trial", lambda step, _: add(step, durations["ahead" if step.is_ahead else "serial"])
-    )
-    batches, leads, step = iter([batch(ids) for ids in power_law(20)]), list[int](), steps.step
-
-    def counted(each: Batch) -> torch.Tensor:
-        leads.append(20 - operator.length_hint(batches) - len(leads))
-        return step(each)
-
-    steps.step = counted  # type: ignore[method-assign]
-    trained(steps, batches)
-    assert ahead.rows_ahead == 6 * (2 if slower == "ahead" else 20 - 5)
-    assert set(leads[10:-1]) == {1 if slower == "ahead" else 2}, "serial steps read no batch before their own"
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_steps_of_a_cold_start_do_not_decide(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serial steps are twice as fast, but the first five of a run take three times as long in either way."""
-    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 3)
-    steps = trainer(pipeline=True, lookahead=depth)
-    ahead = look_ahead(steps)
-    add, times = ahead._add_trial, [3.0] * 5 + [1.0] * 40
-    monkeypatch.setattr(
-        ahead, "_add_trial", lambda step, _: add(step, times[done[0]] * (2 if step.is_ahead else 1))
-    )
-    done, step = [0], steps.step
-
-    def counted(each: Batch) -> torch.Tensor:
-        done[0] += 1
-        return step(each)
-
-    steps.step = counted  # type: ignore[method-assign]
-    trained(steps, [batch(ids) for ids in power_law(40)])
-    assert ahead._is_slower
 
 
 # --- ends -------------------------------------------------------------------------------------------

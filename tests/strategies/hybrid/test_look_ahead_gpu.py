@@ -12,11 +12,6 @@ from dpexp import devices
 from dpexp.strategies.wrappers import parts
 
 
-@pytest.fixture(autouse=True)
-def looks_ahead_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpexp.strategies.hybrid.look_ahead.TRIALS", 0)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["embedding:rows=5000,dim=64", "dlrm:tables=5,rows=3000,dim=16"])
 def test_pipelined_steps_on_a_gpu_give_the_bits_of_serial_ones(model: str) -> None:
