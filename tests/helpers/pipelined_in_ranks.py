@@ -1,15 +1,12 @@
-"""Train sharded tables as a rank of torchrun, serially and pipelined, on the same batches; count the bytes.
+"""Cases of ``in_ranks``: sharded tables trained serially and pipelined, on the same batches; the bytes sent.
 
-Each case asserts on every rank that losses, weights and the input of every dense part have the same bits. The
-first rank prints the cases.
+Each case asserts on every rank that losses, weights and the input of every dense part have the same bits.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
-from sharded_in_ranks import join_group
 from torch import distributed, nn
 
 from dpexp.config.errors import ConfigError
@@ -364,17 +358,4 @@ class Sent:
         return [each[:-1] for each in steps], [each[-1] for each in steps]
 
 
-CASES = (streams, tables, resumed, verified, choosing, aborted, sent, fused)
-
-
-def main() -> None:
-    group = join_group()
-    for case in CASES:
-        case(group)
-    if group.is_first:
-        print(json.dumps([case.__name__ for case in CASES]), flush=True)
-    group.destroy()
-
-
-if __name__ == "__main__":
-    main()
+CASES = ("streams", "tables", "resumed", "verified", "choosing", "aborted", "sent", "fused")

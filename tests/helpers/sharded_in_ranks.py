@@ -1,43 +1,20 @@
-"""Train sharded embedding tables as a rank of torchrun, beside a single device; count what the ranks send.
-
-The first rank prints the errors of each case, and for each rank the ids and the bytes of a lookup.
-"""
+"""Cases of ``in_ranks``: sharded tables train beside a single device, and what a lookup of theirs sends."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
+from in_ranks import training_error
 from torch import distributed, nn
-from verified_in_ranks import training_error
 
-from dpexp import devices
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
-from dpexp.distributed.process_group import ProcessGroup, init_process_group
-from dpexp.distributed.world import World
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.table_shards import plan_shards
 from dpexp.timing import Timer
-
-CASES = (
-    ("row", "--dense", "adamw:weight_decay=0.1"),
-    ("row", "--sparse", "rowwise_adagrad"),
-    ("table", "--sparse", "adam"),
-    ("table", "--dense", "rowwise_adagrad"),
-    ("column", "--sparse", "adagrad"),
-    ("column", "--dense", "momentum"),
-    ("auto", "--sparse", "sgd"),
-    ("auto", "--dense", "rowwise_adagrad"),
-)
-"""How tables are split, their gradients, the optimizer."""
 
 
 class Tables(nn.Module):
@@ -80,9 +57,10 @@ class Net(nn.Module):
         return ids, torch.randn(samples, 2, generator=generator)
 
 
-def errors(case: tuple[str, str, str], group: ProcessGroup) -> list[Any]:
-    by, gradients, optimizer = case
-    options = {"shard_embedding": True, "shard_by": by, "sparse": gradients == "--sparse"}
+def trained(group: ProcessGroup, case: str) -> list[Any]:
+    """Whether verification passes, its gradient error, and the error of training."""
+    by, gradients, optimizer = case.split()
+    options = {"shard_embedding": True, "shard_by": by, "sparse": gradients == "sparse"}
     shape = {"batch_size": 10, "data": "random:samples=33", "lr": 0.01}
     config = {"strategy": "hybrid", "model": f"{__file__}:Net", "optimizer": optimizer} | shape | options
     prepared = RunConfig.from_dict(config)
@@ -90,7 +68,7 @@ def errors(case: tuple[str, str, str], group: ProcessGroup) -> list[Any]:
     return [result.passed, result.gradient_error, training_error(prepared, group)]
 
 
-def lookup(by: str, group: ProcessGroup) -> dict[str, Any]:
+def lookup(group: ProcessGroup, by: str) -> dict[str, Any]:
     """What a lookup of this rank's ids sends; rank 1 looks up 32 times as many as the others, each thrice."""
     table = nn.Embedding(10_000, 8)
     nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(0))
@@ -115,25 +93,3 @@ def lookup(by: str, group: ProcessGroup) -> dict[str, Any]:
         distributed.all_to_all_single = plain
     assert torch.equal(vectors, expected[ids])
     return {"ids": count, "sent": sent, "received": received}
-
-
-def join_group() -> ProcessGroup:
-    """The process group of the ranks that torchrun started, of which this process is one."""
-    world = World.of()
-    assert world is not None
-    options = RunConfig("hybrid").options
-    assert isinstance(options, RankOptions)
-    return init_process_group(world, options, devices.HOST)
-
-
-def main() -> None:
-    group = join_group()
-    found = {" ".join(case): errors(case, group) for case in CASES} if group.size < 8 else {}
-    lookups = {by: group.all_gather(lookup(by, group)) for by in ("row", "table", "column")}
-    if group.is_first:
-        print(json.dumps([found, lookups]), flush=True)
-    group.destroy()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,37 +2,160 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from command_lines import HELPERS
-from launching import AGENT, start_forked, wait
+from in_ranks import in_ranks
 from record_factory import hybrid, whole
-from torch import nn
+from torch import distributed, nn
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
+from dpexp.data.batch import Batch
+from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
-from dpexp.record.record import Record
+from dpexp.measurement.collectives import CountCollectives
+from dpexp.record.record import Record, Row
 from dpexp.record.traffic.communication import is_known, moves, totals
 from dpexp.report import units
+from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
 
 RANKS = 3
-HELPER = HELPERS / "counted_in_ranks.py"
+RANK_CASES = {
+    "ddp": {"strategy": "ddp"},
+    "ddp unused": {"strategy": "ddp", "find_unused": True},
+    "ddp eval": {"strategy": "ddp", "eval": True},
+    "fsdp": {"strategy": "fsdp", "block": ["block*"]},
+    "fsdp eval": {"strategy": "fsdp", "block": ["block*"], "eval": True},
+    "fsdp root": {"strategy": "fsdp", "block": ["block1"], "accumulate": 2},
+    "hybrid dense": {"strategy": "hybrid", "host": ["table"], "sparse": False},
+    "hybrid sparse": {"strategy": "hybrid", "host": ["table"], "sparse": True},
+    "hybrid sharded": {"strategy": "hybrid", "host": ["table"], "shard_embedding": True},
+    "hybrid by column": {
+        "strategy": "hybrid",
+        "host": ["table"],
+        "shard_embedding": True,
+        "shard_by": "column",
+    },
+    "hybrid sharded eval": {"strategy": "hybrid", "host": ["table"], "shard_embedding": True, "eval": True},
+    "hybrid pipelined": {
+        "strategy": "hybrid",
+        "host": ["table"],
+        "shard_embedding": True,
+        "sparse": True,
+        "pipeline": True,
+    },
+    "tensor parallel": {
+        "strategy": "custom",
+        "layout": f"{HELPERS / 'layouts.py'}:tensor_parallel",
+        "mesh": "tp=3",
+        "model": "blocks:hidden=21",
+    },
+}
+SHAPE = {"model": f"{__file__}:Counted", "batch_size": 10, "data": "random:samples=20", "devices": "cpu"}
+
+
+class Counted(nn.Module):
+    """Parameters that three ranks do not split evenly, a frozen one, buffers, and a block called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 7)
+        self.block1 = nn.Linear(7, 10)
+        self.block2 = nn.Linear(10, 10)
+        self.block3 = nn.Sequential(nn.Linear(10, 5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2))
+        self.block1.bias.requires_grad_(False)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(50, (samples, 3), generator=generator)
+        return ids, torch.randn(samples, 2, generator=generator)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.block1(self.table(ids).sum(1)).relu()
+        return self.block3(self.block2(self.block2(hidden)))
+
+
+def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
+    """What the third step of a run sends over all ranks: {what: [counted, of the Record]}."""
+    config = RunConfig.from_dict(SHAPE | RANK_CASES[case])
+    if "mesh" in RANK_CASES[case]:
+        assert isinstance(config.options, RankOptions)
+        group = TorchProcessGroup(config.options.chunk_of)
+    prepared = prepare(config, group=group)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    observations = Observations(prepared, placed)
+    record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
+    record.device_map, record.shapes = observations.device_map(), observations.shapes()
+    trainer = Trainer(prepared, placed, Timer())
+    rows = sent_ahead(trainer) if isinstance(placed.prefetch, LookAhead) else sent(trainer)
+    found: dict[str, list[int]] = {}
+    for of_rank in group.all_gather(rows):
+        for row in of_rank:
+            key = f"{row['what']} {'backward' if row['backward'] else 'forward'}"
+            found.setdefault(key, [0, 0])[0] += row["bytes"]
+    for move in moves(record):
+        if move.what != "transfer":
+            key = f"{move.what} {'backward' if move.is_backward else 'forward'}"
+            found.setdefault(key, [0, 0])[1] += move.bytes
+    return found
+
+
+def sent(trainer: Trainer) -> list[Row]:
+    trainer.take_steps(2)
+    count, batch = CountCollectives(), next(trainer.prepared.local_batches(0))
+    with count:
+        trainer.step(batch)
+    return count.rows()
+
+
+def sent_ahead(trainer: Trainer) -> list[Row]:
+    """What a step sends whose lookups were done ahead: they count, and what it reads again is ``again``."""
+    layout, ahead = trainer.placed.prefetch, list[Row]()
+    assert isinstance(layout, LookAhead)
+    read_ahead = layout._read_ahead
+
+    def read(batch: Batch) -> Reads:
+        with CountCollectives() as count:
+            found = read_ahead(batch)
+        ahead[:] = count.rows()
+        return found
+
+    layout._read_ahead = read  # type: ignore[method-assign]
+    batch = next(trainer.prepared.local_batches(0))
+    with trainer.ahead(iter([batch] * 4)) as batches:
+        for each in batches:
+            with CountCollectives() as count:
+                trainer.step(each)
+    is_again = {"what": "all-to-all", "backward": False}
+    return ahead + [
+        row | {"what": "again"} if is_again.items() <= row.items() else row for row in count.rows()
+    ]
+
+
+def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
+    """What is counted of 100 numbers that every rank sends to the next, as the stages of a pipeline do."""
+    with CountCollectives() as count:
+        received = torch.empty(100)
+        sending = distributed.isend(torch.ones(100), (group.rank + 1) % group.size)
+        distributed.recv(received, (group.rank - 1) % group.size)
+        assert sending is not None
+        sending.wait()
+    return count.rows()
 
 
 def test_collectives_move_what_a_counting_dispatcher_saw() -> None:
     """Three ranks, started once for all strategies; 10 rows are 4, 4 and 2, and shards have padding."""
-    done = wait(start_forked(*AGENT, str(RANKS), str(HELPER)))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    (sent,) = found.pop("sent")["sent"]
+    of_rank = in_ranks(RANKS, __file__, "sent_to_the_next", *(f"counted:{case}" for case in RANK_CASES))
+    (sent,) = of_rank.pop("sent_to_the_next")[0]
     assert (sent["what"], sent["bytes"]) == ("send", 400)
+    found = {case.partition(":")[2]: by_rank[0] for case, by_rank in of_rank.items()}
     tensor_parallel = found.pop("tensor parallel")
     rows, numbers, float32 = 10, 21, 4
     assert tensor_parallel["all-reduce forward"][0] == 2 * (RANKS - 1) * rows * numbers * float32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import sharded_in_ranks
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import AGENT, start_forked, wait
+from in_ranks import in_ranks
 from torch import nn
 
 from dpexp.config.errors import ConfigError
@@ -21,24 +19,33 @@ from dpexp.distributed.world import Member
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.hybrid.table_shards import UNEVEN, check_shardable, plan_shards
 
-HELPER = Path(sharded_in_ranks.__file__)
+HELPER = sharded_in_ranks.__file__
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9)
 
 
-def in_ranks(ranks: int) -> Any:
-    done = wait(start_forked(*AGENT, str(ranks), str(HELPER)))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+TRAINED = (
+    "row dense adamw:weight_decay=0.1",
+    "row sparse rowwise_adagrad",
+    "table sparse adam",
+    "table dense rowwise_adagrad",
+    "column sparse adagrad",
+    "column dense momentum",
+    "auto sparse sgd",
+    "auto dense rowwise_adagrad",
+)
+"""How tables are split, their gradients, the optimizer."""
 
 
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_shards_train_as_a_single_device_and_send_what_a_rank_asks_for(ranks: int) -> None:
     """Three ranks train with every split and kind of optimizer; eight only look up."""
-    errors, lookups = in_ranks(ranks)
-    assert len(errors) == (len(sharded_in_ranks.CASES) if ranks == 3 else 0)
-    for case, (passed, gradient_error, trained_error) in errors.items():
-        assert (passed, gradient_error < 1e-12, trained_error < 1e-12) == (True, True, True), case
-    for by, of_rank in lookups.items():
+    trained = [f"trained:{case}" for case in TRAINED if ranks == 3]
+    found = in_ranks(ranks, HELPER, *trained, *(f"lookup:{by}" for by in ("row", "table", "column")))
+    for case in trained:
+        for passed, gradient_error, trained_error in found.pop(case):
+            assert (passed, gradient_error < 1e-12, trained_error < 1e-12) == (True, True, True), case
+    for case, of_rank in found.items():
+        by = case.removeprefix("lookup:")
         asked = [row["ids"] for row in of_rank]
         assert asked == [10, 320, *[10] * (ranks - 2)]
         for count, row in zip(asked, of_rank, strict=True):

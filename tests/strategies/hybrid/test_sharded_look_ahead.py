@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pipelined_in_ranks
 import pytest
+from in_ranks import in_ranks
 from launching import AGENT, SCRIPT, start_forked, torchrun, until_step, wait
 
 from dpexp.record.journal.fold import fold
-
-HELPER = Path(pipelined_in_ranks.__file__)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_pipelined_shards_give_the_bits_of_serial_ones_and_send_only_changed_rows_again(ranks: int) -> None:
     """Every split, kind of table and stream of ids, with delays in the stages of one rank."""
-    done = wait(start_forked(*AGENT, str(ranks), str(HELPER)))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [case.__name__ for case in pipelined_in_ranks.CASES]
-    assert len(pipelined_in_ranks.CASES) == 8
+    in_ranks(ranks, pipelined_in_ranks.__file__, *pipelined_in_ranks.CASES)
 
 
 # --- ends -------------------------------------------------------------------------------------------

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command_lines import HELPERS
-from launching import AGENT, record, run, start_forked, torchrun, wait
+from in_ranks import in_ranks
+from launching import record, run, torchrun
 from torch import nn
 
 from dpexp import report
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.report import units
@@ -175,12 +177,14 @@ def test_a_block_tied_to_a_parameter_outside_of_blocks_is_left_to_the_root() -> 
     assert groups_of_tied(model, ["first", "second", "third"]) == [[model.first, model.second]]
 
 
+def verified(group: ProcessGroup, case: str) -> list[Any]:
+    strategy, model = case.split()
+    result = verify(prepare(RunConfig(strategy, model=model, batch_size=7), group=group))
+    return [result.passed, max(result.output_error, result.gradient_error) < 1e-12]
+
+
 def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device() -> None:
     """Two ranks of 4 rows and 3, started once for all models."""
-    done = wait(start_forked(*AGENT, "2", str(HELPERS / "every_model_in_ranks.py")))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {f"{strategy} {model}" for strategy in ("ddp", "fsdp") for model in MODELS}
-    for name, (passed, output_error, gradient_error) in found.items():
-        assert passed is True, name
-        assert max(output_error, gradient_error) < 1e-12, name
+    cases = [f"verified:{strategy} {model}" for strategy in ("ddp", "fsdp") for model in MODELS]
+    for case, by_rank in in_ranks(2, __file__, *cases).items():
+        assert by_rank == [[True, True]] * 2, case

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import planted
 import pytest
 import torch
 from judge import catalogue, prove
-from launching import AGENT, start_forked, wait
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
-from verified_in_ranks import LOSSES
 
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
@@ -25,7 +20,6 @@ from dpexp.engine.verify import Verification, verify
 from dpexp.strategies.base import GradientSync, Placed
 from dpexp.verification.equivalence import Equivalence
 
-HELPER = Path(planted.__file__).with_name("verified_in_ranks.py")
 MODEL = f"{planted.__file__}:Net"
 
 
@@ -157,41 +151,6 @@ def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
 
 
-# --- over ranks ---------------------------------------------------------------------------------------
-
-
-@functools.cache
-def in_ranks(world: int) -> tuple[dict[str, dict[str, Any]], bool]:
-    """The verification of every case, and whether all ranks have the same."""
-    done = wait(start_forked(*AGENT, str(world), str(HELPER), *IN_RANKS))
-    assert done.returncode == 0, done.stderr
-    results, is_same = json.loads(done.stdout)
-    return results, is_same
-
-
-IN_RANKS = (
-    *("dp_1", "dp_2", "dp_3", "dp_4", "dp_5", "dp_7", "dp_15"),
-    *("fsdp_3", "fsdp_5", "hybrid_3", "hybrid_4", "tp_1", "tp_3", "tp_14"),
-    *("pp_1", "pp_2", "pp_3", "pp_6"),
-)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", IN_RANKS)
-def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(name: str, world: int) -> None:
-    results, is_same = in_ranks(world)
-    assert is_same
-    assert results[name]["passed"] is False
-    assert results[name]["is_right"] is True, results[name]["message"]
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
-    found = in_ranks(world)[0]["right"]
-    assert (found["passed"], found["steps"]) == (True, 3)
-    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
-
-
 def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
     """Each of two replicas has the mean over its own tokens, of which a row has more or fewer."""
     model = nn.Linear(5, 1)
@@ -217,48 +176,3 @@ def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
     batch = Batch((torch.randn(10, 5, generator=generator),), tokens, 10, 10)
     result = Equivalence(model, lay_out, [batch], loss, lambda found: torch.optim.SGD(found, lr=0.1)).result()
     assert "the loss is not a mean over rows (but over tokens, say)" in result.cause
-
-
-def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
-    found = in_ranks(2)[0]["clamped by a hook"]
-    assert found["passed"] is False
-    assert GRADIENT + "'fc.weight'" in found["cause"]
-    assert "a hook on a parameter is not linear" in found["cause"]
-    assert (
-        "hooks on fc.weight get the gradient of the rank's own rows, before the all-reduce" in found["note"]
-    )
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) -> None:
-    found = in_ranks(world)[0][strategy]
-    assert found["passed"] is True
-    assert "the forward writes to mean (by " in found["note"]
-    assert "table.weight (by " in found["note"]
-    assert "DistributedDataParallel sends the buffers of rank 0" in found["note"]
-    assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
-        strategy == "ddp"
-    )
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("model", LOSSES)
-def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str, world: int) -> None:
-    verified_run, trained = (in_ranks(world)[0][f"{strategy} {model}{end}"] for end in ("", " trained"))
-    assert (verified_run["passed"], verified_run["cause"]) == (True, "")
-    assert verified_run["loss_error"] < 1e-14
-    assert trained["parameter_error"] < 1e-14
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
-    found = in_ranks(world)[0]["Synchronized"]
-    assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
-    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-14
-    assert in_ranks(world)[0]["Synchronized trained"]["parameter_error"] < 1e-14
-
-
-def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
-    assert in_ranks(2)[0]["Checkpointed"]["passed"] is True

@@ -1,0 +1,75 @@
+"""Cases that all ranks of a process group run: a test calls ``in_ranks``, and each rank runs this file.
+
+A case is a function of a file, ``case(group)``, or ``case(group, word)`` where it is named ``case:word``.
+What it returns must be JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "planted_bugs"))
+
+import torch
+from launching import AGENT, start_forked, wait
+
+from dpexp import devices
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
+from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.distributed.world import World
+from dpexp.engine.prepare import prepare
+from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.strategies.registry import STRATEGIES
+from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+from dpexp.verification.compare import relative_error
+from dpexp.verification.model_copy import copied
+
+
+def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:
+    """What each case returned, by rank; the ranks are started once for all of them."""
+    done = wait(start_forked(*AGENT, str(ranks), __file__, file, *cases))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Any]] = json.loads(done.stdout)
+    assert list(found) == list(cases)
+    return found
+
+
+def training_error(config: RunConfig, group: ProcessGroup) -> float:
+    """How far the parameters that ranks have trained are from those of a single device."""
+    prepared, trained = prepare(config, group=group), []
+    prepared.data = prepared.data.to(torch.float64)
+    alone = replace(prepared, group=ProcessGroup(), strategy=STRATEGIES["single"](RunConfig("single")))
+    for each in (alone, prepared):
+        model = copied(prepared.model, torch.float64)
+        placed = each.strategy.place(model if each is prepared else on_one_device(model), (), Timer())
+        trainer = Trainer(each, placed, Timer())
+        trainer.take_steps(4)
+        trained.append(trainer.full_parameters())
+    return relative_error(*trained)
+
+
+def main(file: str, *cases: str) -> None:
+    sys.path.insert(0, str(Path(file).parent))
+    module, world, options = import_module(Path(file).stem), World.of(), RunConfig("ddp").options
+    assert world is not None
+    assert isinstance(options, RankOptions)
+    group = init_process_group(world, options, devices.HOST)
+    results = {}
+    for case in cases:
+        name, *words = case.split(":", 1)
+        results[case] = group.all_gather(getattr(module, name)(group, *words))
+    if group.is_first:
+        print(json.dumps(results), flush=True)
+    group.destroy()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

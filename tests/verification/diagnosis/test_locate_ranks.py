@@ -1,0 +1,155 @@
+"""Locate over ranks: planted bugs are caught, right layouts pass, and every rank describes them alike."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from command_lines import HELPERS
+from in_ranks import in_ranks, training_error
+from judge import catalogue, prove
+from torch import nn
+
+from dpexp.config.run_config import RunConfig
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+
+GRADIENT = "the first gradient in backward order that differs is of parameter "
+SHAPES: dict[int, dict[str, Any]] = {
+    2: {"batch_size": 10, "data": "random:samples=33"},  # batches of 5 + 5 rows, and of 2 + 1
+    3: {"batch_size": 9, "data": "random:samples=32"},  # 3 + 3 + 3, and 2 + 2 + 1
+}
+LOSSES = {"Tagger": "tokens", "Tagger:reduction=sum": "sum", "Shifted": "", "Tagger:returns=loss": "tokens"}
+"""Models of ``losses_inside`` and the reductions of their losses."""
+TRAINED = {
+    f"{strategy} {model}": {"strategy": strategy, "model": f"losses_inside:{model}", "reduction": reduction}
+    for model, reduction in LOSSES.items()
+    for strategy in ("ddp", "fsdp")
+} | {"Synchronized": {"model": f"{HELPERS / 'odd_models.py'}:Synchronized"}}
+CASES: dict[str, dict[str, Any]] = TRAINED | {
+    "right": {"model": f"{HELPERS / 'planted.py'}:Net"},
+    "Checkpointed": {"model": f"{HELPERS / 'odd_models.py'}:Checkpointed"},
+    "ddp": {"model": f"{__file__}:Writing:hook=half"},
+    "fsdp": {"strategy": "fsdp", "model": f"{__file__}:Writing", "block": ["fc"]},
+    "clamped by a hook": {"model": f"{__file__}:Writing:hook=clamp"},
+}
+BUGS = (
+    *("dp_1", "dp_2", "dp_3", "dp_4", "dp_5", "dp_7", "dp_15"),
+    *("fsdp_3", "fsdp_5", "hybrid_3", "hybrid_4", "tp_1", "tp_3", "tp_14"),
+    *("pp_1", "pp_2", "pp_3", "pp_6"),
+)
+
+
+class Writing(nn.Module):
+    """Writes to a buffer and to rows of a table in its forward, and has a hook on a parameter."""
+
+    def __init__(self, hook: str = "") -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 5, max_norm=0.5)
+        self.fc = nn.Linear(5, 2)
+        self.register_buffer("mean", torch.zeros(5))
+        if hook == "half":
+            self.fc.weight.register_hook(lambda gradient: gradient / 2)
+        elif hook == "clamp":  # the mean of clamped gradients is not the clamped mean
+            self.fc.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(12, (samples,), generator=generator)
+        return ids, torch.randn(samples, 2, generator=generator)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        vectors = self.table(ids)
+        self.mean.mul_(0.9).add_(vectors.detach().mean(0))
+        return self.fc(vectors)
+
+
+def config(group: ProcessGroup, case: str) -> RunConfig:
+    return RunConfig.from_dict({"strategy": "ddp"} | SHAPES[group.size] | CASES[case])
+
+
+def verified(group: ProcessGroup, case: str) -> dict[str, Any]:
+    return vars(verify(prepare(config(group, case), group=group)))
+
+
+def trained(group: ProcessGroup, case: str) -> float:
+    return training_error(config(group, case), group)
+
+
+def planted_bug(group: ProcessGroup, layout: str) -> dict[str, Any]:
+    return vars(prove(catalogue()[layout], group.size))
+
+
+@functools.cache
+def started(world: int) -> dict[str, list[Any]]:
+    verify_and_train = (*(f"verified:{case}" for case in CASES), *(f"trained:{case}" for case in TRAINED))
+    return in_ranks(world, __file__, *verify_and_train, *(f"planted_bug:{name}" for name in BUGS))
+
+
+def of_ranks(world: int, case: str) -> Any:
+    """What a case gives, which is the same on all ranks."""
+    first, *others = started(world)[case]
+    assert others == [first] * (world - 1)
+    return first
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(name: str, world: int) -> None:
+    found = of_ranks(world, f"planted_bug:{name}")
+    assert found["passed"] is False
+    assert found["is_right"] is True, found["message"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
+    found = of_ranks(world, "verified:right")
+    assert (found["passed"], found["steps"]) == (True, 3)
+    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
+
+
+def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
+    found = of_ranks(2, "verified:clamped by a hook")
+    assert found["passed"] is False
+    assert GRADIENT + "'fc.weight'" in found["cause"]
+    assert "a hook on a parameter is not linear" in found["cause"]
+    assert (
+        "hooks on fc.weight get the gradient of the rank's own rows, before the all-reduce" in found["note"]
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) -> None:
+    found = of_ranks(world, f"verified:{strategy}")
+    assert found["passed"] is True
+    assert "the forward writes to mean (by " in found["note"]
+    assert "table.weight (by " in found["note"]
+    assert "DistributedDataParallel sends the buffers of rank 0" in found["note"]
+    assert ("hooks on fc.weight get the gradient of the rank's own rows" in found["note"]) is (
+        strategy == "ddp"
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("model", LOSSES)
+def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str, world: int) -> None:
+    found = of_ranks(world, f"verified:{strategy} {model}")
+    assert (found["passed"], found["cause"]) == (True, "")
+    assert found["loss_error"] < 1e-14
+    assert of_ranks(world, f"trained:{strategy} {model}") < 1e-14
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
+    found = of_ranks(world, "verified:Synchronized")
+    assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
+    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-14
+    assert of_ranks(world, "trained:Synchronized") < 1e-14
+
+
+def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
+    assert of_ranks(2, "verified:Checkpointed")["passed"] is True
