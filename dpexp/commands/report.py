@@ -18,7 +18,6 @@ from dpexp.config.process import command, home, working_root
 
 if TYPE_CHECKING:
     from dpexp.report.compare.history import Related
-    from dpexp.study.experiment.experiment import Experiment, RunsByCell
 
 app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
 
@@ -107,62 +106,40 @@ def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str
 
 def _write(names: list[str]) -> int:
     """Write the README and figure of these experiments, and the index."""
-    from dpexp.study.experiment import experiment
-    from dpexp.study.experiment.readme import ExperimentReadme, with_index
+    from dpexp.study.experiment import experiment, index
+    from dpexp.study.experiment.readme import ExperimentReadme
 
     for folder in map(Path, names):
         for path in ExperimentReadme(experiment.load(folder)).write():
             typer.echo(f"wrote {path}", err=True)
-        index = folder.resolve().parent / "README.md"
-        if index.is_file():
-            index.write_text(with_index(index.parent), encoding="utf-8")
+        index.write_index(folder.resolve().parent)
     return cli.Exit.DONE
 
 
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
-    from dpexp.study.experiment import experiment
-    from dpexp.study.experiment.readme import ExperimentReadme, with_index
+    from dpexp.study.experiment import experiment, index
+    from dpexp.study.experiment.problems import build_problems, committed_problems
+    from dpexp.study.experiment.readme import ExperimentReadme
 
     every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
     checked = [Path(name) for name in names] or every
     problems = []
     for folder in checked:
-        loaded = experiment.load(folder)
-        readme = ExperimentReadme(loaded)
-        found = [*readme.problems(), *_build_problems(loaded, readme.runs)]
-        typer.echo(f"{loaded.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
+        readme = ExperimentReadme(experiment.load(folder))
+        found = [*committed_problems(readme), *build_problems(readme)]
+        name = readme.experiment.name
+        typer.echo(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
-    for index in sorted({folder.resolve().parent / "README.md" for folder in checked}):
-        if index.is_file() and with_index(index.parent) != index.read_text(encoding="utf-8"):
+    for parent in sorted({folder.resolve().parent for folder in checked}):
+        if index.is_outdated(parent):
+            path = parent / experiment.README
             problems.append(
-                f"{index}: its table differs from the Records: {command('report')} experiments/NAME"
+                f"{path}: its table differs from the Records: {command('report')} experiments/NAME"
             )
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     return cli.Exit.FAILED if problems else cli.Exit.DONE
-
-
-def _build_problems(experiment: Experiment, committed: dict[str, RunsByCell]) -> list[str]:
-    """The cells that can no longer be built, and the Records that differ from what their config predicts."""
-    from dpexp.config.run_config import RunConfig
-    from dpexp.engine.dry_run import dry_run
-    from dpexp.study.experiment.agreement import unpredicted
-
-    found = []
-    for cell, run in experiment.runs.items():
-        if not isinstance(run, RunConfig):
-            continue
-        try:
-            prediction = dry_run(run)
-        except ConfigError as error:
-            found.append(f"{experiment.folder / 'config.py'}: cell '{cell}' no longer builds: {error}")
-            continue
-        for kind, runs in committed.items():
-            for measured in runs.get(cell, ())[:1]:  # the other rounds are compared with the first
-                path = experiment.records / kind / f"{measured.name}.json"
-                found += [f"{path}: {problem}" for problem in unpredicted(measured.record, prediction)]
-    return found
 
 
 def folders(names: list[str]) -> list[Path]:

@@ -146,7 +146,7 @@ def reproduce(
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.journal.fold import load
     from dpexp.report.render import terminal
-    from dpexp.study.experiment.experiment import read_record
+    from dpexp.study.experiment.records import read_record
     from dpexp.study.reproduce import reproduce, reproduction
 
     path = Path(run).expanduser()

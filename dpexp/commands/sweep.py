@@ -16,8 +16,10 @@ from dpexp.config.process import command, home
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment.experiment import Experiment, PlannedRun
-    from dpexp.study.sweep.sweep import CompletedRun, Sweep, Way
+    from dpexp.study.experiment.experiment import Experiment
+    from dpexp.study.experiment.records import PlannedRun
+    from dpexp.study.sweep.cell_run import CompletedRun
+    from dpexp.study.sweep.sweep import Sweep, Way
 
 app = cli.app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -190,7 +192,7 @@ def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
 
 
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
-    from dpexp.study.sweep.sweep import command_line
+    from dpexp.study.sweep.cell_run import command_line
 
     typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
     for planned in missing:

@@ -1,6 +1,5 @@
 """Study: several runs that answer one question.
 
-``experiment`` defines one, ``sweep`` runs it, ``claims`` judges what it predicted, ``readme`` and ``figure``
-write its page, ``reproduce`` repeats a recorded run. Start with ``experiment``.
-Imported by the scripts; may import every other room.
+``experiment`` defines one, judges its claims and writes its page; ``sweep`` runs it; ``reproduce`` repeats a
+recorded run. Start with ``experiment/experiment.py``. Imported by the commands; may import every other room.
 """

@@ -1,7 +1,8 @@
 """What does it cost to record a run of several processes, and how well do two of them share a step?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Bars, Claim, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Bars
 
 QUESTION = "What does it cost to record a run of several processes, and how well do two of them share a step?"
 ROWS = 4096

@@ -1,7 +1,8 @@
 """What does a step with a large embedding table take, by the way in which the model is laid out?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Lines, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Lines
 
 QUESTION = "What does a step with a large embedding table take, by the way in which the model is laid out?"
 ROWS = (1_000, 100_000, 4_000_000)

@@ -1,7 +1,8 @@
 """How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Lines, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Lines
 
 QUESTION = "How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"
 ROWS = (1_000, 30_000, 1_000_000)

@@ -1,7 +1,8 @@
 """What does it cost to emulate N devices on one CPU, on a model that does real work?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Bars, Claim, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Bars
 
 QUESTION = "What does it cost to emulate N devices on one CPU, on a model that does real work?"
 

@@ -1,7 +1,8 @@
 """What does it cost to record every step, against a bare loop and against other ways of recording?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Bars, Claim, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Bars
 
 QUESTION = "What does it cost to record every step, against a bare loop and against other ways of recording?"
 STEPS = 300

@@ -9,7 +9,8 @@ from dpexp.study.experiment.experiment import Experiment, load
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Bars, Program
+from dpexp.study.experiment.experiment import Program
+from dpexp.study.experiment.figure_kinds import Bars
 QUESTION = "Does it?"
 RUNS = {
     "quick": Program("program.py", ("quick",)),
@@ -21,7 +22,7 @@ CLAIMS, ANSWER, COLUMNS, FIGURE, REPEATS = [], "Yes.", ("step_ms",), Bars("", "s
 PROGRAM = """
 import os, pathlib, signal, sys, time
 sys.path.insert(0, %r)
-from dpexp.record import Record, new_run_id
+from dpexp.record.record import Record, new_run_id
 here, name = pathlib.Path(__file__).parent, sys.argv[1]
 with open(here / "started", "a") as file:
     file.write(name + chr(10))

@@ -13,7 +13,7 @@ from command_lines import ROOT
 
 from dpexp import devices
 from dpexp.study.experiment.agreement import contradictions
-from dpexp.study.sweep.child_run import parse_record
+from dpexp.study.experiment.records import parse_record
 
 WAYS = ROOT / "experiments" / "hybrid_speed" / "ways.py"
 

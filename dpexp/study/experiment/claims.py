@@ -16,16 +16,9 @@ from dpexp.report import units
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.sections import Section
-from dpexp.study.experiment.experiment import (
-    RELATIONS,
-    Claim,
-    ClaimOutcome,
-    Experiment,
-    MeasuredRun,
-    RunsByCell,
-    measured_runs,
-)
+from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
 from dpexp.study.experiment.metrics import Metric, medians, metric, value
+from dpexp.study.experiment.records import MeasuredRun, RunsByCell, measured_runs
 
 
 @dataclass(frozen=True)

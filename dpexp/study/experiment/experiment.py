@@ -14,12 +14,11 @@ A *cell* is one entry of ``RUNS``; a sweep runs every cell once a round. A claim
 machine show whether it holds, is not shown, or is contradicted.
 """
 
-import hashlib
 import operator
 import re
 import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,10 +27,11 @@ from typing import Any
 from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_options import REFERENCE
-from dpexp.record.record import Record, Row
-from dpexp.study.sweep.child_run import parse_record
+from dpexp.record.record import Row
+from dpexp.study.experiment.figure_kinds import Figure
+from dpexp.study.experiment.records import RunsByCell, measured_runs
 
-CONFIG, README, RECORDS, SWEEP, CHECKSUMS = "config.py", "README.md", "records", "sweep.json", "SHA256SUMS"
+CONFIG, README, RECORDS = "config.py", "README.md", "records"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -80,94 +80,6 @@ class Claim:
         for name, found, known in (("relation", self.relation, RELATIONS), ("stated", self.stated, verdicts)):
             if found not in known:
                 raise ConfigError(f"claim '{self.text}': {name} is '{found}'; choose from {', '.join(known)}")
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A bar for each cell: the metric's median, and a dot for each round.
-
-    ``cells`` is {cell: its label}, as in all figures; ``limits`` is {label: value}, drawn as lines.
-    """
-
-    title: str
-    metric: str
-    cells: Mapping[str, str]
-    limits: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Dots:
-    """The metric on a logarithmic axis: ``rows`` is {row: {series: cell}}. Zero is drawn at ``floor``."""
-
-    title: str
-    metric: str
-    rows: Mapping[str, Mapping[str, str]]
-    limits: Mapping[str, float] = field(default_factory=dict)
-    floor: float = 1e-17
-
-
-@dataclass(frozen=True)
-class Lines:
-    """The metric over x: ``series`` is {label: {x: cell}}. With ``against``, its ratio to that cell.
-
-    In ``metric``, ``{}`` stands for the label: each line may show another figure of the same cells.
-    """
-
-    title: str
-    metric: str
-    x: str
-    series: Mapping[str, Mapping[float, str]]
-    against: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
-    y: str = ""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """How batches are split: rows per device, for the full batch and the last one of the epoch."""
-
-    title: str
-    cells: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The loss over the number of trained samples, a line for each cell, averaged over ``window`` samples."""
-
-    title: str
-    cells: Mapping[str, str]
-    window: int
-
-
-Figure = Bars | Dots | Lines | Splits | Curves
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a sweep: a cell in a round."""
-
-    cell: str
-    round: int
-
-    @property
-    def name(self) -> str:
-        """``whole-8.r2``: the run's name, and its file's without ``.json``."""
-        return f"{self.cell}.r{self.round}"
-
-
-@dataclass(frozen=True)
-class MeasuredRun(PlannedRun):
-    """A finished run of a sweep with its Record, and seconds of its process where they are known.
-
-    ``looks`` are the first and the last round after which the sweep could end, if it ended as soon as its
-    claims were decided.
-    """
-
-    record: Record
-    wall_s: float | None = None
-    looks: tuple[int, int] | None = None
-
-
-RunsByCell = Mapping[str, Sequence[MeasuredRun]]
 
 
 @dataclass(frozen=True)
@@ -259,49 +171,3 @@ def _check(experiment: Experiment, path: Path) -> None:
     if not any(map(experiment.is_reference, experiment.runs)):
         what = f"strategy {REFERENCE}, the reference that every sweep measures"
         raise ConfigError(f"{path}: no cell has {what}")
-
-
-def sweep_record(folder: Path) -> Record:
-    """The Record of the sweep that made the Records of a folder; an empty one before its end."""
-    return read_record(folder / SWEEP) if (folder / SWEEP).is_file() else Record()
-
-
-def looks_of(sweep: Row) -> tuple[int, int] | None:
-    """The rounds after which a sweep of this config could end; None if their number was fixed."""
-    return (int(sweep["repeats"]), int(sweep["limit"])) if sweep.get("limit") else None
-
-
-def measured_runs(folder: Path, looks: tuple[int, int] | None = None) -> dict[str, list[MeasuredRun]]:
-    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record.
-
-    ``looks`` are those of a sweep that has not ended; of an ended one its Record has them.
-    """
-    sweep = sweep_record(folder)
-    seconds = sweep.summary
-    found: dict[str, list[MeasuredRun]] = {}
-    for path in sorted(folder.glob("*.r[0-9]*.json")):
-        cell, _, number = path.stem.rpartition(".r")
-        record = read_record(path)
-        if record.status == "finished":
-            wall_s = seconds.get(f"wall_s.{path.stem}")
-            run = MeasuredRun(cell, int(number), record, wall_s, looks or looks_of(sweep.config))
-            found.setdefault(cell, []).append(run)
-    for runs in found.values():
-        runs.sort(key=lambda run: run.round)
-    return found
-
-
-def read_record(path: Path) -> Record:
-    """The Record of a JSON file. Raises ConfigError for any other file, JournalError for a newer Record."""
-    try:
-        return parse_record(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a Record: {error}") from None
-
-
-def checksums(folder: Path) -> str:
-    """The SHA256SUMS of a folder's Records, as ``sha256sum`` writes it."""
-    return "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(folder.glob("*.json"))
-    )

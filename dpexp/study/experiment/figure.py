@@ -19,9 +19,10 @@ from dpexp.record.record import Row
 from dpexp.report import units
 from dpexp.report.figures import palette, style
 from dpexp.study.experiment.claims import interval
-from dpexp.study.experiment.experiment import Bars, Curves, Dots, Lines, MeasuredRun, RunsByCell, Splits
-from dpexp.study.experiment.experiment import Figure as Spec
+from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Lines, Splits
+from dpexp.study.experiment.figure_kinds import Figure as Spec
 from dpexp.study.experiment.metrics import medians, metric, title, value
+from dpexp.study.experiment.records import MeasuredRun, RunsByCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from dpexp.record.traffic import communication
 from dpexp.report import units
 from dpexp.report.analysis.intervals import typical
 from dpexp.report.analysis.shapes import call_texts
-from dpexp.study.experiment.experiment import MeasuredRun
+from dpexp.study.experiment.records import MeasuredRun
 
 
 @dataclass(frozen=True)

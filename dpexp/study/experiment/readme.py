@@ -1,12 +1,10 @@
 """An experiment's README: the lesson is written by hand, the results in it are made from Records.
 
 The blocks ``answer``, ``results`` and ``setup`` stand between ``<!-- begin: NAME -->`` and
-``<!-- end: NAME -->``; ``figure.png`` lies in the same folder. ``problems`` lists what does not match the
-Records.
+``<!-- end: NAME -->``; ``figure.png`` lies in the same folder.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,22 +16,11 @@ from dpexp.report import units
 from dpexp.report.render.markdown import escape, table
 from dpexp.report.sections import Table
 from dpexp.study.experiment import claims, figure, metrics
-from dpexp.study.experiment.agreement import contradictions, disagreements
 from dpexp.study.experiment.claims import Verdict
-from dpexp.study.experiment.experiment import (
-    CHECKSUMS,
-    CONFIG,
-    README,
-    ClaimOutcome,
-    Experiment,
-    RunsByCell,
-    checksums,
-    load,
-    sweep_record,
-)
+from dpexp.study.experiment.experiment import README, ClaimOutcome, Experiment
+from dpexp.study.experiment.records import RunsByCell
 
 FIGURE = "figure.png"
-INDEX_BLOCK = "index"
 INTERVALS = (
     "A time is the geometric mean of its runs' medians, with the interquartile range of all samples in "
     "brackets and their number after it; an interval is of Student's t over the runs, paired by round. A "
@@ -44,7 +31,7 @@ _PLACEHOLDER = re.compile(r"\{(value|ratio) ([\w:]+) ([\w-]+)(?: ([\w-]+))?\}")
 
 @dataclass
 class ExperimentReadme:
-    """The generated parts of an experiment's README, and the checks of its committed result."""
+    """The generated parts of an experiment's README."""
 
     experiment: Experiment
 
@@ -128,57 +115,6 @@ class ExperimentReadme:
         figure.save(self.experiment.figure, self.main_runs, picture)
         return [path, picture]
 
-    def problems(self) -> list[str]:
-        """Every contradiction between the committed result, its Records and the config."""
-        folder = self.experiment.folder
-        if not self.runs:
-            return [f"{self.experiment.records}: no Records"]
-        update = f"python scripts/report.py experiments/{self.experiment.name}"
-        found = [problem for kind in self.runs for problem in self._record_problems(kind)]
-        text = _text(folder / README)
-        if self.render(text) != text:
-            found.append(f"{folder / README} is not what its Records give: {update}")
-        if not figure.shows(folder / FIGURE, self.experiment.figure, self.main_runs):
-            found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
-        for kind, verdicts in self.verdicts.items():
-            found += [
-                f"{folder / CONFIG}: claim “{verdict.claim.text}”: {verdict.outcome} on {kind}, "
-                f"not {verdict.claim.stated}: {verdict.figures}"
-                for verdict in verdicts
-                if not verdict.is_as_stated
-            ]
-        return found
-
-    def _record_problems(self, kind: str) -> list[str]:
-        folder, found = self.experiment.records / kind, []
-        last = rounds_of(folder, self.experiment.repeats)
-        if _text(folder / CHECKSUMS) != checksums(folder):
-            found.append(f"{folder / CHECKSUMS}: the Records have changed since the sweep; never edit them")
-        for cell in self.experiment.runs:
-            measured = self.runs[kind].get(cell, ())
-            rounds = [run.round for run in measured]
-            if rounds != list(range(1, last + 1)):
-                found.append(f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {last}")
-            for run in measured:
-                path = folder / f"{run.name}.json"
-                if changed := self.experiment.changed_fields(cell, run.record.config):
-                    found.append(f"{path} was made with another config: {', '.join(changed)}")
-                if not (run.record.environment.get("lock") or {}).get("sha256"):
-                    found.append(f"{path} names no lock")
-                found += [f"{path}: {problem}" for problem in contradictions(run.record)]
-            found += [f"{folder}: {problem}" for problem in disagreements([run.record for run in measured])]
-        return found
-
-
-def rounds_of(folder: Path, repeats: int) -> int:
-    """How many rounds the sweep of these Records planned, or ran until its claims were decided."""
-    sweep = sweep_record(folder)
-    return int(sweep.summary.get("rounds") or sweep.config.get("repeats") or repeats)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
 
 def replace_block(text: str, name: str, block: str, path: Path) -> str:
     """The text with a new block between its marks. Raises ConfigError unless the marks stand there once."""
@@ -239,7 +175,7 @@ def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = Non
         + _distinct(f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks)
         + (f", but for {differs}" if differs else ", nothing differs from it"),
         "- code: commit " + _distinct(f"`{str(git.get('commit'))[:12]}`" for git in code) + dirty,
-        f"- date: {_date(records)}; {len(records)} runs of sweep {sweeps}{until}",
+        f"- date: {date(records)}; {len(records)} runs of sweep {sweeps}{until}",
     ]
 
 
@@ -247,7 +183,7 @@ def _distinct(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def _date(records: list[Record]) -> str:
+def date(records: list[Record]) -> str:
     return min(record.started for record in records)[:10]
 
 
@@ -257,32 +193,3 @@ def machine(record: Record) -> str:
     accelerators = [str(device["name"]) for device in environment.get("accelerators") or []]
     cpu = f"{environment.get('cpu')}, {environment.get('cpu_count')} cores"
     return f"{cpu}, {units.repeated(accelerators, ', ')}" if accelerators else cpu
-
-
-def _index_row(readme: ExperimentReadme) -> tuple[str, ...]:
-    experiment = readme.experiment
-    link, question = f"[{experiment.name}]({experiment.name}/)", escape(experiment.question)
-    if not readme.main_runs:
-        return (link, question, "not measured", "-", "-", "-")
-    records = records_of(readme.main_runs)
-    counts = Counter(verdict.outcome for verdict in readme.main_verdicts)
-    outcomes = ", ".join(f"{counts[name]} {name}" for name in reversed(ClaimOutcome) if counts[name])
-    answer = readme.answer().replace("|", "\\|")
-    return (link, question, answer, escape(machine(records[0])), _date(records), outcomes)
-
-
-def with_index(folder: Path) -> str:
-    """The text of ``experiments/README.md`` with a new table, a row for each experiment."""
-    path = folder / README
-    head = ("experiment", "question", "answer", "machine", "date", "claims")
-    rows = [_index_row(ExperimentReadme(experiment)) for experiment in experiments_in(folder)]
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
-    return replace_block(path.read_text(encoding="utf-8"), INDEX_BLOCK, "\n".join(lines), path)
-
-
-def experiments_in(folder: Path) -> list[Experiment]:
-    """Every experiment of the folder, in the order of the links in the index's text, then by name."""
-    lesson = _text(folder / README).partition(f"<!-- begin: {INDEX_BLOCK} -->")[0]
-    experiments = [load(path.parent) for path in folder.glob(f"*/{CONFIG}")]
-    places = {experiment.name: lesson.find(f"]({experiment.name}/)") for experiment in experiments}
-    return sorted(experiments, key=lambda one: (places[one.name] < 0, places[one.name], one.name))

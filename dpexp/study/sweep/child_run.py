@@ -13,6 +13,7 @@ from pathlib import Path
 from dpexp.config.process import ROOT, python_path
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
+from dpexp.study.experiment.records import parse_record
 
 CODE = """
 import json, sys
@@ -53,14 +54,6 @@ def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str =
     with contextlib.suppress(ValueError):  # it printed something else, or nothing
         record = parse_record(done.stdout)
     return ChildRun(record, _error(done))
-
-
-def parse_record(text: str | bytes) -> Record:
-    """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
-    data = json.loads(text)
-    if not isinstance(data, dict) or "run_id" not in data:
-        raise ValueError("it has no run_id")
-    return Record.from_dict(data)
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

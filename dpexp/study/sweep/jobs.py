@@ -37,9 +37,10 @@ from dpexp.config.process import home
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.record import Row
-from dpexp.study.experiment.experiment import PlannedRun, read_record
+from dpexp.study.experiment.records import PlannedRun, read_record
+from dpexp.study.sweep.cell_run import CompletedRun
 from dpexp.study.sweep.slurm_executor import JOBS
-from dpexp.study.sweep.sweep import CompletedRun, Sweep
+from dpexp.study.sweep.sweep import Sweep
 from dpexp.study.sweep.sweep_journal import NotStartedError
 
 if TYPE_CHECKING:

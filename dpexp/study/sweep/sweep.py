@@ -17,56 +17,33 @@ gets everything after the last one.
 from __future__ import annotations
 
 import random
-import shlex
 import shutil
-import sys
-import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
-from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import REFERENCE, RankOptions
+from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.figures.step_times import speed_up, usual_steps
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
-from dpexp.record.record import JournalError, Record, Row, new_run_id
-from dpexp.record.runs.index import folders, summaries
-from dpexp.report.sections import command
-from dpexp.run import PARENT
+from dpexp.record.record import Record, Row, new_run_id
+from dpexp.record.runs.index import summaries
 from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import (
+from dpexp.study.experiment.experiment import RECORDS, ClaimOutcome, Experiment
+from dpexp.study.experiment.records import (
     CHECKSUMS,
-    RECORDS,
     SWEEP,
-    ClaimOutcome,
-    Experiment,
     PlannedRun,
     checksums,
     measured_runs,
     read_record,
 )
 from dpexp.study.reproduce.foreign_records import changed_files
-from dpexp.study.sweep.child_run import ChildRun, run_command, run_in_child
+from dpexp.study.sweep.cell_run import CompletedRun, run_cell
 from dpexp.study.sweep.sweep_journal import name_of, parent_journal
-
-
-@dataclass(frozen=True)
-class CompletedRun:
-    """A run of a sweep that has ended: its Record, None if the process left none, and its error message."""
-
-    planned: PlannedRun
-    record: Record | None
-    wall_s: float
-    error: str
-
-    @property
-    def finished(self) -> bool:
-        return self.record is not None and self.record.status == "finished"
 
 
 def plan_runs(
@@ -150,7 +127,10 @@ class Sweep:
         The sweep's journal is closed however the sweep ends (``sweep_journal``).
         """
         completed: list[CompletedRun] = []
-        with parent_journal(self) as journal, closing((way or Sweep.one_by_one)(self, planned)) as results:
+        with (
+            parent_journal(self.folder, self.experiment, self.limit) as journal,
+            closing((way or Sweep.one_by_one)(self, planned)) as results,
+        ):
             self.records.mkdir(exist_ok=True)
             for result in results:
                 completed.append(result)
@@ -168,7 +148,7 @@ class Sweep:
         for run in planned:
             if self._is_over(run):
                 return
-            yield self._run(run)
+            yield run_cell(self.experiment, run, self.folder)
 
     def speed_ups(self) -> list[Row]:
         """``{run, speed_up}`` of each run over the single device of its round, for the same global batch."""
@@ -202,48 +182,6 @@ class Sweep:
         """How many rounds have begun."""
         numbers = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))
         return max(map(int, numbers), default=0)
-
-    def _run(self, planned: PlannedRun) -> CompletedRun:
-        """Run a cell in a child process and keep its Record, whether it finished or not."""
-        started = time.time()
-        clock = time.perf_counter()
-        child = self._start(planned)
-        wall_s = time.perf_counter() - clock
-        record = child.record or self._recorded_since(started, planned)
-        if record is not None:
-            write_atomically(self.records / f"{planned.name}.json", record.to_json().encode(), private=False)
-        return CompletedRun(planned, record, wall_s, child.error)
-
-    def _start(self, planned: PlannedRun) -> ChildRun:
-        run, environ = self.experiment.runs[planned.cell], {PARENT: self.folder.name}
-        if isinstance(run, RunConfig):
-            config = replace(run, experiment=self.experiment.name, run_name=planned.name)
-            return run_in_child(self._resumed(config).to_dict(), environ)
-        return run_command([sys.executable, str(self.experiment.folder / run.file), *run.arguments], environ)
-
-    def _resumed(self, config: RunConfig) -> RunConfig:
-        """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
-        if not isinstance(config.options, RankOptions):
-            return config
-        for snapshots in folders(home() / "snapshots"):
-            with suppress(JournalError):
-                record = load(self.folder.parent / snapshots.name)
-                is_it = (record.parent, record.name) == (self.folder.name, config.run_name)
-                if is_it and record.status in ("killed", "running"):
-                    return replace(config, options=replace(config.options, resume=record.run_id))
-        return config
-
-    def _recorded_since(self, started: float, planned: PlannedRun) -> Record | None:
-        """The Record of a run that died before it could print it, read from its folder."""
-        for folder in folders(self.folder.parent):
-            if folder.stat().st_mtime >= started - 1 and folder != self.folder:
-                try:
-                    record = load(folder)
-                except JournalError:  # another run's, which `runs.py list` names
-                    continue
-                if (record.parent, record.name) == (self.folder.name, planned.name):
-                    return record
-        return None
 
     def run_folders(self) -> list[Path]:
         """The folder of the sweep, then those of its runs that are on this disk."""
@@ -280,11 +218,3 @@ class Sweep:
             if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
                 return str(chips[0]["name"]).lower().replace(" ", "-")
         return "cpu"
-
-
-def command_line(experiment: Experiment, cell: str) -> str:
-    """The command that runs a cell by itself, for ``--dry-run``."""
-    run = experiment.runs[cell]
-    if isinstance(run, RunConfig):
-        return command(Record(config=run.to_dict()))
-    return shlex.join(["python", run.file, *run.arguments])

@@ -8,12 +8,10 @@
     NotStartedError                     a new sweep leaves nothing, a resumed one stays as it was
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, text_of
@@ -22,10 +20,8 @@ from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
 from dpexp.record.record import Row, now
-from dpexp.study.experiment.experiment import SWEEP, Experiment
-
-if TYPE_CHECKING:
-    from dpexp.study.sweep.sweep import Sweep
+from dpexp.study.experiment.experiment import RECORDS, Experiment
+from dpexp.study.experiment.records import SWEEP
 
 
 class NotStartedError(ConfigError):
@@ -38,11 +34,11 @@ def name_of(experiment: Experiment) -> str:
 
 
 @contextmanager
-def parent_journal(sweep: Sweep) -> Iterator[Journal]:
+def parent_journal(folder: Path, experiment: Experiment, limit: int | None) -> Iterator[Journal]:
     """The sweep's journal, new or reopened; its Record is written unless an error cuts the sweep short."""
-    earlier = load(sweep.folder) if sweep.folder.exists() else None
+    earlier = load(folder) if folder.exists() else None
     try:
-        with Journal.reopen(sweep.folder) if earlier else _new(sweep) as journal:
+        with Journal.reopen(folder) if earlier else _new(folder, experiment, limit) as journal:
             journal.set(status="running", ended=None, error=None)
             journal.flush()
             end: Row = {"status": "killed"}
@@ -59,23 +55,26 @@ def parent_journal(sweep: Sweep) -> Iterator[Journal]:
                 journal.set({"ended": now(), **end})
     except NotStartedError:
         if earlier is None:
-            shutil.rmtree(sweep.folder)
+            shutil.rmtree(folder)
         else:
-            _write_record(sweep, journal)
+            _write_record(folder, journal)
         raise
-    _write_record(sweep, journal)
+    _write_record(folder, journal)
 
 
-def _new(sweep: Sweep) -> Journal:
-    journal = Journal(sweep.folder.parent, sweep.folder.name)
-    swept = sweep.experiment
-    config = {"question": swept.question, "cells": list(swept.runs), "repeats": swept.repeats}
-    if sweep.limit is not None:
-        config["limit"] = sweep.limit
-    journal.set(name=name_of(swept), experiment=swept.name, strategy=SWEEP_STRATEGY)
+def _new(folder: Path, experiment: Experiment, limit: int | None) -> Journal:
+    journal = Journal(folder.parent, folder.name)
+    config = {
+        "question": experiment.question,
+        "cells": list(experiment.runs),
+        "repeats": experiment.repeats,
+    }
+    if limit is not None:
+        config["limit"] = limit
+    journal.set(name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
     journal.set(config=config, environment=environment())
     return journal
 
 
-def _write_record(sweep: Sweep, journal: Journal) -> None:
-    write_atomically(sweep.records / SWEEP, finish(journal.path).to_json().encode(), private=False)
+def _write_record(folder: Path, journal: Journal) -> None:
+    write_atomically(folder / RECORDS / SWEEP, finish(journal.path).to_json().encode(), private=False)

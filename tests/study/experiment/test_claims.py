@@ -11,8 +11,10 @@ from record_factory import whole
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import Bars, Claim, Experiment, MeasuredRun
+from dpexp.study.experiment.experiment import Claim, Experiment
+from dpexp.study.experiment.figure_kinds import Bars
 from dpexp.study.experiment.readme import fill
+from dpexp.study.experiment.records import MeasuredRun
 
 
 def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wide-3")) -> Experiment:

@@ -14,9 +14,12 @@ import pytest
 from command_lines import ROOT, script
 
 from dpexp.config.errors import ConfigError
-from dpexp.study.experiment.experiment import checksums, load
+from dpexp.study.experiment.experiment import load
 from dpexp.study.experiment.figure import stored_digest
-from dpexp.study.experiment.readme import ExperimentReadme, records_of, with_index
+from dpexp.study.experiment.index import with_index
+from dpexp.study.experiment.problems import committed_problems
+from dpexp.study.experiment.readme import ExperimentReadme, records_of
+from dpexp.study.experiment.records import checksums
 
 EXPERIMENTS = ROOT / "experiments"
 NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))
@@ -75,7 +78,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def problems(folder: Path) -> str:
-    return "\n".join(ExperimentReadme(load(folder)).problems())
+    return "\n".join(committed_problems(ExperimentReadme(load(folder))))
 
 
 def changed(path: Path, old: str, new: str) -> None:

@@ -12,18 +12,10 @@ from matplotlib.text import Text
 
 from dpexp.record.record import Record
 from dpexp.study.experiment import figure
-from dpexp.study.experiment.experiment import (
-    Bars,
-    Curves,
-    Dots,
-    Figure,
-    Lines,
-    MeasuredRun,
-    RunsByCell,
-    Splits,
-    load,
-)
+from dpexp.study.experiment.experiment import load
+from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Figure, Lines, Splits
 from dpexp.study.experiment.readme import ExperimentReadme
+from dpexp.study.experiment.records import MeasuredRun, RunsByCell
 
 OF_KIND: dict[type[Any], str] = {
     Bars: "whole_vs_block",

@@ -25,9 +25,11 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import Journal
-from dpexp.study.experiment.experiment import Experiment, PlannedRun, measured_runs
+from dpexp.study.experiment.experiment import Experiment
+from dpexp.study.experiment.records import PlannedRun, measured_runs
 from dpexp.study.sweep import jobs, slurm_executor
-from dpexp.study.sweep.sweep import CompletedRun, Sweep
+from dpexp.study.sweep.cell_run import CompletedRun
+from dpexp.study.sweep.sweep import Sweep
 from dpexp.study.sweep.sweep_journal import NotStartedError
 
 ROUNDS = [PlannedRun(cell, number) for number in (1, 2) for cell in ("quick", "slow")]

@@ -21,14 +21,17 @@ from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import unseal
 from dpexp.record.record import JournalError, Record
 from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import Experiment, PlannedRun, load, measured_runs, read_record
-from dpexp.study.sweep.sweep import CompletedRun, Sweep, plan_runs
+from dpexp.study.experiment.experiment import Experiment, load
+from dpexp.study.experiment.records import PlannedRun, measured_runs, read_record
+from dpexp.study.sweep.cell_run import CompletedRun
+from dpexp.study.sweep.sweep import Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 
 CONFIG = """
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Bars, Claim, Program
+from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.figure_kinds import Bars
 QUESTION = "Does it?"
 RUNS = {
     "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),
@@ -41,7 +44,7 @@ ANSWER, COLUMNS, FIGURE, REPEATS = "It takes {value step_ms quick}.", ("step_ms"
 PROGRAM = """
 import os, pathlib, signal, sys
 sys.path.insert(0, %r)
-from dpexp.record import Record, new_run_id
+from dpexp.record.record import Record, new_run_id
 if sys.argv[1] == "fragile" and not pathlib.Path(__file__).with_name("mended").exists():
     os.kill(os.getpid(), signal.SIGKILL)
 record = Record(run_id=new_run_id(), name=sys.argv[1], status="finished", parent=os.environ["DPEXP_PARENT"])

@@ -1,0 +1,95 @@
+"""The Records of an experiment's runs as files: ``CELL.rN.json`` of cell CELL in round N, ``sweep.json``."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpexp.config.errors import ConfigError
+from dpexp.record.record import Record, Row
+
+SWEEP, CHECKSUMS = "sweep.json", "SHA256SUMS"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: a cell in a round."""
+
+    cell: str
+    round: int
+
+    @property
+    def name(self) -> str:
+        """``whole-8.r2``: the run's name, and its file's without ``.json``."""
+        return f"{self.cell}.r{self.round}"
+
+
+@dataclass(frozen=True)
+class MeasuredRun(PlannedRun):
+    """A finished run of a sweep with its Record, and seconds of its process where they are known.
+
+    ``looks`` are the first and the last round after which the sweep could end, if it ended as soon as its
+    claims were decided.
+    """
+
+    record: Record
+    wall_s: float | None = None
+    looks: tuple[int, int] | None = None
+
+
+RunsByCell = Mapping[str, Sequence[MeasuredRun]]
+
+
+def sweep_record(folder: Path) -> Record:
+    """The Record of the sweep that made the Records of a folder; an empty one before its end."""
+    return read_record(folder / SWEEP) if (folder / SWEEP).is_file() else Record()
+
+
+def looks_of(sweep: Row) -> tuple[int, int] | None:
+    """The rounds after which a sweep of this config could end; None if their number was fixed."""
+    return (int(sweep["repeats"]), int(sweep["limit"])) if sweep.get("limit") else None
+
+
+def measured_runs(folder: Path, looks: tuple[int, int] | None = None) -> dict[str, list[MeasuredRun]]:
+    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record.
+
+    ``looks`` are those of a sweep that has not ended; of an ended one its Record has them.
+    """
+    sweep = sweep_record(folder)
+    seconds = sweep.summary
+    found: dict[str, list[MeasuredRun]] = {}
+    for path in sorted(folder.glob("*.r[0-9]*.json")):
+        cell, _, number = path.stem.rpartition(".r")
+        record = read_record(path)
+        if record.status == "finished":
+            wall_s = seconds.get(f"wall_s.{path.stem}")
+            run = MeasuredRun(cell, int(number), record, wall_s, looks or looks_of(sweep.config))
+            found.setdefault(cell, []).append(run)
+    for runs in found.values():
+        runs.sort(key=lambda run: run.round)
+    return found
+
+
+def read_record(path: Path) -> Record:
+    """The Record of a JSON file. Raises ConfigError for any other file, JournalError for a newer Record."""
+    try:
+        return parse_record(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a Record: {error}") from None
+
+
+def parse_record(text: str | bytes) -> Record:
+    """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or "run_id" not in data:
+        raise ValueError("it has no run_id")
+    return Record.from_dict(data)
+
+
+def checksums(folder: Path) -> str:
+    """The SHA256SUMS of a folder's Records, as ``sha256sum`` writes it."""
+    return "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.glob("*.json"))
+    )
