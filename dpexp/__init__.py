@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "MODELS": "dpexp.models.registry",
-    "STRATEGIES": "dpexp.strategies",
+    "STRATEGIES": "dpexp.strategies.registry",
     "prove": "dpexp.verification.prove",
 }
 

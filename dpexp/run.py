@@ -24,7 +24,6 @@ from dpexp import live
 from dpexp.config.errors import ConfigError, describe, startup_errors
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_result import RankResult, write_result
@@ -104,7 +103,7 @@ def run(
         options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")
-        if objects and complete.options.launches and World.of() is None:
+        if objects and complete.options.launch_options and World.of() is None:
             raise _not_in_ranks(complete, names)
         outcome = execute(complete, quiet=quiet)
     if outcome.error is not None:
@@ -139,7 +138,7 @@ def execute(
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of()
-    if world is None and config.options.launches:
+    if world is None and config.options.launch_options is not None:
         outcome = _launch_ranks(config, quiet)
         if outcome.record is not None:
             on_record(outcome.record, outcome.error)
@@ -319,13 +318,14 @@ class RanksError(RuntimeError):
 def _launch_ranks(config: RunConfig, quiet: bool) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
-    assert isinstance(config.options, LaunchOptions)
+    options = config.options.launch_options
+    assert options is not None
     with startup_errors(JournalError), importing_torch(quiet):
         from dpexp.distributed.device_assignment import processes
         from dpexp.engine.prepare import prepare
 
         prepare(config)
-        if host_range(config.options)[1] == 1:  # of several hosts only that of the first rank records
+        if host_range(options)[1] == 1:  # of several hosts only that of the first rank records
             check_writable(home() / "runs")
     results, fault = launch(config, processes(config), RANK_PROGRAM, quiet=quiet)
     for result in results:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dpexp.config.options import option_fields
 from dpexp.config.process import command
 from dpexp.config.strategy_options import LaunchOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 OUTPUT = "Output"
 WORK = (
@@ -29,22 +30,6 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Tracking": ("track", "track_timeout", "experiment", "run_name"),
 }
 """The options that several strategies have, by panel, in the order of the help."""
-
-EXAMPLES: dict[str, tuple[str, str]] = {
-    "single": ("--devices cpu --steps 500", "--model cnn --data digits --epochs 2"),
-    "whole": ("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256"),
-    "block": ("--virtual 2 --block block2", "--virtual 2 --model transformer --block encoder"),
-    "functional": ("--virtual 3", "--virtual 2 --model mlp --data digits"),
-    "hybrid": ("--virtual 1 --sparse", "--virtual 1 --data text:README.md --lr 1"),
-    "place": ("--place block1=cpu:0 --place block2=cpu:1 --virtual 2", "--place 'block*=cuda:0' --dry-run"),
-    "ddp": ("--devices 2", "--devices 4 --snapshot-every 100"),
-    "fsdp": ("--devices 2", "--devices 2 --model transformer --block encoder"),
-    "custom": (
-        "--layout layout.py:parallelize --mesh dp=2,tp=2",
-        "--layout layout.py:parallelize --virtual 2",
-    ),
-}
-"""Two examples of the options of each strategy."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run models": ("", "cnn --data digits"),
@@ -85,7 +70,7 @@ def _own(strategy: str) -> str:
 
 def examples(strategy: str) -> str:
     """The examples of a strategy's command, for the end of its help."""
-    return _paragraphs(f"{command('run')} {strategy}", EXAMPLES[strategy])
+    return _paragraphs(f"{command('run')} {strategy}", STRATEGY_OPTIONS[strategy].strategy.examples)
 
 
 def epilog(name: str) -> str:

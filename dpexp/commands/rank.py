@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.launch import Job, end_launcher, end_with_launcher
 from dpexp.distributed.rank_result import RankResult, first_rank_result, write_result
@@ -66,8 +65,9 @@ def _leave_ended_run(config: RunConfig, world: World) -> NoReturn:
 def _continues(config: RunConfig, error: BaseException | None) -> bool:
     """Whether the run continues after this error of a rank, on the hosts that are left."""
     if isinstance(error, Terminated):
-        assert isinstance(config.options, LaunchOptions)
-        fewest, most = host_range(config.options)
+        options = config.options.launch_options
+        assert options is not None
+        fewest, most = host_range(options)
         return error.by_peer and fewest < most  # the peer's launcher ends, or restarts it with a new host
     return isinstance(error, LostContact) and not _has_ended(but_for=(LostContact.kind,))
 

@@ -13,7 +13,7 @@ from dpexp.commands import cli
 from dpexp.commands.help_panels import OUTPUT, epilog, examples
 from dpexp.config.errors import startup_errors
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import STRATEGY_HELP, STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.record import Record
 
 app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
@@ -67,7 +67,7 @@ def _command(strategy: str) -> None:
             else:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
-    command.__doc__ = STRATEGY_HELP[strategy]
+    command.__doc__ = STRATEGY_OPTIONS[strategy].strategy.help
     app.command(strategy, epilog=examples(strategy))(cli.with_options(command, strategy))
 
 

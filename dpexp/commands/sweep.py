@@ -13,7 +13,7 @@ from dpexp.commands import cli
 from dpexp.commands.help_panels import epilog
 from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.process import command, home
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 if TYPE_CHECKING:
     from dpexp.study.experiment.experiment import Experiment

@@ -2,7 +2,7 @@
 
 The command line, the ``DPEXP_*`` environment, config files and MLflow params are all made from the
 fields below, so the name, type, default and help of an option stand in one place. The options of a
-strategy are in ``strategy_options``. This module does not import torch: ``--help`` is made from it.
+strategy are in ``strategies``. This module does not import torch: ``--help`` is made from it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,8 @@ from typing import Annotated, Any
 
 from dpexp.config.errors import ConfigError, available, unknown
 from dpexp.config.options import SPEC, Role, control_option, option, option_fields, to_json, validate
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
-
-DEFAULT_MODELS = {
-    "block": "blocks",
-    "hybrid": "embedding",
-    "place": "blocks",
-    "fsdp": "blocks",
-    "custom": "blocks",
-}
-"""The default model of each strategy; ``linear`` for the others."""
+from dpexp.config.strategy_options import StrategyOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
@@ -130,7 +122,7 @@ class RunConfig:
         _check_strategy(self.strategy)
         object.__setattr__(self, "options", self._strategy_options())
         if not self.model:
-            object.__setattr__(self, "model", DEFAULT_MODELS.get(self.strategy, "linear"))
+            object.__setattr__(self, "model", STRATEGY_OPTIONS[self.strategy].strategy.model)
         validate(self)
         if self.virtual is not None and self.devices != "auto":
             raise ConfigError(

@@ -103,13 +103,13 @@ class Objective:
 
     def weighted(self, batch: Batch, group: ProcessGroup) -> Batch:
         """A rank's part of a batch with its weight in the loss; every rank must call this."""
-        if self.reduction == "rows" or group.chunks == 1:
+        if self.reduction == "rows" or group.dp_size == 1:
             return batch
         amount = float(self._amount(batch.targets)) if batch.rows else 0.0
         total = 1.0
         if self.reduction == "tokens":
             by_rank = group.all_gather_numbers([amount])
-            total = sum(number for (number,) in group.one_of_each_chunk(by_rank))
+            total = sum(number for (number,) in group.one_of_each_dp_rank(by_rank))
         return replace(batch, share=amount / total if total else 0.0)
 
     def tokens(self, batch: Batch) -> float | None:

@@ -7,7 +7,6 @@ import torch
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
-from dpexp.config.strategy_options import LaunchOptions, RankOptions
 from dpexp.devices import Selection
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
@@ -20,9 +19,9 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     gets the device of the first one. ``planned`` admits accelerators of other machines. Raises ConfigError
     where options and world contradict each other.
     """
-    if world is None and not config.options.launches:
+    if world is None and config.options.launch_options is None:
         return devices.select(config, planned=planned)
-    if world is not None and not isinstance(config.options, RankOptions):
+    if world is not None and config.options.rank_options is None:
         rank = f"rank {world.rank} of {world.size}"
         raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
@@ -51,15 +50,16 @@ def processes(config: RunConfig, *, planned: bool = False) -> int:
     Raises ConfigError for devices that this host does not have.
     """
     count, accelerators = _per_host(config, planned)
-    options = config.options
-    if not count and isinstance(options, LaunchOptions):
+    options = config.options.launch_options
+    if not count and options is not None:
         count = options.ranks // _hosts(config)[0]
     return count or max(1, len(accelerators))
 
 
 def _hosts(config: RunConfig) -> tuple[int, int]:
     """The fewest and the most hosts."""
-    return host_range(config.options) if isinstance(config.options, LaunchOptions) else (1, 1)
+    options = config.options.launch_options
+    return host_range(options) if options is not None else (1, 1)
 
 
 def rank_devices(config: RunConfig, ranks: int) -> list[torch.device]:
@@ -92,6 +92,7 @@ def _per_host(config: RunConfig, planned: bool) -> tuple[int | None, tuple[torch
         else:
             accelerators = devices.select(config, planned=planned).used
             count = len(accelerators)
-    if getattr(config.options, "comm", "auto") == "nccl" and not accelerators:
+    options = config.options.rank_options
+    if options is not None and options.comm == "nccl" and not accelerators:
         raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")
     return count, accelerators

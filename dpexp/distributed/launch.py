@@ -77,8 +77,8 @@ def launch(
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
     """
-    options = config.options
-    assert isinstance(options, LaunchOptions)
+    options = config.options.launch_options
+    assert options is not None
     with tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as name, _environment(options, count, name):
         folder = Path(name)
         Job(config.to_dict(), quiet, sys.argv).write(folder)

@@ -21,7 +21,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.mesh import Mesh
 from dpexp.config.strategy_options import RankOptions
+from dpexp.distributed.device_mesh import make_device_mesh
 from dpexp.distributed.faults import Faults, LostContact, RollCallThread
 from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.second_group import SecondGroup
@@ -33,14 +35,13 @@ T = TypeVar("T")
 class ProcessGroup:
     """The group of a run that is one process; ``members`` is empty.
 
-    The ranks split a global batch into chunks, of which this rank computes number ``chunk``;
-    ``ranks_by_chunk`` are the ranks that compute each.
+    Along its ``mesh`` the ranks split the rows of a global batch into ``dp_size`` parts, of which this rank
+    computes number ``dp_rank``.
     """
 
     rank = 0
     size = 1
-    chunk = 0
-    ranks_by_chunk: tuple[tuple[int, ...], ...] = ((0,),)
+    mesh = Mesh.of_rows(1)
     members: tuple[Member, ...] = ()
     is_first_on_host = True
     _second: SecondGroup | None = None
@@ -51,17 +52,29 @@ class ProcessGroup:
         return self.rank == 0
 
     @property
-    def chunks(self) -> int:
-        """Into how many chunks the ranks split a batch."""
-        return len(self.ranks_by_chunk)
+    def dp_size(self) -> int:
+        """Into how many parts the ranks split the rows of a batch."""
+        return self.mesh.dp_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of these parts this rank computes."""
+        return self.mesh.dp_rank(self.rank)
+
+    def device_mesh(self, device: torch.device) -> DeviceMesh | None:
+        """The DeviceMesh of the ranks, with devices of this kind; None for one process.
+
+        The first call makes it: every rank must call this.
+        """
+        return None
 
     def all_gather(self, value: Any) -> list[Any]:
         """The value of every rank, by rank, on every rank."""
         return [value]
 
-    def one_of_each_chunk(self, by_rank: Sequence[T]) -> list[T]:
-        """Of the values of all ranks those of the first rank of each chunk, which have every row once."""
-        return [by_rank[ranks[0]] for ranks in self.ranks_by_chunk]
+    def one_of_each_dp_rank(self, by_rank: Sequence[T]) -> list[T]:
+        """Of the values of all ranks those of the first of each ``dp_rank``, which have every row once."""
+        return [by_rank[ranks[0]] for ranks in self.mesh.ranks_by_dp_rank]
 
     def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
         """``all_gather`` as one tensor: every rank must give the same number of values."""
@@ -108,30 +121,18 @@ class ProcessGroup:
 
     def rows(self, count: int) -> slice:
         """The rows of a global batch of ``count`` that this rank computes, split as ``Tensor.chunk`` does."""
-        size = max(1, -(-count // self.chunks))
-        return slice(min(count, self.chunk * size), min(count, (self.chunk + 1) * size))
-
-
-ChunkOf = Callable[[int, int], tuple[int, int]]
-"""From a rank and the number of ranks: which chunk of a batch it computes, and into how many it is split."""
-
-
-def ranks_by_chunk(chunk_of: ChunkOf, size: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks that compute each chunk of a batch, by chunk."""
-    found: dict[int, list[int]] = {}
-    for rank in range(size):
-        found.setdefault(chunk_of(rank, size)[0], []).append(rank)
-    return tuple(tuple(found[chunk]) for chunk in sorted(found))
+        size, part = max(1, -(-count // self.dp_size)), self.dp_rank
+        return slice(min(count, part * size), min(count, (part + 1) * size))
 
 
 class TorchProcessGroup(ProcessGroup):
     """A group of ``torch.distributed`` with all ranks, on gloo; without one, the default group."""
 
-    def __init__(self, chunk_of: ChunkOf, group: Any = None) -> None:
+    def __init__(self, mesh: Mesh, group: Any = None) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.mesh = mesh
         self._group = group
-        self.chunk, _ = chunk_of(self.rank, self.size)
-        self.ranks_by_chunk = ranks_by_chunk(chunk_of, self.size)
+        self._device_mesh: DeviceMesh | None = None
         self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
         self._faults: Faults | None = None
         self._roll_call: RollCallThread | None = None
@@ -140,6 +141,10 @@ class TorchProcessGroup(ProcessGroup):
         """Report to the other ranks over a store what ends this one, and read their reports."""
         self._faults = Faults(store, self.rank, self.members, timeout_s)
         self._roll_call = RollCallThread(store, self.rank)
+
+    def device_mesh(self, device: torch.device) -> DeviceMesh:
+        self._device_mesh = self._device_mesh or make_device_mesh(self.mesh, device)
+        return self._device_mesh
 
     def all_gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -246,7 +251,7 @@ def init_process_group(
             f"{world.address}:{world.port} within {options.comm_timeout:g} s (--comm-timeout): "
             f"{str(error).splitlines()[0]}"
         ) from error
-    group = TorchProcessGroup(options.chunk_of)
+    group = TorchProcessGroup(options.mesh_of(world.size))
     group.is_first_on_host = world.local_rank == 0
     group.watch(store, options.comm_timeout)
     return group

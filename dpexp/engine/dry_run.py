@@ -27,9 +27,8 @@ from torch._subclasses.fake_tensor import (
 from dpexp import devices
 from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions, RankOptions, StrategyOptions
+from dpexp.config.strategy_options import StrategyOptions
 from dpexp.distributed.device_assignment import processes, rank_devices
-from dpexp.distributed.process_group import ranks_by_chunk
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
@@ -85,18 +84,20 @@ def dry_run(config: RunConfig) -> Row:
 
 def _ranks(config: RunConfig) -> int:
     """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    if not (isinstance(config.options, LaunchOptions) and config.options.launches):
+    options = config.options.launch_options
+    if options is None:
         return 0
-    world, (fewest_hosts, _) = World.of(), host_range(config.options)
+    world, (fewest_hosts, _) = World.of(), host_range(options)
     return world.size if world is not None else fewest_hosts * processes(config, planned=True)
 
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
-    """The ranks that compute each chunk of a batch, as text."""
-    if not isinstance(options, RankOptions):
+    """The ranks that compute each part of a batch, as text."""
+    of_ranks = options.rank_options
+    if of_ranks is None or not ranks:
         return []
-    by_chunk = ranks_by_chunk(options.chunk_of, ranks)
-    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in by_chunk]
+    together = of_ranks.mesh_of(ranks).ranks_by_dp_rank
+    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in together]
 
 
 def _splits(prediction: Prediction, ranks: list[str], counts: dict[int, int]) -> list[Row]:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from dpexp import devices, tensors
-from dpexp.config.strategy_options import CustomOptions, RankOptions
 from dpexp.data.batch import Batch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
@@ -126,8 +125,8 @@ class Measurement:
         clock, step, used = time.perf_counter, self.trainer.step, self.trainer.placed.devices
         synchronizes = any(device.type != "cpu" for device in used)
         outputs_on_host = self.trainer.outputs_on_host
-        is_one_process, options = self._group.size == 1, self._config.options
-        snapshot_every = options.snapshot_every if isinstance(options, RankOptions) else None
+        is_one_process, options = self._group.size == 1, self._config.options.rank_options
+        snapshot_every = options.snapshot_every if options is not None else None
         for batch in batches:
             if synchronizes:
                 devices.synchronize(used)
@@ -193,8 +192,8 @@ class Measurement:
         terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
         by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.signals.requested)])
         by_step = list(zip(*by_rank, strict=True))
-        by_chunk = zip(*self._group.one_of_each_chunk(by_rank), strict=True)
-        losses = [sum(rank_terms) for rank_terms in by_chunk][: len(terms)]
+        by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
+        losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
         times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
         mean_ms = sum(times_ms) / len(times_ms)
         self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
@@ -248,7 +247,7 @@ class Measurement:
 
     def count_collectives(self) -> None:
         """Count what the ranks of a user's layout send in a further step; of others a report knows it."""
-        if not (self._group.members and isinstance(self._config.options, CustomOptions)):
+        if not (self._group.members and self.trainer.placed.is_opaque):
             return
         with CountCollectives() as count:
             self.trainer.step(next(self._prepared.local_batches(0)))

@@ -118,7 +118,7 @@ class Observations:
     def work(self, row: Row) -> Row:
         """``work`` of a Record from that of this process: the FLOPs and tokens of all ranks."""
         group = self._prepared.group
-        tokens = group.one_of_each_chunk(group.all_gather(row.pop("tokens", None)))
+        tokens = group.one_of_each_dp_rank(group.all_gather(row.pop("tokens", None)))
         counted = {"tokens": sum(tokens)} if None not in tokens else {}
         return self._merged(_merged_work, row) | counted
 

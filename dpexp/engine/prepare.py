@@ -140,7 +140,7 @@ def prepare(
     _check_compile(config, strategy)
     strategy.prepare(model, selection.used)
     check_model(model, config)
-    check_sync_batch_norm(model, config, dataset.samples, group.chunks)
+    check_sync_batch_norm(model, config, dataset.samples, group.dp_size)
     check_optimizer(config, model)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)
@@ -169,7 +169,8 @@ def _check_accumulation(config: RunConfig, reduction: str) -> None:
 
 
 def _check_snapshots(config: RunConfig) -> None:
-    every = config.options.snapshot_every if isinstance(config.options, RankOptions) else None
+    options = config.options.rank_options
+    every = options.snapshot_every if options is not None else None
     if every is not None and every % config.accumulate:
         raise ConfigError(
             f"--snapshot-every {every} would save between the {config.accumulate} batches of --accumulate: "
@@ -183,7 +184,7 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
     group = _group_of(config, world)
-    options = config.options if isinstance(config.options, RankOptions) else None
+    options = config.options.rank_options
     prepared, error, facts = None, None, {}
     try:
         prepared = prepare(config, group=group)
@@ -215,7 +216,7 @@ def refuse_ranks(config: RunConfig, world: World) -> None:
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     """The process group of the ranks of the world. Raises ConfigError, LostContact."""
     used = assign_device(config, world).used
-    options = config.options if isinstance(config.options, RankOptions) else None
+    options = config.options.rank_options
     return init_process_group(world, options, used[0] if used else devices.HOST)
 
 

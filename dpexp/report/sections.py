@@ -15,7 +15,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command as command_of
 from dpexp.config.run_config import RunConfig, options_with_role
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
 from dpexp.record.batches import Batches, batches
 from dpexp.record.device_map import optimizer_rows

@@ -44,7 +44,7 @@ class Placed:
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
     A loop over batches takes them from ``prefetch``, which may prepare those after the current one.
-    ``splits_rows_unseen``: whether it may split a batch by rows where no wrapper says so.
+    ``is_opaque``: a user's code laid it out, and no wrapper says how it splits rows or what ranks send.
     """
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Placed:
     gradient_sync: GradientSync = field(default_factory=GradientSync)
     shards: Shards = field(default_factory=Shards)
     prefetch: Prefetch = field(default_factory=NoPrefetch)
-    splits_rows_unseen: bool = False
+    is_opaque: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,6 @@ class Needs:
 class Strategy(ABC):
     """One layout, made from the config of a run. A subclass annotates ``options`` with its class of them."""
 
-    name: ClassVar[str]
     needs: ClassVar[Needs]
     options: StrategyOptions
 

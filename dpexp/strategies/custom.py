@@ -30,8 +30,9 @@ from dpexp import tensors
 from dpexp.config import spec
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
-from dpexp.config.strategy_options import CustomOptions
+from dpexp.config.strategies.custom import CustomOptions
 from dpexp.devices import HOST, accelerators, move, place
+from dpexp.distributed.device_mesh import dimensions_of
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.ranks.ddp import RowWeightedSync
@@ -46,7 +47,6 @@ Parallelize = Callable[[nn.Module, Any], nn.Module]
 class Custom(Strategy):
     """Calls the function of ``--layout`` with the model and a mesh, or devices."""
 
-    name = "custom"
     needs = Needs(devices=False, full_tables=True)
     options: CustomOptions
 
@@ -64,9 +64,10 @@ class Custom(Strategy):
         with self._where():
             if takes_devices:
                 return lay_out(function, model, list(used), used, timer)
-            if not distributed.is_initialized():  # a dry run
+            mesh = self.group.device_mesh(used[0])
+            if mesh is None:  # a dry run
                 return Placed(Forward(place(model, used[0]), timer), used[0], used[0], used)
-            return lay_out(function, model, self._mesh(used[0]), used, timer, self.group.chunks)
+            return lay_out(function, model, mesh, used, timer, self.group)
 
     def _function(self) -> tuple[Parallelize, bool]:
         """The function, and whether it takes devices and not a mesh. Raises ConfigError."""
@@ -96,12 +97,6 @@ class Custom(Strategy):
         except ConfigError as error:
             raise ConfigError(f"{where}: {str(error).removeprefix(where + ': ')}") from error
 
-    def _mesh(self, device: torch.device) -> Any:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        sizes = self.options.mesh_sizes(self.group.size)
-        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-
 
 def lay_out(
     function: Parallelize,
@@ -109,7 +104,7 @@ def lay_out(
     target: Any,
     devices: tuple[torch.device, ...],
     timer: Timer,
-    chunks: int = 1,
+    group: ProcessGroup | None = None,
 ) -> Placed:
     """What ``function(model, target)`` makes of the model; ``target`` is a mesh, or the list of devices.
 
@@ -128,9 +123,9 @@ def lay_out(
         devices[0],
         devices[0],
         devices,
-        RowWeightedSync(chunks),
+        RowWeightedSync(group.dp_size if group else 1),
         CustomShards(laid_out, shapes),
-        splits_rows_unseen=True,
+        is_opaque=True,
     )
 
 
@@ -226,9 +221,8 @@ def full_output(tensor: Any) -> torch.Tensor:
         return tensor  # type: ignore[no-any-return]
     from torch.distributed.tensor import Replicate
 
-    names = tensor.device_mesh.mesh_dim_names or ("",) * len(tensor.placements)
     kept = [
-        placement if name.startswith("dp") else Replicate()
-        for name, placement in zip(names, tensor.placements, strict=True)
+        placement if dimension.role == "rows" else Replicate()
+        for dimension, placement in zip(dimensions_of(tensor.device_mesh), tensor.placements, strict=True)
     ]
     return tensor.redistribute(placements=kept).to_local()  # type: ignore[no-any-return]

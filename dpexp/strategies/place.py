@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import PlaceOptions
+from dpexp.config.strategies.place import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.submodules import check_no_overlap, matching, rewire
@@ -28,7 +28,6 @@ from dpexp.timing import Timer
 class Place(Strategy):
     """A device map. What it does not name is on the first device, and so are the outputs."""
 
-    name = "place"
     needs = Needs(devices=False, prediction=True)
     options: PlaceOptions
 

@@ -1,17 +1,25 @@
-"""The registry of strategies, by name."""
+"""The registry of strategies, by name: the layouts that the entries of their options name."""
 
+import importlib
+from collections.abc import Iterator, Mapping
+
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.custom import Custom
-from dpexp.strategies.hybrid.hybrid import Hybrid
-from dpexp.strategies.place import Place
-from dpexp.strategies.ranks.ddp import Ddp
-from dpexp.strategies.ranks.fsdp import Fsdp
-from dpexp.strategies.replicas.block import Block
-from dpexp.strategies.replicas.functional import Functional
-from dpexp.strategies.replicas.whole import Whole
-from dpexp.strategies.single import Single
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy
-    for strategy in (Single, Whole, Block, Functional, Hybrid, Place, Ddp, Fsdp, Custom)
-}
+
+class _Layouts(Mapping[str, type[Strategy]]):
+    """Imports a layout when it is asked for."""
+
+    def __getitem__(self, name: str) -> type[Strategy]:
+        module, _, layout = STRATEGY_OPTIONS[name].strategy.layout.partition(":")
+        found: type[Strategy] = getattr(importlib.import_module(module), layout)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(STRATEGY_OPTIONS)
+
+    def __len__(self) -> int:
+        return len(STRATEGY_OPTIONS)
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = _Layouts()

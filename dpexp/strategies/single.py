@@ -15,7 +15,6 @@ from dpexp.timing import Timer
 class Single(Strategy):
     """The model on the first device, or on the host."""
 
-    name = "single"
     needs = Needs(devices=False)
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:

@@ -41,7 +41,7 @@ def train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
 
     These are SyncBatchNorm over ranks, and those of layouts that are known not to split batches.
     """
-    in_full = group.chunks == 1 and not placed.splits_rows_unseen
+    in_full = group.dp_size == 1 and not placed.is_opaque
     names = set()
     for part in parts(placed.module):
         is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)

@@ -171,14 +171,14 @@ class Equivalence:
         if self.optimizer is not None and not may_draw:
             trained = train_batch_norms(layout.placed, self.group)
         reference, notes = self._reference(quiet, trained)
-        written = WrittenByShards(dict(self.model.named_buffers()), self.group.chunks, tolerance)
+        written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, tolerance)
         sides = SideBySide(layout, reference, objective, self.group, tolerance, written, may_draw)
         failure = sides.run(self.batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
         notes += [
             *filter(None, [note]),
             *sides.notes,
-            *hook_notes(self.model, self.group.chunks),
+            *hook_notes(self.model, self.group.dp_size),
             *written.notes(self.group),
         ]
         return Result(sides.worst_of_all_ranks(), sides.steps, tolerance, notes, cause, quiet, self.dtype)

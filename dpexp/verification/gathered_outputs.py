@@ -40,14 +40,14 @@ def gathered_outputs(
             with suppress(ConfigError):  # a vector, but not one scalar of each shard
                 own[name] = objective.of_shards(own[name], part.targets)
     by_rank = group.all_gather((own, part.weight))
-    by_chunk = [(outputs, weight) for outputs, weight in group.one_of_each_chunk(by_rank) if outputs]
-    if len(by_chunk) < 2:
-        return by_chunk[0][0] if by_chunk else {}
-    names = by_chunk[0][0]
+    by_dp_rank = [(outputs, weight) for outputs, weight in group.one_of_each_dp_rank(by_rank) if outputs]
+    if len(by_dp_rank) < 2:
+        return by_dp_rank[0][0] if by_dp_rank else {}
+    names = by_dp_rank[0][0]
     return {
-        name: _sum([(outputs[name], weight) for outputs, weight in by_chunk])
+        name: _sum([(outputs[name], weight) for outputs, weight in by_dp_rank])
         if name in scalars
-        else torch.cat([outputs[name] for outputs, _ in by_chunk])
+        else torch.cat([outputs[name] for outputs, _ in by_dp_rank])
         for name in names
     }
 

@@ -12,10 +12,10 @@ from torch import distributed, nn
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import chunk_at
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
+from dpexp.distributed.device_mesh import mesh_of
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.strategies.base import Placed
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
@@ -57,7 +57,7 @@ def prove(
         def laid_out(copied: nn.Module) -> Placed:
             if mesh is not None and used[0] == HOST:
                 on_host_ranks(copied)
-            placed = lay_out(parallelize, copied, target, used, Timer(), group.chunks)
+            placed = lay_out(parallelize, copied, target, used, Timer(), group)
             check_parameters(model, placed, group)
             return placed
 
@@ -95,14 +95,8 @@ def _process_group(mesh: Any) -> Iterator[ProcessGroup]:
             f"prove: the mesh has dimensions {names} and {mesh.size()} of {distributed.get_world_size()} "
             "ranks: name its dimensions (mesh_dim_names), and give it every rank"
         )
-    sizes = dict(zip(names, mesh.mesh.shape, strict=True))
-
-    def chunk_of(rank: int, world_size: int) -> tuple[int, int]:
-        (coordinate,) = (mesh.mesh == rank).nonzero().tolist()
-        return chunk_at(coordinate, sizes)
-
     group = distributed.new_group(backend="gloo")
     try:
-        yield TorchProcessGroup(chunk_of, group)
+        yield TorchProcessGroup(mesh_of(mesh), group)
     finally:
         distributed.destroy_process_group(group)

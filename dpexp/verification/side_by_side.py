@@ -131,15 +131,15 @@ class SideBySide:
             if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
                 raise  # else the loss has refused outputs of other shapes, which are the cause
         vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
-        of_shards = vectors if self.group.chunks == 1 else list(expected.outputs)
+        of_shards = vectors if self.group.dp_size == 1 else list(expected.outputs)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
         apart = drop_scalars_apart(found, expected, of_shards, self.tolerance)
         self.notes += [note for note in apart if note not in self.notes]
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
             losses = self.group.all_gather_numbers([found.loss, part.weight])
-            by_chunk = self.group.one_of_each_chunk(losses)
-            found.loss = math.fsum(loss * weight for loss, weight in by_chunk if weight)
+            by_dp_rank = self.group.one_of_each_dp_rank(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_dp_rank if weight)
         return found
 
     def _equalize(self, expected: Step) -> None:

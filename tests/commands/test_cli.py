@@ -19,7 +19,7 @@ from dpexp.commands.cli import flags
 from dpexp.commands.help_panels import COMMANDS, EXAMPLES, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 
 def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

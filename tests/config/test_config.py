@@ -9,7 +9,9 @@ import pytest
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, option_names, options_with_role
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
+from dpexp.config.strategies.block import BlockOptions
+from dpexp.config.strategies.hybrid import HybridOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 
 def test_every_strategy_round_trips_through_its_flat_dict() -> None:
@@ -100,7 +102,7 @@ def test_every_option_has_one_role(strategy: str) -> None:
         ({"batch_size": "30"}, ["'batch_size' takes a whole number, found '30'"]),
         ({"batch_size": True}, ["'batch_size' takes a whole number, found True"]),
         ({"options": {"sparse": True}}, ["unknown option 'sparse'"]),
-        ({"options": HybridOptions()}, ["options of single are a StrategyOptions, not a HybridOptions"]),
+        ({"options": HybridOptions()}, ["options of single are a SingleOptions, not a HybridOptions"]),
         ({"strategy": "block", "options": {"block": []}}, ["--block", "at least one"]),
     ],
 )

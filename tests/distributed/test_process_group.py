@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpexp.config.errors import Terminated
+from dpexp.config.mesh import Mesh
 from dpexp.distributed.faults import Faults, LostContact, PeerError, RollCallThread
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import Member
@@ -22,7 +23,7 @@ def test_rows_are_split_as_tensor_chunk_splits_them(rows: int, ranks: int) -> No
     found = []
     for rank in range(ranks):
         group = ProcessGroup()
-        group.chunk, group.ranks_by_chunk = rank, tuple((each,) for each in range(ranks))
+        group.rank, group.mesh = rank, Mesh.of_rows(ranks)
         found.append(list(range(rows))[group.rows(rows)])
     expected = [piece.tolist() for piece in torch.arange(rows).chunk(ranks)]
     assert found == expected + [[]] * (ranks - len(expected))

@@ -8,7 +8,8 @@ from typing import Any
 
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
+from dpexp.config.strategy_options import LaunchOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 
 def nested(depth: int) -> list[Any]:

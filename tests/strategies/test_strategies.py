@@ -15,7 +15,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import STRATEGY_HELP, STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
@@ -64,8 +64,10 @@ def split(rows: list[Row], module: str, scope: str) -> list[list[tuple[list[list
     ]
 
 
-def test_the_registry_the_options_and_the_help_name_the_same_strategies() -> None:
-    assert list(STRATEGIES) == list(STRATEGY_OPTIONS) == list(STRATEGY_HELP)
+def test_every_strategy_is_found_with_its_options_and_its_layout() -> None:
+    names = ["single", "whole", "block", "functional", "hybrid", "place", "ddp", "fsdp", "custom"]
+    assert list(STRATEGIES) == list(STRATEGY_OPTIONS) == names
+    assert [layout.__name__.lower() for layout in STRATEGIES.values()] == names
 
 
 @pytest.mark.parametrize("strategy", ["whole", "functional"])

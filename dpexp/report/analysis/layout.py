@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.device_map import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.strategy_options import REFERENCE
+from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.device_map import without_host
 from dpexp.record.figures.step_times import efficiency, rate, spread, usual_times
 from dpexp.record.record import JournalError, Record

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import DdpOptions, HybridOptions
+from dpexp.config.strategies.ddp import DdpOptions
+from dpexp.config.strategies.hybrid import HybridOptions
 from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.hooks import check_no_hooks
@@ -43,7 +44,6 @@ from dpexp.timing import Timer
 class Hybrid(Replicating):
     """Host modules by name (default ``embedding``); every other module on the accelerators."""
 
-    name = "hybrid"
     needs = Needs(devices=True)
     options: HybridOptions
 

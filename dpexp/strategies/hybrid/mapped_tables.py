@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import HybridOptions
+from dpexp.config.strategies.hybrid import HybridOptions
 from dpexp.distributed.process_group import ProcessGroup
 
 LARGE = 1 << 20

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import DdpOptions
+from dpexp.config.strategies.ddp import DdpOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
@@ -43,7 +43,6 @@ class RowWeightedSync(GradientSync):
 class Ddp(Strategy):
     """Each rank has the whole model and computes its rows; gradients are all-reduced."""
 
-    name = "ddp"
     needs = Needs(devices=False, gradients=True)
     options: DdpOptions
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config.strategy_options import FsdpOptions
+from dpexp.config.strategies.fsdp import FsdpOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed, Strategy
 from dpexp.strategies.hooks import check_no_hooks
@@ -82,7 +82,6 @@ def _collective(name: str) -> Callable[..., Any]:
 class Fsdp(Strategy):
     """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
 
-    name = "fsdp"
     needs = Needs(devices=False)
     options: FsdpOptions
 
@@ -96,7 +95,6 @@ class Fsdp(Strategy):
         check_no_hooks(model, "fsdp")
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import (
             FSDPModule,
             fully_shard,
@@ -107,8 +105,8 @@ class Fsdp(Strategy):
         place(model, device)
         groups = groups_of_tied(model, blocks)
         units = units_of(model, groups)
-        if torch.distributed.is_initialized():
-            mesh = init_device_mesh(device.type, (self.group.size,))
+        mesh = self.group.device_mesh(device)
+        if mesh is not None:
             for together in groups:
                 fully_shard(together, mesh=mesh, reshard_after_forward=True)
             fully_shard(model, mesh=mesh, reshard_after_forward=True)

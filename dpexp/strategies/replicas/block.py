@@ -6,7 +6,7 @@ batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0
 
 from torch import nn
 
-from dpexp.config.strategy_options import BlockOptions
+from dpexp.config.strategies.block import BlockOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Placed
 from dpexp.strategies.replicas.data_parallel import ReplicaSync, Replicating, data_parallel_module
@@ -21,7 +21,6 @@ class Block(Replicating):
     A block that the model itself has in ``nn.DataParallel`` is taken out of it.
     """
 
-    name = "block"
     needs = Needs(devices=True, compile=False)
     options: BlockOptions
 

@@ -28,7 +28,6 @@ from dpexp.timing import Timer
 class Functional(Replicating):
     """Each call makes new replicas and drops them; without devices it calls the module itself."""
 
-    name = "functional"
     needs = Needs(devices=True, compile=False)
     options: DataParallelOptions
 

@@ -22,7 +22,6 @@ from dpexp.timing import Timer
 class Whole(Replicating):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
-    name = "whole"
     needs = Needs(devices=True, compile=False)
     options: DataParallelOptions
 

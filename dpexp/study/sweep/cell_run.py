@@ -11,7 +11,6 @@ from pathlib import Path
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError, Record
@@ -60,14 +59,15 @@ def _run(experiment: Experiment, planned: PlannedRun, sweep: Path) -> ChildRun:
 
 def _resumed(config: RunConfig, sweep: Path) -> RunConfig:
     """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
-    if not isinstance(config.options, RankOptions):
+    options = config.options.rank_options
+    if options is None:
         return config
     for snapshots in folders(home() / "snapshots"):
         with suppress(JournalError):
             record = load(sweep.parent / snapshots.name)
             is_it = (record.parent, record.name) == (sweep.name, config.run_name)
             if is_it and record.status in ("killed", "running"):
-                return replace(config, options=replace(config.options, resume=record.run_id))
+                return replace(config, options=replace(options, resume=record.run_id))
     return config
 
 

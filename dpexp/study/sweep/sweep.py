@@ -24,7 +24,7 @@ from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
-from dpexp.config.strategy_options import REFERENCE
+from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.figures.step_times import speed_up, usual_steps
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load

@@ -14,26 +14,24 @@ Key: TypeAlias = tuple[str, int]
 
 def joined_call(
     by_rank: Sequence[Calls],
-    ranks_by_chunk: Sequence[Sequence[int]],
+    ranks_by_dp_rank: Sequence[Sequence[int]],
     key: Key,
     call: int,
     calls: int,
     wanted: Sequence[torch.Tensor],
 ) -> list[torch.Tensor] | None:
     """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
-    chunks: list[list[Sequence[torch.Tensor]]] = []  # of each: the outputs of its ranks
-    for ranks in ranks_by_chunk:
+    parts: list[list[Sequence[torch.Tensor]]] = []  # of the rows; of each the outputs of its ranks
+    for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
         if calls == 1:
             made = [_one_call(each) for each in made]
         if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
             return None
         pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
-        chunks.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
+        parts.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
     together = [
-        _cat(
-            [_of_chunk([piece[index] for piece in pieces], expected) for pieces in chunks if pieces], expected
-        )
+        _cat([_of_rows([piece[index] for piece in pieces], expected) for pieces in parts if pieces], expected)
         for index, expected in enumerate(wanted)
     ]
     complete = [tensor for tensor in together if tensor is not None]
@@ -66,8 +64,8 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def _of_chunk(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
-    """The output for the rows of one chunk, of ranks that have shards side by side, or all of it each.
+def _of_rows(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
+    """The output for one part of the rows, of ranks that have shards side by side, or all of it each.
 
     Of the latter it is the one that is furthest from what is expected.
     """

@@ -82,11 +82,12 @@ class Locator:
         """The first module in forward order whose output differs."""
         expected, counts = self.failure.expected, Counter[Key]()
         by_rank: list[Calls] = self.group.all_gather(self.failure.found.calls if self._has_rows() else {})
+        together = self.group.mesh.ranks_by_dp_rank
         for key in expected.modules:
             wanted = expected.calls[key][-1][counts[key]]
             for found_key in self._levels(by_rank, key[0]):
                 calls = len(expected.calls[key][-1])
-                found = joined_call(by_rank, self.group.ranks_by_chunk, found_key, counts[key], calls, wanted)
+                found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
                 if found is not None and self._differs(found, wanted):
                     return self._describe_module(found_key, by_rank, found, wanted)
             counts[key] += 1
@@ -145,8 +146,8 @@ class Locator:
     def _pattern_of_gradients(self, names: Sequence[str], limit: float) -> str:
         """What the gradients look like on each rank, in one text."""
         shapes: list[Shape] = self.group.all_gather(self._shape(names, limit))
-        by_chunk = self.group.one_of_each_chunk(shapes)
-        if self.group.chunks > 1 and all(shape.is_own(chunk) for chunk, shape in enumerate(by_chunk)):
+        by_dp_rank = self.group.one_of_each_dp_rank(shapes)
+        if self.group.dp_size > 1 and all(shape.is_own(dp_rank) for dp_rank, shape in enumerate(by_dp_rank)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
         if self._is_part(names[0]):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
@@ -157,11 +158,11 @@ class Locator:
 
     def _is_part(self, name: str) -> bool:
         """Whether the gradients of ranks that compute the same rows add up to the right one."""
-        if self.group.size == self.group.chunks:
+        if self.group.size == self.group.dp_size:
             return False
         found = self.group.all_gather(self.failure.found.gradients.get(name))
         expected = self.failure.expected.gradients.get(name)
-        parts = [found[rank] for rank in self.group.ranks_by_chunk[0]]
+        parts = [found[rank] for rank in self.group.mesh.ranks_by_dp_rank[0]]
         if expected is None or any(part is None or part.shape != expected.shape for part in parts):
             return False
         return distance(sum(parts[1:], parts[0]), expected) <= self.tolerance * magnitude(expected)
@@ -193,7 +194,7 @@ class Locator:
             columns = [_vector(each, expected, usable) for each in by_shard]
             shares = patterns.coefficients(_vector(found, expected, usable), columns) if usable else None
             if shares is not None:
-                unit = "rank" if self.group.chunks > 1 else "shard"
+                unit = "rank" if self.group.dp_size > 1 else "shard"
                 return Shape(shares=shares, rows=rows, weights=weights, unit=unit)
         return None
 
@@ -210,7 +211,7 @@ class Locator:
     def _shard_counts(self) -> Sequence[int]:
         """Into how many shards the layout splits a batch: one number where it says so."""
         pieces = max((part.pieces for part in parts(self.sides.layout.placed.module)), default=1)
-        known = self.group.chunks if self.group.chunks > 1 else pieces
+        known = self.group.dp_size if self.group.dp_size > 1 else pieces
         return (known,) if known > 1 else UNKNOWN
 
     def _count(self, shards: Sequence[int]) -> int:

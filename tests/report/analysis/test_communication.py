@@ -87,7 +87,7 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     config = RunConfig.from_dict(SHAPE | RANK_CASES[case])
     if "mesh" in RANK_CASES[case]:
         assert isinstance(config.options, RankOptions)
-        group = TorchProcessGroup(config.options.chunk_of)
+        group = TorchProcessGroup(config.options.mesh_of(group.size))
     prepared = prepare(config, group=group)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     observations = Observations(prepared, placed)

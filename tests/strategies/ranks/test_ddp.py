@@ -13,7 +13,7 @@ import torch
 from command_lines import PATIENCE_S
 from launching import SCRIPT, left_behind, record, run, start_forked, torchrun, wait
 
-from dpexp.config.strategy_options import DdpOptions
+from dpexp.config.strategies.ddp import DdpOptions
 from dpexp.devices import HOST
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.timing import Timer

@@ -22,7 +22,8 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import SPEC, option, option_fields, spec_options
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
+from dpexp.config.strategy_options import StrategyOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.engine.facts.references import REGISTRIES, references
 from dpexp.record.record import Record
 from dpexp.study.reproduce.foreign_records import changed_files, check_trust

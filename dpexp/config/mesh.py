@@ -1,0 +1,98 @@
+"""Mesh: names, sizes and roles of the dimensions along which the ranks of a run are laid out.
+
+--mesh dp=2,tp=2      rank   0  1  2  3      the last dimension varies fastest, as in init_device_mesh
+                      dp     0  0  1  1      its ranks split the rows of a batch
+                      tp     0  1  0  1      its ranks split parameters, and compute the same rows
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from dpexp.config.errors import ConfigError, shown
+
+Role = Literal["rows", "parameters", "stages"]
+"""What the ranks along a dimension split: the rows of a batch, parameters, or the model into stages."""
+
+ROLES: Mapping[str, Role] = {"dp": "rows", "pp": "stages"}
+"""The role of a dimension by how its name begins; of any other it is ``parameters``."""
+
+_SIZE = re.compile(r"[1-9]\d{0,3}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of a mesh, and how many ranks are along it."""
+
+    name: str
+    size: int
+
+    @property
+    def role(self) -> Role:
+        """What the ranks along it split."""
+        return next((role for prefix, role in ROLES.items() if self.name.startswith(prefix)), "parameters")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The dimensions, and the ranks in the order of their coordinates; without ``ranks`` these are 0, 1, 2, …
+
+    ``dp_size`` is the number of parts into which the ranks split the rows of a batch, ``dp_rank`` the part of
+    one of them. Ranks with the same ``dp_rank`` compute the same rows.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """The mesh of ``--mesh``. Raises ConfigError."""
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = map(str.strip, part.partition("="))
+            if not name.isidentifier() or not _SIZE.fullmatch(size) or name in sizes:
+                raise ConfigError(
+                    f"--mesh {shown(text)}: {shown(part)} is not a new NAME=SIZE; write "
+                    "NAME=SIZE,... as dp=2,tp=2"
+                )
+            sizes[name] = int(size)
+        return cls(tuple(Dimension(name, size) for name, size in sizes.items()))
+
+    @classmethod
+    def of_rows(cls, size: int) -> Mesh:
+        """The mesh of so many ranks that all split the rows."""
+        return cls((Dimension("dp", size),))
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return math.prod(dimension.size for dimension in self.dimensions)
+
+    @cached_property
+    def dp_size(self) -> int:
+        return math.prod(dimension.size for dimension in self._of_rows)
+
+    def dp_rank(self, rank: int) -> int:
+        index, stride, place = 0, self.size, self.ranks.index(rank) if self.ranks else rank
+        for dimension in self.dimensions:
+            stride //= dimension.size
+            if dimension in self._of_rows:
+                index = index * dimension.size + place // stride % dimension.size
+        return index
+
+    @cached_property
+    def ranks_by_dp_rank(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that compute each part of a batch, in ascending order."""
+        found: list[list[int]] = [[] for _ in range(self.dp_size)]
+        for rank in range(self.size):
+            found[self.dp_rank(rank)].append(rank)
+        return tuple(map(tuple, found))
+
+    @property
+    def _of_rows(self) -> tuple[Dimension, ...]:
+        return tuple(dimension for dimension in self.dimensions if dimension.role == "rows")

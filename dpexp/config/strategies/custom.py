@@ -1,0 +1,70 @@
+"""The options of ``custom``."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.mesh import Mesh
+from dpexp.config.options import SPEC, option
+from dpexp.config.strategy_options import Entry, LaunchOptions
+
+
+@dataclass(frozen=True)
+class CustomOptions(LaunchOptions):
+    """Options of ``custom``.
+
+    Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
+    """
+
+    strategy = Entry(
+        name="custom",
+        help="Your own layout: a function that takes the model and a device mesh or devices.",
+        layout="dpexp.strategies.custom:Custom",
+        model="blocks",
+        examples=(
+            "--layout layout.py:parallelize --mesh dp=2,tp=2",
+            "--layout layout.py:parallelize --virtual 2",
+        ),
+        order=90,
+    )
+
+    mixes_kinds = True
+
+    layout: Annotated[str, SPEC] = option(
+        "",
+        "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
+        metavar="FILE.py:FUNCTION",
+    )
+    mesh: str = option(
+        "",
+        "Dimensions of the ranks' device mesh, as dp=2,tp=2. Ranks along dimensions whose names begin with "
+        "dp split the batch; ranks along any other compute the same rows.",
+        metavar="NAME=SIZE,...",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._mesh  # noqa: B018 - raises ConfigError
+
+    @cached_property
+    def _mesh(self) -> Mesh | None:
+        """``--mesh``, parsed; None without it."""
+        return Mesh.parse(self.mesh) if self.mesh else None
+
+    @property
+    def launch_options(self) -> LaunchOptions | None:
+        return self if self._mesh else None
+
+    @property
+    def ranks(self) -> int:
+        return self._mesh.size if self._mesh else 0
+
+    def mesh_of(self, world_size: int) -> Mesh:
+        mesh = self._mesh or super().mesh_of(world_size)
+        if mesh.size != world_size:
+            raise ConfigError(
+                f"--mesh {self.mesh} has {mesh.size} ranks, and {world_size} run: start {mesh.size}, "
+                "or give sizes whose product is the number of ranks"
+            )
+        return mesh

@@ -1,0 +1,18 @@
+"""The options of ``single``."""
+
+from dataclasses import dataclass
+
+from dpexp.config.strategy_options import Entry, StrategyOptions
+
+
+@dataclass(frozen=True)
+class SingleOptions(StrategyOptions):
+    """Options of ``single``."""
+
+    strategy = Entry(
+        name="single",
+        help="The model on one device: the reference.",
+        layout="dpexp.strategies.single:Single",
+        examples=("--devices cpu --steps 500", "--model cnn --data digits --epochs 2"),
+        order=10,
+    )
