@@ -175,7 +175,7 @@ def _prepare(config: RunConfig, world: World | None, is_last: bool) -> Prepared:
     if prepared.strategy.needs.prediction:
         from dpexp.engine.dry_run import predict
 
-        predict(prepared, [next(prepared.batches(0)).inputs])
+        predict(prepared, [next(prepared.batches(0))])
     return prepared
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,6 +143,32 @@ def _wrong(unit: str, name: str, root: Path) -> str | None:
     return None
 
 
+def imported_files(root: Path) -> dict[str, set[str]]:
+    """The modules of dpexp that each module of dpexp imports, late or not; not those of its own packages."""
+    paths = {module_name(path, root): path for path in root.glob("dpexp/**/*.py")}
+    edges: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        named = {name for _, name in imports(path, root)}
+        found = {name if name in paths else name.rpartition(".")[0] for name in named}
+        edges[module] = {name for name in found if name in paths and name != module}
+    return edges
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[str]:
+    """The modules that import each other, over however many others."""
+
+    def reached(start: str) -> set[str]:
+        seen, todo = set[str](), list(edges[start])
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen.add(module)
+                todo += edges.get(module, ())
+        return seen
+
+    return sorted(module for module in edges if module in reached(module))
+
+
 def imported_by(*arguments: str) -> set[str]:
     """Every module that a fresh interpreter imports when it runs these arguments, by its own account."""
     run = subprocess.run(
@@ -161,6 +188,16 @@ def imported_by(*arguments: str) -> set[str]:
 
 def test_every_import_follows_the_layers() -> None:
     assert not (found := violations(ROOT)), "\n".join(found)
+
+
+def test_no_files_import_each_other() -> None:
+    assert circles(imported_files(ROOT)) == []
+
+
+def test_no_room_shows_more_than_twelve_files() -> None:
+    rooms = Counter(path.parent for path in ROOT.glob("dpexp/**/*.py") if path.name != "__init__.py")
+    assert len(rooms) > 20
+    assert {str(room): count for room, count in rooms.items() if count > 12} == {}
 
 
 def test_every_unit_of_the_layers_is_looked_at() -> None:
@@ -262,6 +299,14 @@ def test_checker_catches(case: str, tree: Path) -> None:
     (found,) = violations(tree)
     assert found.startswith(f"{file}:{source.count(chr(10)) + 1}: ")
     assert words in found
+
+
+def test_checker_catches_a_circle_of_files(tree: Path) -> None:
+    (tree / "dpexp/report/page.py").write_text("def f():\n    from dpexp.report import table")
+    (tree / "dpexp/report/list.py").write_text("from dpexp.report.page import f")
+    assert circles(imported_files(tree)) == []
+    (tree / "dpexp/report/table.py").write_text("from dpexp.report.list import f")
+    assert circles(imported_files(tree)) == ["dpexp.report.list", "dpexp.report.page", "dpexp.report.table"]
 
 
 def test_checker_sees_an_import_at_run_time() -> None:

@@ -13,7 +13,6 @@ from dpexp.engine.prepare import Prepared, prepare
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import walk
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 
 ADVICE = {
     r"Expected more than 1 value per channel": (
@@ -50,10 +49,10 @@ def nonfinite_source(prepared: Prepared, step: int) -> str:
 
     Trains a new model from the same seed up to that step, because the run's own weights have changed since.
     """
-    replay, timer = prepare(prepared.config, group=prepared.group), Timer()
-    trainer = Trainer(replay, replay.strategy.place(replay.model, replay.selection.used, timer), timer)
-    trainer.take_steps(replay.config.warmup)
-    trainer.take_steps(step)
+    replay = prepare(prepared.config, group=prepared.group)
+    trainer = replay.trainer(replay.strategy.place(replay.model, replay.selection.used, Timer()))
+    for steps in (replay.config.warmup, step):
+        trainer.take_steps(islice(replay.endless_batches(), steps))
     names: list[str] = []
 
     def check(name: str, module: nn.Module, args: Any, outputs: Any) -> None:

@@ -12,9 +12,8 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -28,6 +27,7 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
+from dpexp.data.batch import Batch
 from dpexp.distributed.device_assignment import processes, rank_devices
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
@@ -35,7 +35,7 @@ from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
@@ -58,7 +58,7 @@ def dry_run(config: RunConfig) -> Row:
     full, rest = divmod(prepared.data.samples, config.batch_size)
     counts = {rows: count for rows, count in ((config.batch_size, full), (rest, 1)) if rows and count}
     first = next(prepared.batches(0))
-    batches = [map_tensors(itemgetter(slice(rows)), first.inputs) for rows in counts]
+    batches = [first.part(partial(_first_rows, rows)) for rows in counts]
     prediction = predict(prepared, batches)
     ranks, notes = _ranks(config), [prediction.note]
     selection, used, name = prepared.selection, prediction.devices, prepared.name
@@ -80,6 +80,10 @@ def dry_run(config: RunConfig) -> Row:
         "memory": prediction.memory,
         "note": "; ".join(filter(None, notes)),
     }
+
+
+def _first_rows(count: int, _: int) -> slice:
+    return slice(0, count)
 
 
 def _ranks(config: RunConfig) -> int:
@@ -141,8 +145,8 @@ class PlacementError(ConfigError):
     """A layout that mixes devices: the two devices, and the line of the model."""
 
 
-def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Prediction:
-    """The shapes of all module calls for these inputs. Neither they nor the model are changed.
+def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
+    """The shapes of all module calls for these batches. Neither they nor the model are changed.
 
     Raises PlacementError where the layout mixes devices.
     """
@@ -155,7 +159,7 @@ def predict(prepared: Prepared, batches: Sequence[tuple[Any, ...]]) -> Predictio
     portable = prepared.strategy.configured(config)
     with FakeCopyMode(mode):
         fake = copy.deepcopy(prepared.model)
-    fake_batches = [map_tensors(mode.from_tensor, inputs) for inputs in batches]
+    fake_batches = [replace(batch, inputs=map_tensors(mode.from_tensor, batch.inputs)) for batch in batches]
     note = ""
     with mode, devices.prediction():
         placed = portable.place(fake, virtual, Timer())

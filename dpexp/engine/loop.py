@@ -11,9 +11,8 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.engine.verify import Verification, verify
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 from dpexp.verification.equivalence import VerificationError
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
@@ -52,8 +51,8 @@ def _execute(
     journal.set(shapes=pack(observations.shapes()))
     journal.flush()
     on_flush()
-    trainer = Trainer(prepared, placed, timer)
-    measurement = Measurement(trainer, journal, progress, on_flush, observations, signals)
+    trainer = prepared.trainer(placed)
+    measurement = Measurement(prepared, trainer, journal, progress, on_flush, observations, signals)
     measurement.warm_up()
     measurement.resume()
     measurement.time_steps()

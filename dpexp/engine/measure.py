@@ -2,17 +2,16 @@
 
     warm_up -> resume -> time_steps -> record_digests -> time_phases -> profile
 
-A measured step contains ``Trainer.step`` and nothing else. Its time, loss and rows stay in memory (a loss on
-its accelerator) until the next flush, which happens between two steps.
+Time, loss and rows of a measured step stay in memory (a loss on its accelerator) until the next flush, which
+happens between two steps.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -21,12 +20,15 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.observations import Observations
+from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.measurement.bandwidth import bandwidths, observed_traffic
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.energy import EnergyMeter
 from dpexp.measurement.machine_peak import machine_peak
+from dpexp.measurement.phases import time_phases
 from dpexp.measurement.step_profile import StepProfile
+from dpexp.measurement.steps import TimedStep, timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.training.trainer import Trainer
@@ -43,7 +45,7 @@ REPLAY_SECONDS = 60.0
 """The search for the source of a loss that is not finite replays the run only if that takes less time."""
 
 PHASE_SECONDS = 5.0
-"""The phase pass ends after ``--phase-steps``, or after this time and three steps."""
+"""The phase pass ends after ``--phase-steps``, or after this time."""
 
 
 class RunError(RuntimeError):
@@ -54,18 +56,18 @@ class RunError(RuntimeError):
 class Measurement:
     """The measured part of a run. ``on_flush`` is called after each write to the journal."""
 
+    prepared: Prepared
     trainer: Trainer
     journal: Journal
     progress: ProgressBar
     on_flush: Callable[[], None]
     observations: Observations
     signals: SignalHandler
-    _pending: list[tuple[float, Any, float, int]] = field(default_factory=list)
-    """(time in ms, loss, rows on this rank, rows of the global batch) of each step since the last flush."""
+    _pending: list[TimedStep] = field(default_factory=list)
+    """The steps since the last flush."""
 
     def __post_init__(self) -> None:
-        self._prepared = self.trainer.prepared
-        self._config, self._group = self._prepared.config, self._prepared.group
+        self._config, self._group = self.prepared.config, self.prepared.group
         self._done = 0  # steps in the journal
         self._stops = False  # a rank received SIGTERM
         self._steps_per_flush = 1  # of several ranks
@@ -74,39 +76,43 @@ class Measurement:
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
         self.progress.begin("warm up")
-        self.trainer.take_steps(self._config.warmup)
+        self._take_steps(self._config.warmup)
+
+    def _take_steps(self, count: int) -> None:
+        self.trainer.take_steps(islice(self.prepared.endless_batches(), count))
 
     def resume(self) -> None:
         """Load the newest snapshot, if there is one, and cut the journal at its step."""
-        snapshots = self._prepared.snapshots
+        snapshots = self.prepared.snapshots
         if snapshots is None:
             return
         state = snapshots.newest()
         self._done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
-        self.journal.truncate(lengths | {"metrics.accuracy": self._done // self._prepared.batches_per_epoch})
+        self.journal.truncate(lengths | {"metrics.accuracy": self._done // self.prepared.batches_per_epoch})
         if state is not None:
-            self.trainer.take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
+            self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
             self.trainer.load_state_dict(state)
 
     # --- timed steps ---
 
     def time_steps(self) -> None:
         """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
-        config, per_epoch, resumed_at = self._config, self._prepared.batches_per_epoch, self._done
+        config, per_epoch, resumed_at = self._config, self.prepared.batches_per_epoch, self._done
         total = config.steps if config.epochs is None else config.epochs * per_epoch
-        self.trainer.restart()
+        if self.trainer.optimizers is not None:
+            self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
-        energy = EnergyMeter(self._prepared.selection.used, self._group.is_first_on_host)
+        energy = EnergyMeter(self.prepared.selection.used, self._group.is_first_on_host)
         self._started = time.perf_counter()
         self._flush_at = self._started + FLUSH_SECONDS
         try:
             for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
                 first = max(0, resumed_at - epoch * per_epoch)
                 left = total - epoch * per_epoch - first
-                local = islice(self._prepared.local_batches(epoch, first=first), left)
+                local = islice(self.prepared.local_batches(epoch, first=first), left)
                 with (
-                    self.signals.deferred() if self._prepared.snapshots is not None else nullcontext(),
+                    self.signals.deferred() if self.prepared.snapshots is not None else nullcontext(),
                     self.trainer.ahead(local) as batches,
                 ):
                     self._time(batches)
@@ -118,30 +124,19 @@ class Measurement:
             self._log_energy(energy, total - resumed_at)
         except BaseException:
             if self._group.size == 1 and self._pending:  # several ranks can no longer add up their losses
-                self._log([ms for ms, *_ in self._pending], [float(loss) for _, loss, *_ in self._pending])
+                self._log([step.ms for step in self._pending], [float(step.loss) for step in self._pending])
             raise
 
-    def _time(self, batches: Iterator[Batch]) -> None:
-        clock, step, used = time.perf_counter, self.trainer.step, self.trainer.placed.devices
-        synchronizes = any(device.type != "cpu" for device in used)
-        outputs_on_host = self.trainer.outputs_on_host
+    def _time(self, batches: Iterable[Batch]) -> None:
         is_one_process, options = self._group.size == 1, self._config.options.rank_options
         snapshot_every = options.snapshot_every if options is not None else None
-        for batch in batches:
-            if synchronizes:
-                devices.synchronize(used)
-            start = clock()
-            loss = step(batch)
-            if synchronizes:
-                devices.synchronize(used)
-            end = clock()
-            loss_value = loss.item() if outputs_on_host else loss
-            self._pending.append(((end - start) * 1e3, loss_value, batch.weight, batch.global_rows))
+        for measured in timed_steps(self.trainer, batches):
+            self._pending.append(measured)
             pending = len(self._pending)
             done = self._done + pending
             saves = snapshot_every is not None and done % snapshot_every == 0
             saves = saves or (self._stops and self._may_save(done))
-            is_due = end >= self._flush_at or self.signals.requested
+            is_due = time.perf_counter() >= self._flush_at or self.signals.requested
             if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
                 self._flush(saves)
 
@@ -164,12 +159,12 @@ class Measurement:
             if not math.isfinite(loss):
                 raise RunError(self._nonfinite_message(step, loss))
         self._done += len(losses)
-        snapshots = self._prepared.snapshots
+        snapshots = self.prepared.snapshots
         self._stops = stops
         if snapshots is not None and not self._may_save(self._done):
             return
         if snapshots is not None and (saves or stops):
-            state = {"step": self._done, "config": self._config.to_dict(), "data": self._prepared.data.digest}
+            state = {"step": self._done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
             snapshots.save(self._done, state | self.trainer.state_dict())
         if stops:
             self.signals.terminate()
@@ -185,7 +180,7 @@ class Measurement:
         """
         times, pending_losses, weights, _ = zip(*self._pending, strict=True)
         times_ms, losses = list(times), list(pending_losses)
-        if not self.trainer.outputs_on_host:
+        if not self.trainer.placed.outputs_on_host:
             losses = torch.stack(losses).cpu().double().tolist()  # MPS has no float64
         if self._group.size == 1:
             return times_ms, losses, self.signals.requested
@@ -200,19 +195,19 @@ class Measurement:
         return times_ms, losses, any(by_step[-1])
 
     def _log(self, times_ms: list[float], losses: list[float]) -> None:
-        rounded, samples = [round(ms, 6) for ms in times_ms], [rows for *_, rows in self._pending]
+        rounded, samples = [round(ms, 6) for ms in times_ms], [step.rows for step in self._pending]
         self.journal.extend({"steps.time_ms": rounded, "steps.loss": losses, "steps.samples": samples})
 
     def _nonfinite_message(self, step: int, loss: float) -> str:
         message = f"the loss became {loss} in step {step}"
         replays = time.perf_counter() - self._started < REPLAY_SECONDS
         if all(self._group.all_gather(replays)):
-            message += f"; the first NaN or infinity comes from {nonfinite_source(self._prepared, step)}"
+            message += f"; the first NaN or infinity comes from {nonfinite_source(self.prepared, step)}"
         return f"{message}: try a smaller --lr than {self._config.lr:g}"
 
     def _log_accuracy(self) -> None:
         """The share of the test rows whose class the model predicts (with test rows and classes)."""
-        test, device = self._prepared.data.test, self.trainer.placed.output_device
+        test, device = self.prepared.data.test, self.trainer.placed.output_device
         if test is None:
             return
         correct = 0.0
@@ -231,9 +226,9 @@ class Measurement:
     def record_digests(self) -> None:
         """Record digests of the trained weights and of their outputs, and peak memory."""
         self._record_optimizers()
-        outputs = self.trainer.evaluate(next(self._prepared.batches(0, shuffle=False)))
+        outputs = self.trainer.evaluate(next(self.prepared.batches(0, shuffle=False)))
         numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
-        weights = tensors.digest(self.trainer.full_parameters() | self.trainer.buffers())
+        weights = tensors.digest(self.trainer.complete_parameters() | self.trainer.buffers())
         digest = {"weights": weights, "outputs": tensors.digest(numbered)}
         self.journal.set(digest=digest, memory=self.observations.memory())
         self.journal.flush()
@@ -250,7 +245,7 @@ class Measurement:
         if not (self._group.members and self.trainer.placed.is_opaque):
             return
         with CountCollectives() as count:
-            self.trainer.step(next(self._prepared.local_batches(0)))
+            self.trainer.step(next(self.prepared.local_batches(0)))
         by_rank = self._group.all_gather(count.rows())
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})
@@ -258,14 +253,9 @@ class Measurement:
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
         self.progress.begin("phases")
-        timer, started = self.trainer.timer, time.perf_counter()
-        for index, batch in enumerate(islice(self._prepared.endless_batches(), self._config.phase_steps)):
-            self._group.barrier()
-            with timer.step():
-                self.trainer.timed_step(batch)
-            is_late = index >= 2 and time.perf_counter() - started > PHASE_SECONDS
-            if any(self._group.all_gather(is_late)):
-                break
+        batches = islice(self.prepared.endless_batches(), self._config.phase_steps)
+        time_phases(self.trainer, batches, PHASE_SECONDS)
+        timer = self.trainer.placed.timer
         self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
         self.journal.flush()
 
@@ -273,13 +263,13 @@ class Measurement:
         """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
         if not self._config.phase_steps:
             return
-        profile = StepProfile(self.trainer)
+        profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
         with observed_traffic(self.trainer.placed.module) as traffic:
-            profile.take(next(self._prepared.local_batches(0)))
+            profile.take(next(self.prepared.local_batches(0)))
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
-            work |= machine_peak(self._prepared, work.get("flops", {}), self.trainer.timer.first_step_s)
+            work |= machine_peak(self.prepared, work.get("flops", {}), self.trainer.placed.timer.first_step_s)
         if self._group.size == 1 and not profile.note:
             work |= bandwidths(traffic)
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})

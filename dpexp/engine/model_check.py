@@ -17,10 +17,10 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.measurement.observe import preserved
 from dpexp.parallel import chunk_sizes
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
+from dpexp.training.preserve import preserved
 from dpexp.verification.model_copy import check_copyable
 
 

@@ -1,10 +1,11 @@
 """Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dpexp import devices
 from dpexp.config.run_config import digest
+from dpexp.data.batch import Batch
 from dpexp.data.registry import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.facts.environment import environment, torch_environment
@@ -14,7 +15,7 @@ from dpexp.engine.prepare import Prepared
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
 from dpexp.record.record import Row, now
 from dpexp.record.redact import Verbatim
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import Optimizers
 
 T = TypeVar("T")
@@ -90,17 +91,17 @@ class Observations:
         counts: dict[int, int] = {}
         numbers = observed(self._prepared.batches_per_epoch)
 
-        def inputs() -> Iterator[tuple[Any, ...]]:
+        def batches() -> Iterator[Batch]:
             first = self._prepared.local_batches(0)
             for number in numbers:
                 batch = next(first if number < EPOCH_LIMIT else self._prepared.local_batches(0, first=number))
                 counts[number] = batch.rows
-                yield batch.inputs
+                yield batch
 
         config = self._prepared.config
         gradients = not (config.eval or self._names)
         with devices.autocast(self._placed.output_device, config.autocast):
-            rows = observe(self._placed, inputs(), numbers, gradients=gradients)
+            rows = observe(self._placed, batches(), numbers, gradients=gradients)
         return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:

@@ -32,10 +32,12 @@ from dpexp.record.journal.durable import check_writable
 from dpexp.record.record import new_run_id
 from dpexp.record.runs.index import UnknownRunError, find
 from dpexp.strategies.base import Strategy
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.training.optimizers import check_optimizer
+from dpexp.training.optimizers import RunOptimizer, check_optimizer
 from dpexp.training.snapshots import Snapshots
+from dpexp.training.trainer import Trainer
 
 
 @dataclass
@@ -103,6 +105,14 @@ class Prepared:
     def endless_batches(self) -> Iterator[Batch]:
         """This rank's rows of epoch after epoch."""
         return chain.from_iterable(self.local_batches(epoch) for epoch in count())
+
+    def trainer(self, placed: Placed) -> Trainer:
+        """The trainer of the run's steps."""
+        config = self.config
+        placed.module.train(not config.eval)
+        devices.reset_peak_memory(placed.devices)
+        optimizer = None if config.eval else RunOptimizer(config, config.accumulate)
+        return Trainer(placed, self.data.loss, optimizer, config.autocast, self.group)
 
     def release(self) -> None:
         """End the use of the model, and restore the process's number of torch threads for its next run."""

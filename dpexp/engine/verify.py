@@ -17,14 +17,16 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.record.record import Row
-from dpexp.strategies.base import Placed, Strategy
+from dpexp.strategies.base import Strategy
 from dpexp.strategies.hybrid.mapped_tables import is_mapped
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import RunOptimizer
+from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import difference
-from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, on_host
+from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, in_dtype, on_host
 from dpexp.verification.gathered_outputs import gathered_outputs
-from dpexp.verification.recorder import Step, Training
+from dpexp.verification.recorder import Step, computed
 from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
 
 
@@ -178,8 +180,8 @@ class _Rounding:
 
     def _step(self, placed: Placed, batch: Batch, dtype: torch.dtype, config: RunConfig) -> Step:
         optimizer = self.equivalence.optimizer
-        loss, autocast = self.prepared.data.loss, config.autocast
-        return Training(placed, loss, optimizer, dtype, autocast, records=False).compute(batch)
+        trainer = Trainer(placed, self.prepared.data.loss, optimizer, config.autocast, self.prepared.group)
+        return computed(trainer, in_dtype(batch, dtype))
 
 
 def _errors(found: Step, expected: Step) -> tuple[float | None, float | None]:

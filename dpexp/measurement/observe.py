@@ -3,8 +3,8 @@
 Modules have the names of the model as written: see ``strategies.wrappers``.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.base import Placed
 from dpexp.strategies.hybrid.mapped_tables import is_mapped
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.placed import Placed, StepEndedError, StepObserver
 from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
+from dpexp.training.preserve import preserved
 
 EPOCH_LIMIT = 16
 """Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
@@ -105,24 +107,32 @@ def observed(batches: int) -> list[int]:
 
 
 def observe(
-    placed: Placed,
-    batches: Iterable[tuple[Any, ...]],
-    numbers: Sequence[int] | None = None,
-    *,
-    gradients: bool = False,
+    placed: Placed, batches: Iterable[Batch], numbers: Sequence[int] | None = None, *, gradients: bool = False
 ) -> list[Row]:
-    """``shapes`` rows of batches, which are the model's positional arguments.
+    """``shapes`` rows of batches, from steps that end after their forward.
 
     ``numbers`` are their numbers in the epoch: by default 0, 1, …. With ``gradients`` the rows of replicas
     and transfers say which bytes require one; modules of ranks would wait for their backward then.
     """
-    log = ShapeLog(placed)
-    module = placed.module
-    grad = torch.set_grad_enabled(gradients)
-    with preserved(module, placed.devices), grad, _eager(module), log.hooks():
-        for inputs, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
-            module(*devices.move(inputs, placed.input_device))
+    log, module = ShapeLog(placed), placed.module
+    update = _unreached if gradients else None
+    with preserved(module, placed.devices), _eager(module), log.hooks():
+        for batch, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
+            with suppress(StepEndedError):
+                placed.step(batch, _unreached, update, observer=_AFTER_FORWARD)
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
+
+
+class _EndsAfterForward(StepObserver):
+    def forward_ended(self, outputs: Any) -> None:
+        raise StepEndedError
+
+
+_AFTER_FORWARD = _EndsAfterForward()
+
+
+def _unreached(*given: Any) -> Any:
+    raise AssertionError("the step ends after its forward")
 
 
 def _eager(module: nn.Module) -> AbstractContextManager[Any]:
@@ -133,21 +143,6 @@ def _eager(module: nn.Module) -> AbstractContextManager[Any]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module, or one in it, is compiled."""
     return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
-
-
-@contextmanager
-def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Restore the buffers of the module and the random states of the host and of ``used`` at the end."""
-    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    cuda = sorted({device.index or 0 for device in used if device.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    if name in saved and saved[name].shape == buffer.shape:  # else a lazy cache has grown
-                        buffer.copy_(saved[name])
 
 
 def device_map(placed: Placed) -> list[Row]:

@@ -7,8 +7,7 @@ step like the others, except that its operators are observed and that replicas o
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
@@ -18,7 +17,7 @@ from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import LiveStorages, size
 from dpexp.measurement.observe import device_map, device_of, is_compiled, optimizer_map
 from dpexp.record.record import Row
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.strategies.wrappers import named_buffers, named_parameters, parts
 from dpexp.training.dynamo_stand_in import without_dynamo
 from dpexp.training.trainer import Trainer
@@ -27,11 +26,14 @@ Bytes = Counter[str]
 """Bytes by device."""
 
 
-class StepProfile:
-    """One step of a trainer, observed; ``note`` says why not, or what is not known."""
+class StepProfile(StepObserver):
+    """One step of a trainer, observed; ``note`` says why not, or what is not known.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._placed = trainer, trainer.placed
+    ``tokens`` counts those of a batch, for the losses that do.
+    """
+
+    def __init__(self, trainer: Trainer, tokens: Callable[[Batch], float | None]) -> None:
+        self._trainer, self._placed, self._count_tokens = trainer, trainer.placed, tokens
         kept, _ = resident(self._placed, trainer)
         self._before = sum(kept.values(), gradient_bytes(self._placed))
         self._gradients, self._activations = Bytes(), Bytes()
@@ -51,34 +53,33 @@ class StepProfile:
             self.note = "not observed: operators of compiled modules are not seen"
             return
         self._rows = batch.global_rows
-        self._tokens = self._trainer.prepared.data.objective.tokens(batch)
+        self._tokens = self._count_tokens(batch)
         module, output = self._placed.module, self._placed.output_device
         given = [*named_parameters(module).values(), *named_buffers(module).values()]
         given += tensors.walk((batch.inputs, batch.targets))
         try:
             observed = LiveStorages(given, output, len(self._placed.devices) == 1)
             with without_dynamo(), observed as self._live:
-                self._trainer.timed_step(batch, self._phase)
+                self._trainer.step(batch, self)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note, self._live = f"not observed: {describe(error)}", None
-            if not self._trainer.prepared.group.all_failed(f"{describe(error)}, after {list(self._flops)}"):
+            if not self._trainer.group.all_failed(f"{describe(error)}, after {list(self._flops)}"):
                 raise
             return
         if not self._live.is_complete:
             self.note, self._live = "replicas computed in threads, where operators are not seen", None
 
-    @contextmanager
-    def _phase(self, name: str, device: torch.device) -> Iterator[None]:
-        yield
+    def loss_ended(self, loss: torch.Tensor) -> None:
         assert self._live is not None
-        if name == "loss":
-            self._activations = Bytes(self._live.activations)
-            self._flops["forward"] = self._live.flops
-            self._not_counted = set(self._live.not_counted)
-        elif name == "backward":
-            self._gradients = gradient_bytes(self._placed)
-            self._flops["backward"] = self._live.flops - self._flops["forward"]
-            self._not_counted = set(self._live.not_counted)  # without the optimizer's
+        self._activations = Bytes(self._live.activations)
+        self._flops["forward"] = self._live.flops
+        self._not_counted = set(self._live.not_counted)
+
+    def backward_ended(self) -> None:
+        assert self._live is not None
+        self._gradients = gradient_bytes(self._placed)
+        self._flops["backward"] = self._live.flops - self._flops["forward"]
+        self._not_counted = set(self._live.not_counted)  # without the optimizer's
 
     def work(self) -> Row:
         """``work`` of a Record, of this process: the FLOPs of its rows, and what is not in them."""

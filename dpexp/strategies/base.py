@@ -1,4 +1,4 @@
-"""Strategy: how a model is laid over devices, and Placed: the model once it is."""
+"""Strategy: how a model is laid over devices, and what it needs for that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -14,47 +14,11 @@ from torch import nn
 
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
-from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.prefetch import NoPrefetch, Prefetch
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
 Devices: TypeAlias = Sequence[torch.device]
-
-
-class GradientSync:
-    """How gradients come together: here those of one process, which autograd adds up."""
-
-    def computing(self, batch: Batch) -> AbstractContextManager[object]:
-        """The context of everything of a step after its forward: loss, backward and optimizer."""
-        return nullcontext()
-
-    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        """Give every local parameter the gradient of the mean loss over the rows of the global batch.
-
-        It may communicate: every rank must call it.
-        """
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
-
-    Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
-    A loop over batches takes them from ``prefetch``, which may prepare those after the current one.
-    ``is_opaque``: a user's code laid it out, and no wrapper says how it splits rows or what ranks send.
-    """
-
-    module: nn.Module
-    input_device: torch.device
-    output_device: torch.device
-    devices: tuple[torch.device, ...]
-    gradient_sync: GradientSync = field(default_factory=GradientSync)
-    shards: Shards = field(default_factory=Shards)
-    prefetch: Prefetch = field(default_factory=NoPrefetch)
-    is_opaque: bool = False
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ from dpexp.config.strategies.custom import CustomOptions
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.device_mesh import dimensions_of
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.base import Devices, Needs, Placed, Strategy
+from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.dtensor_shards import DTensorShards
-from dpexp.strategies.wrappers import Forward, Wrapper, named_parameters
+from dpexp.strategies.wrappers import Wrapper, named_parameters
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
@@ -66,7 +67,7 @@ class Custom(Strategy):
                 return lay_out(function, model, list(used), used, timer)
             mesh = self.group.device_mesh(used[0])
             if mesh is None:  # a dry run
-                return Placed(Forward(place(model, used[0]), timer), used[0], used[0], used)
+                return Placed(place(model, used[0]), used[0], used[0], used, timer=timer)
             return lay_out(function, model, mesh, used, timer, self.group)
 
     def _function(self) -> tuple[Parallelize, bool]:
@@ -117,7 +118,7 @@ def lay_out(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
             "or what wraps it"
         )
-    module = Forward(FullOutputs(laid_out, devices[0]), timer)
+    module = FullOutputs(laid_out, devices[0])
     return Placed(
         module,
         devices[0],
@@ -126,6 +127,7 @@ def lay_out(
         RowWeightedSync(group.dp_size if group else 1),
         CustomShards(laid_out, shapes),
         is_opaque=True,
+        timer=timer,
     )
 
 

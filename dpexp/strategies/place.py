@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.place import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
-from dpexp.strategies.base import Devices, Needs, Placed, Strategy
+from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.submodules import check_no_overlap, matching, rewire
-from dpexp.strategies.wrappers import Forward, Transfer, Wrapper
+from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.tensors import walk
 from dpexp.timing import Timer
 
@@ -64,7 +65,7 @@ class Place(Strategy):
 
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))
-        return Placed(Forward(Outputs(model, first, first, timer), timer), first, first, used)
+        return Placed(Outputs(model, first, first, timer), first, first, used, timer=timer)
 
 
 MOST = 10

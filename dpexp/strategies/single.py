@@ -7,8 +7,8 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Devices, Needs, Placed, Strategy
-from dpexp.strategies.wrappers import Forward
+from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
 
@@ -28,4 +28,4 @@ class Single(Strategy):
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
-        return Placed(Forward(self.compiled(place(model, device)), timer), device, device, (device,))
+        return Placed(self.compiled(place(model, device)), device, device, (device,), timer=timer)

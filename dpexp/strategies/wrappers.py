@@ -1,13 +1,12 @@
 """Wrappers, and the names that modules have without them.
 
-A strategy puts wrappers into a model: ``DataParallel`` around ``block2``, a phase around the forward.
+A strategy puts wrappers into a model, as ``DataParallel`` around ``block2``.
 Users, and so Records, name modules as the model was written: a wrapper and what it wraps share one name.
 
-    Forward                      ""            (wrapper)
-      module: Blocks             ""
-        block1: Linear           "block1"
-        block2: DataParallel     "block2"      (wrapper)
-          module: Linear         "block2"
+    Blocks                     ""
+      block1: Linear           "block1"
+      block2: DataParallel     "block2"      (wrapper)
+        module: Linear         "block2"
 """
 
 from collections.abc import Iterator
@@ -44,21 +43,6 @@ class Wrapper(nn.Module):
             if wrapped is None:
                 raise
             return getattr(wrapped, name)
-
-
-class Forward(Wrapper):
-    """Times the call of the module as the phase ``forward``."""
-
-    transparent = True
-
-    def __init__(self, module: nn.Module, timer: Timer) -> None:
-        super().__init__()
-        self.module = module
-        self.timer = timer
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("forward"):
-            return self.module(*inputs, **kwargs)
 
 
 class Transfer(nn.Module):

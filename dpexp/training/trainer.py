@@ -1,11 +1,11 @@
-"""Trainer: one step of training, and the state that the next step depends on.
+"""Trainer: takes the steps of a placed model, and has the state that the next step depends on.
 
-step:  move the batch -> forward -> loss -> backward with gradient sync -> optimizer
+The step itself is ``Placed.step``. A trainer adds what stays the same from step to step: the loss, the
+optimizers and mixed precision. Runs train with one; verification steps two of them side by side.
 """
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing
-from itertools import islice
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -13,80 +13,63 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.data.batch import Batch
-from dpexp.engine.prepare import Prepared
-from dpexp.strategies.base import Placed
-from dpexp.strategies.wrappers import Forward, named_buffers, named_parameters
-from dpexp.timing import Timer
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
+from dpexp.strategies.wrappers import named_buffers, named_parameters
 from dpexp.training.optimizer_state import full_state, groups, load_full_state, load_groups
-from dpexp.training.optimizers import Optimizers, RunOptimizer
+from dpexp.training.optimizers import Factory, RunOptimizer, make_optimizers
 
-Phase = Callable[[str, torch.device], AbstractContextManager[None]]
+OptimizerFactory = Factory | RunOptimizer
+"""Makes the optimizers of a placed model."""
 
 
 class Trainer:
-    """A placed model and its optimizers; with ``--eval`` it has none."""
+    """A placed model with its loss and optimizers; without an ``optimizer`` it computes and trains nothing.
 
-    def __init__(self, prepared: Prepared, placed: Placed, timer: Timer) -> None:
-        config = prepared.config
-        self.prepared = prepared
-        self.placed = placed
-        self.timer = timer
-        self.outputs_on_host = devices.physical(placed.output_device) == devices.HOST
-        self._inputs_on_host = devices.physical(placed.input_device) == devices.HOST
-        # Forward only times the module that it wraps
-        self._untimed = placed.module.module if isinstance(placed.module, Forward) else placed.module
-        self._autocast = devices.autocast(placed.output_device, config.autocast)
-        self._parameters = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
-        self.optimizers = None if config.eval else RunOptimizer(config, config.accumulate).of(placed)
-        placed.module.train(not config.eval)
-        devices.reset_peak_memory(placed.devices)
+    ``autocast`` is the dtype of mixed precision, empty for none.
+    """
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Compute one batch, and train on it unless ``--eval``. Returns the loss, on its device."""
-        sync = self.placed.gradient_sync
-        if self.optimizers is None:
-            with torch.no_grad():
-                outputs = self._outputs(batch, self._untimed)
-                with sync.computing(batch):
-                    return self._loss(outputs, batch)
-        outputs = self._outputs(batch, self._untimed)
-        with sync.computing(batch):
-            loss = self._loss(outputs, batch)
-            sync.backward(loss, batch)
-            self._update(self.optimizers)
-        return loss if self.outputs_on_host else loss.detach()
+    def __init__(
+        self,
+        placed: Placed,
+        loss: Loss,
+        optimizer: OptimizerFactory | None,
+        autocast: str = "",
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.placed, self.loss = placed, loss
+        self.group = group or ProcessGroup()
+        self.optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
+        self._autocast = devices.autocast(placed.output_device, autocast)
+        self._trained = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
+        self._update = self.update if self.optimizers is not None else None
 
-    def restart(self) -> None:
-        """Begin to accumulate gradients again, at the first measured step."""
-        if self.optimizers is not None:
-            self.optimizers.restart()
+    def step(self, batch: Batch, observer: StepObserver = UNOBSERVED) -> torch.Tensor:
+        """Compute one batch and train on it. Returns the loss of its rows, a scalar on the output device."""
+        return self.placed.step(batch, self.loss, self._update, self._autocast, observer)
 
-    def take_steps(self, count: int) -> None:
-        """Train on the first ``count`` batches."""
-        with self.ahead(islice(self.prepared.endless_batches(), count)) as batches:
-            for batch in batches:
+    def update(self) -> None:
+        """The optimizers' step, unless they are to accumulate further gradients."""
+        assert self.optimizers is not None
+        if all(parameter.grad is None for parameter in self._trained):
+            raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
+        if self.optimizers.step():
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove all gradients; ``zero_grad`` does the same, and opens a profiler's span around it."""
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def take_steps(self, batches: Iterable[Batch]) -> None:
+        """A step on each batch."""
+        with self.ahead(batches) as ahead:
+            for batch in ahead:
                 self.step(batch)
 
-    def ahead(self, batches: Iterator[Batch]) -> closing[Generator[Batch]]:
+    def ahead(self, batches: Iterable[Batch]) -> closing[Generator[Batch]]:
         """The batches, for a loop with a step of each; the layout may look up those after the current one."""
         return closing(self.placed.prefetch.ahead(batches))
-
-    def timed_step(self, batch: Batch, phase: Phase | None = None) -> None:
-        """The same step, phase by phase. The wrappers of the layout time the phases of the forward.
-
-        ``phase`` replaces the timer's for loss, backward and optimizer.
-        """
-        device, phase, sync = self.placed.output_device, phase or self.timer.phase, self.placed.gradient_sync
-        with torch.set_grad_enabled(self.optimizers is not None):
-            outputs = self._outputs(batch, self.placed.module)
-            with sync.computing(batch), phase("loss", device):
-                loss = self._loss(outputs, batch)
-        if self.optimizers is None:
-            return
-        with sync.computing(batch), phase("backward", device):
-            sync.backward(loss, batch)
-        with sync.computing(batch), phase("optimizer", device):
-            self._update(self.optimizers)
 
     def evaluate(self, batch: Batch) -> Any:
         """The outputs of one batch in eval mode, without autocast."""
@@ -98,59 +81,42 @@ class Trainer:
         module.train(training)
         return outputs
 
-    def _update(self, optimizers: Optimizers) -> None:
-        if all(parameter.grad is None for parameter in self._parameters):
-            raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
-        if not optimizers.step():
-            return
-        for parameter in self._parameters:  # zero_grad does the same, and opens a profiler's span around it
-            parameter.grad = None
-
-    def _outputs(self, batch: Batch, module: nn.Module) -> Any:
-        inputs = batch.inputs
-        if not self._inputs_on_host:
-            inputs = self._transfer(inputs, self.placed.input_device)
-        with self._autocast:
-            return module(*inputs)
-
-    def _loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        targets = batch.targets
-        if not self.outputs_on_host:
-            targets = self._transfer(targets, self.placed.output_device)
-        with self._autocast:
-            return self.prepared.data.loss(outputs, targets)
-
-    def _transfer(self, value: Any, device: torch.device) -> Any:
-        with self.timer.phase("transfer", device):
-            return devices.move(value, device)
-
     # --- state: every rank calls these methods in the same order ---
 
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        """The full tensor of each parameter, on the host, by its name in the model as written."""
-        full_tensor = self.placed.shards.full_tensor
-        parameters = named_parameters(self.placed.module)
-        full = {name: full_tensor(name, parameter).cpu() for name, parameter in parameters.items()}
-        return self.prepared.group.complete(full)
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that this process has, by their names in the model as written."""
+        return named_parameters(self.placed.module)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers, on their devices, by their names in the model as written."""
         return named_buffers(self.placed.module)
 
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The full tensor of each parameter that this process has a part of, by its name."""
+        full = self.placed.shards.full_tensor
+        return {name: full(name, parameter) for name, parameter in self.parameters().items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizers keep of each parameter that this process has a part of, on the host."""
+        return full_state(self.optimizers, self.placed.shards) if self.optimizers is not None else {}
+
+    def complete_parameters(self) -> dict[str, torch.Tensor]:
+        """The full parameters of all ranks, on the host."""
+        on_host = {name: tensor.cpu() for name, tensor in self.full_parameters().items()}
+        return self.group.complete(on_host)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks: full parameters and optimizers' state, buffers, random generators."""
+        optimizer = {}
+        if self.optimizers is not None:
+            state = self.group.complete(self.optimizer_state())
+            optimizer = {"optimizer": state, "groups": groups(self.optimizers)}
         return {
-            **self._optimizer_state(),
-            "parameters": self.full_parameters(),
+            **optimizer,
+            "parameters": self.complete_parameters(),
             "buffers": {name: buffer.cpu() for name, buffer in self.buffers().items()},
-            "random": self.prepared.group.all_gather(devices.rng_states(self.placed.devices)),
+            "random": self.group.all_gather(devices.rng_states(self.placed.devices)),
         }
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        if self.optimizers is None:
-            return {}
-        state = full_state(self.optimizers, self.placed.shards)
-        return {"optimizer": self.prepared.group.complete(state), "groups": groups(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states.
@@ -159,7 +125,7 @@ class Trainer:
         """
         if self.optimizers is not None:
             self.optimizers.make_state()
-        for name, parameter in named_parameters(self.placed.module).items():
+        for name, parameter in self.parameters().items():
             self.placed.shards.load_full_tensor(name, parameter, state["parameters"][name])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])
@@ -167,4 +133,4 @@ class Trainer:
             load_full_state(self.optimizers, self.placed.shards, state["optimizer"])
             load_groups(self.optimizers, state["groups"])
         random = state["random"]
-        devices.set_rng_states(self.placed.devices, random[self.prepared.group.rank % len(random)])
+        devices.set_rng_states(self.placed.devices, random[self.group.rank % len(random)])

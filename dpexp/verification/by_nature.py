@@ -17,13 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import is_random_layer
-from dpexp.strategies.base import Placed
 from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.strategies.wrappers import parts
+from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import distance, relative_error
 from dpexp.verification.random_draws import WHOLE_MODEL
-from dpexp.verification.recorder import Training
 
 _WHY = {
     "BatchNorm": "a shard uses its own statistics; PyTorch keeps those of replica 0, or of each rank",
@@ -105,7 +105,7 @@ class WrittenByShards:
     tolerance: float
     apart: dict[str, float] = field(default_factory=dict)
 
-    def names(self, layout: Training, kind: str) -> set[str]:
+    def names(self, layout: Trainer, kind: str) -> set[str]:
         """The names of the tensors in modules that get a part of the batch."""
         return {
             f"{part.name}.{key}".lstrip(".")
@@ -114,7 +114,7 @@ class WrittenByShards:
             for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
         }
 
-    def replace_buffers(self, layout: Training, reference: Training) -> dict[str, torch.Tensor]:
+    def replace_buffers(self, layout: Trainer, reference: Trainer) -> dict[str, torch.Tensor]:
         """Give the layout the reference's values of such buffers; returns the buffers to compare."""
         expected, found = reference.buffers(), layout.buffers()
         for name in self.names(layout, "buffers") & expected.keys():
@@ -129,7 +129,7 @@ class WrittenByShards:
                 found[name].copy_(value)
         return {name: tensor for name, tensor in found.items() if name in expected}
 
-    def replace_parameters(self, layout: Training, reference: Training, names: set[str]) -> None:
+    def replace_parameters(self, layout: Trainer, reference: Trainer, names: set[str]) -> None:
         """The same for the parameters of these names; every rank must call this with the same ones."""
         shards, own = layout.placed.shards, layout.parameters()
         expected = reference.parameters()

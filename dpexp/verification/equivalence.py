@@ -14,21 +14,22 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from dpexp import devices
+from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Loss, Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.training.optimizers import RunOptimizer
+from dpexp.training.trainer import OptimizerFactory, Trainer
 from dpexp.verification.by_nature import WrittenByShards, hook_notes, set_comparable_mode, train_batch_norms
 from dpexp.verification.compare import Difference
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.model_copy import copied
 from dpexp.verification.random_draws import WHOLE_MODEL, more_quiet
-from dpexp.verification.recorder import Loss, OptimizerFactory, Training
-from dpexp.verification.rounding import MARGIN, MOST, NARROWER, OtherwiseRoundedTraining
+from dpexp.verification.rounding import MARGIN, MOST, NARROWER, OtherwiseRoundedTrainer
 from dpexp.verification.side_by_side import DrawsRandomNumbersError, SideBySide, SingleDeviceError
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -136,13 +137,20 @@ class Equivalence:
     def _limit(self, quiet: frozenset[str]) -> tuple[float, str]:
         """How far rounding may set layouts apart, and a note that says so; the same on every rank."""
         model, _ = self.comparable_copy(self.dtype, quiet)
-        rounded = OtherwiseRoundedTraining(on_host(model), self._objective.loss, self.optimizer, self.dtype)
+        rounded = OtherwiseRoundedTrainer(on_host(model), self._objective.loss, self.optimizer)
         written = WrittenByShards({}, 1, math.inf)
         alone, may_draw = ProcessGroup(), WHOLE_MODEL in quiet
         sides = SideBySide(
-            rounded, self._reference(quiet)[0], self._objective, alone, math.inf, written, may_draw
+            rounded,
+            self._reference(quiet)[0],
+            self._objective,
+            alone,
+            math.inf,
+            written,
+            may_draw,
+            self._amplifies,
         )
-        sides.run(self.batches)
+        sides.run(self._batches)
         own = max((each.error for each in sides.worst.values()), default=0.0)
         error = max(numbers[0] for numbers in self.group.all_gather_numbers([own]))
         limit = min(MARGIN * error, MOST[self.dtype])
@@ -155,25 +163,36 @@ class Equivalence:
     def _objective(self) -> Objective:
         return self.loss if isinstance(self.loss, Objective) else Objective(loss=self.loss)
 
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        """The batches in the dtype of the comparison."""
+        return [in_dtype(batch, self.dtype) for batch in self.batches]
+
+    @property
+    def _amplifies(self) -> bool:
+        return isinstance(self.optimizer, RunOptimizer) and self.optimizer.amplifies
+
     def _reference(
         self, quiet: frozenset[str], trained: frozenset[str] = frozenset()
-    ) -> tuple[Training, list[str]]:
+    ) -> tuple[Trainer, list[str]]:
         """The single device, and notes about the mode in which modules are compared."""
         model, notes = self.comparable_copy(self.dtype, quiet, trained)
         loss = self._objective.on_one_device
-        return Training(on_host(model), loss, self.optimizer, self.dtype, is_reference=True), notes
+        return Trainer(on_host(model), loss, self.optimizer), notes
 
     def _compared(self, quiet: frozenset[str], tolerance: float, note: str = "") -> Result:
         objective, may_draw = self._objective, WHOLE_MODEL in quiet
         model, _ = self.comparable_copy(self.dtype, quiet)
-        layout = Training(self.lay_out(model), objective.loss, self.optimizer, self.dtype)
+        layout = Trainer(self.lay_out(model), objective.loss, self.optimizer, group=self.group)
         trained = frozenset[str]()
         if self.optimizer is not None and not may_draw:
             trained = train_batch_norms(layout.placed, self.group)
         reference, notes = self._reference(quiet, trained)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, tolerance)
-        sides = SideBySide(layout, reference, objective, self.group, tolerance, written, may_draw)
-        failure = sides.run(self.batches)
+        sides = SideBySide(
+            layout, reference, objective, self.group, tolerance, written, may_draw, self._amplifies
+        )
+        failure = sides.run(self._batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
         notes += [
             *filter(None, [note]),
@@ -192,6 +211,12 @@ class Equivalence:
         """The model in this type, in a mode in which layouts can be compared, and notes about the mode."""
         model = copied(self.model, dtype)
         return model, set_comparable_mode(model, quiet, trained)
+
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with floating-point inputs and targets of this type."""
+    inputs, targets = tensors.cast((batch.inputs, batch.targets), dtype)
+    return replace(batch, inputs=inputs, targets=targets)
 
 
 def on_host(model: nn.Module) -> Placed:

@@ -17,8 +17,8 @@ from dpexp.data.objective import Objective
 from dpexp.devices import HOST
 from dpexp.distributed.device_mesh import mesh_of
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
-from dpexp.strategies.base import Placed
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
 from dpexp.verification.equivalence import Equivalence, Result, VerificationError

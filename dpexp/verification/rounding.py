@@ -7,15 +7,16 @@ operation reads its float32 inputs one bit away from where they are.
 Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
-from dpexp.verification.recorder import Step, Training
+from dpexp.strategies.placed import UNOBSERVED, StepObserver
+from dpexp.training.trainer import Trainer
 
 NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 """The type to verify in next, where an operator has no kernel for a type."""
@@ -48,14 +49,28 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * noise)).to(tensor.dtype)
 
 
-class OtherwiseRoundedTraining(Training):
+class OtherwiseRoundedTrainer(Trainer):
     """The steps of a single device, rounded otherwise."""
 
-    def compute(self, batch: Batch) -> Step:
-        inputs, targets = tensors.cast((batch.inputs, batch.targets), self.dtype)
+    def step(self, batch: Batch, observer: StepObserver = UNOBSERVED) -> torch.Tensor:
         with OtherwiseRounded():
-            return super().compute(replace(batch, inputs=inputs, targets=targets))
+            return super().step(batch, _ExactObserver(observer))
 
-    def update(self) -> None:
-        with OtherwiseRounded():
-            super().update()
+
+@dataclass(frozen=True)
+class _ExactObserver(StepObserver):
+    """What an observer does is not rounded otherwise."""
+
+    observer: StepObserver
+
+    def forward_ended(self, outputs: Any) -> None:
+        with _disable_current_modes():
+            self.observer.forward_ended(outputs)
+
+    def loss_ended(self, loss: torch.Tensor) -> None:
+        with _disable_current_modes():
+            self.observer.loss_ended(loss)
+
+    def backward_ended(self) -> None:
+        with _disable_current_modes():
+            self.observer.backward_ended()

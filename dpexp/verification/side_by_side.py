@@ -1,15 +1,16 @@
 """Side by side: the layout and a single device take the same steps on the same batches.
 
-    batch --> single device: outputs, loss, gradients --+
-      |                                                 |-- compare --> both optimizers --> next batch
-      +--> layout (of a rank: its rows) ----------------+
+The layout's step is taken between the backward and the optimizer of the single device's::
+
+    single device   forward, loss, backward |                                        | optimizer
+    layout                                  | forward, loss, backward | compare | optimizer |
 
 Every rank computes the single device's steps itself. Ranks agree on each error, so that all stop together.
 """
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,12 +18,13 @@ import torch
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
+from dpexp.training.trainer import Trainer
 from dpexp.verification.by_nature import WrittenByShards
 from dpexp.verification.compare import Difference, Tensors, difference, magnitude
 from dpexp.verification.diagnosis.nonfinite import check_finite
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
-from dpexp.verification.random_draws import drawing_modules
-from dpexp.verification.recorder import Step, Training
+from dpexp.verification.random_draws import Draws, drawing_modules
+from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
 
 KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
 
@@ -53,20 +55,30 @@ class Failure:
     expected: Step
 
 
+class _DiffersError(Exception):
+    """Ends the step of both sides before their optimizers."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
 @dataclass
 class SideBySide:
     """``worst`` has the largest difference of each kind over all steps, on this rank.
 
-    ``may_draw``: whether the model may draw random numbers.
+    ``may_draw``: whether the model may draw random numbers. ``amplifies``: whether the optimizer may make
+    large errors of rounding.
     """
 
-    layout: Training
-    reference: Training
+    layout: Trainer
+    reference: Trainer
     objective: Objective
     group: ProcessGroup
     tolerance: float
     written: WrittenByShards
     may_draw: bool = False
+    amplifies: bool = False
 
     def __post_init__(self) -> None:
         self.worst: dict[str, Difference] = {}
@@ -79,7 +91,7 @@ class SideBySide:
     def run(self, batches: Sequence[Batch]) -> Failure | None:
         """Take a step on each batch, until one differs."""
         parts = (self.objective.weighted(batch.part(self.group.rows), self.group) for batch in batches)
-        with closing(self.layout.ahead(parts)) as ahead:
+        with self.layout.ahead(parts) as ahead:
             for self.steps, (batch, part) in enumerate(zip(batches, ahead, strict=True), 1):
                 failure = self._step(batch, part)
                 if failure:
@@ -89,12 +101,46 @@ class SideBySide:
 
     def _step(self, batch: Batch, part: Batch) -> Failure | None:
         """One step of both sides, without the optimizers' where it differs; ``part`` is this rank's rows."""
-        with drawing_modules(self.reference.placed.module) as draws:
-            expected = self._reference_step(batch)
+        with ExitStack() as hooks:
+            draws = hooks.enter_context(drawing_modules(self.reference.placed.module))
+            expected = Recorder(
+                self.reference, True, lambda: self._beside(hooks, draws, expected, batch, part)
+            )
+            hooks.enter_context(expected.hooks(order=True))
+            try:
+                self.reference.step(batch, expected)
+            except _DiffersError as ended:
+                return ended.failure
+            except Exception as error:
+                if expected.is_complete or type(error) not in (RuntimeError, NotImplementedError):
+                    raise  # else it is of PyTorch's operators
+                where = "loss" if expected.step.outputs and expected.step.loss is None else "model"
+                raise SingleDeviceError(error, where) from error
+        if expected.step.written:
+            self.written.replace_parameters(self.layout, self.reference, expected.step.written)
+        return None
+
+    def _beside(self, hooks: ExitStack, draws: Draws, expected: Recorder, batch: Batch, part: Batch) -> None:
+        """The layout's step beside what the single device has computed; raises where they differ."""
+        hooks.close()
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
-        check_finite(expected, batch, self.steps)
-        found = self._layout_step(part, expected)
+        check_finite(expected.step, batch, self.steps)
+        found = Recorder(
+            self.layout, bool(part.rows), lambda: self._compare(found.step, expected.step, batch, part)
+        )
+        try:
+            with found.hooks():
+                self.layout.step(part, found)
+        except Exception:
+            has_other_shapes = found.step.outputs and _shapes(found.step) != _shapes(expected.step)
+            if not found.is_complete and self.group.size == 1 and has_other_shapes:
+                self._compare(found.step, expected.step, batch, part)  # the loss has refused these outputs
+            raise
+
+    def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
+        """Raises _DiffersError where the steps of the two sides differ before their optimizers."""
+        self._combine(found, expected, part)
         buffers = self.written.replace_buffers(self.layout, self.reference)
         failed = self._failed(
             outputs=difference("outputs", found.outputs, expected.outputs),
@@ -103,33 +149,12 @@ class SideBySide:
             buffers=difference("buffers", self._completed(buffers), self.reference.buffers()),
         )
         if failed:
-            return Failure(self._cause_before(failed), batch, found, expected)
-        if self.layout.amplifies:
+            raise _DiffersError(Failure(self._cause_before(failed), batch, found, expected))
+        if self.amplifies:
             self._equalize(expected)
-        self.reference.update()
-        self.layout.update()
-        if expected.written:
-            self.written.replace_parameters(self.layout, self.reference, expected.written)
-        return None
 
-    def _reference_step(self, batch: Batch) -> Step:
-        try:
-            return self.reference.compute(batch)
-        except Exception as error:
-            if type(error) in (RuntimeError, NotImplementedError):  # of PyTorch's operators
-                step = self.reference.step
-                where = "loss" if step.outputs and step.loss is None else "model"
-                raise SingleDeviceError(error, where) from error
-            raise
-
-    def _layout_step(self, part: Batch, expected: Step) -> Step:
-        """The layout's step, with the outputs and the loss of all ranks."""
-        try:
-            found = self.layout.compute(part)
-        except Exception:
-            found = self.layout.step
-            if self.group.size > 1 or not found.outputs or _shapes(found) == _shapes(expected):
-                raise  # else the loss has refused outputs of other shapes, which are the cause
+    def _combine(self, found: Step, expected: Step, part: Batch) -> None:
+        """Give the layout's step the outputs, gradients and loss of all ranks."""
         vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
         of_shards = vectors if self.group.dp_size == 1 else list(expected.outputs)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
@@ -138,9 +163,8 @@ class SideBySide:
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
             losses = self.group.all_gather_numbers([found.loss, part.weight])
-            by_dp_rank = self.group.one_of_each_dp_rank(losses)
-            found.loss = math.fsum(loss * weight for loss, weight in by_dp_rank if weight)
-        return found
+            by_chunk = self.group.one_of_each_dp_rank(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_chunk if weight)
 
     def _equalize(self, expected: Step) -> None:
         """Give the layout the reference's dense gradients, from which its own differ by rounding."""
@@ -167,10 +191,10 @@ class SideBySide:
         """What the optimizer has made, on both sides."""
         layout, reference = self.layout, self.reference
         parameters = self._completed(layout.full_parameters())
-        state = self._completed(layout.optimizer_state())
+        state = self._completed(optimizer_numbers(layout))
         return {
             "parameters": difference("parameters", parameters, reference.full_parameters()),
-            "optimizer": difference("optimizer", state, reference.optimizer_state()),
+            "optimizer": difference("optimizer", state, optimizer_numbers(reference)),
         }
 
     def _cause_before(self, failed: Difference) -> Difference:

@@ -22,11 +22,11 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
-from dpexp.measurement.observe import preserved
-from dpexp.strategies.base import Placed
 from dpexp.strategies.hooks import hooked_parameters
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.wrappers import parts
+from dpexp.training.preserve import preserved
 
 LARGE = 1 << 20
 """Numbers of a table from which on verification uses its touched rows only."""

@@ -101,7 +101,6 @@ def work(rows: int, steps: int, answer: Path) -> None:
     from dpexp.engine.progress import ProgressBar
     from dpexp.record.journal.journal import Journal, NullJournal
     from dpexp.timing import Timer
-    from dpexp.training.trainer import Trainer
 
     config = RunConfig(
         "ddp",
@@ -134,8 +133,10 @@ def work(rows: int, steps: int, answer: Path) -> None:
         journal.set(run_facts(prepared))
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
         observations = Observations(prepared, placed)
-        trainer = Trainer(prepared, placed, Timer())
-        measurement = Measurement(trainer, journal, bar, lambda: None, observations, SignalHandler())
+        trainer = prepared.trainer(placed)
+        measurement = Measurement(
+            prepared, trainer, journal, bar, lambda: None, observations, SignalHandler()
+        )
         measurement.warm_up()
         prepared.seconds.clear()
         measurement.time_steps()

@@ -196,12 +196,11 @@ def emulated(work: Work) -> Way | None:
 def serial(work: Work, pipeline: bool = False) -> Way:
     """dpexp's hybrid, a step as a run of it takes it."""
     from dpexp.timing import Timer
-    from dpexp.training.trainer import Trainer
 
     prepared = hybrid(work.rows, work.hidden, pipeline)
     trained = parameters(prepared.model)  # before it is placed
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    trainer = Trainer(prepared, placed, Timer())
+    trainer = prepared.trainer(placed)
 
     def steps() -> Generator[Tensor]:
         with trainer.ahead(work.endless_batches) as batches:

@@ -36,7 +36,6 @@ from dpexp.parallel.thread_pool import cores
 from dpexp.record.record import now
 from dpexp.study.sweep.program import program_record
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 
 TURNS, WARM_UP, STEPS = 20, 4, 20
 
@@ -56,7 +55,7 @@ def prepared(model: str, rows: int, virtual: int) -> Prepared:
 def step_of(run: Prepared) -> Callable[[], object]:
     """A step as a run of dpexp takes it."""
     placed = run.strategy.place(run.model, run.selection.used, Timer())
-    trainer, batch = Trainer(run, placed, Timer()), next(run.local_batches(0))
+    trainer, batch = run.trainer(placed), next(run.local_batches(0))
     return lambda: trainer.step(batch)
 
 

@@ -111,7 +111,6 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     from dpexp.engine.progress import ProgressBar
     from dpexp.record.journal.journal import Journal
     from dpexp.timing import Timer
-    from dpexp.training.trainer import Trainer
 
     open_terminal()
     steps *= ROUND_FACTOR
@@ -126,8 +125,10 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
         observations = Observations(prepared, placed)
         for _ in range(ROUNDS):
-            trainer = Trainer(prepared, placed, Timer())
-            measurement = Measurement(trainer, journal, bar, lambda: None, observations, SignalHandler())
+            trainer = prepared.trainer(placed)
+            measurement = Measurement(
+                prepared, trainer, journal, bar, lambda: None, observations, SignalHandler()
+            )
             measurement.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):

@@ -9,7 +9,7 @@ import torch
 
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
-from dpexp.engine.prepare import prepare
+from dpexp.engine.prepare import Prepared, prepare
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 
@@ -25,9 +25,13 @@ def config(**values: Any) -> RunConfig:
 
 
 def trainer(**values: Any) -> Trainer:
+    return prepared_trainer(**values)[1]
+
+
+def prepared_trainer(**values: Any) -> tuple[Prepared, Trainer]:
     prepared = prepare(config(**values))
-    timer = Timer(prepared.selection.used)
-    return Trainer(prepared, prepared.strategy.place(prepared.model, prepared.selection.used, timer), timer)
+    used = prepared.selection.used
+    return prepared, prepared.trainer(prepared.strategy.place(prepared.model, used, Timer(used)))
 
 
 def trained(steps: Trainer, batches: Iterable[Batch]) -> list[float]:

@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from dpexp.engine.prepare import prepare
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import relative_error
 from dpexp.verification.model_copy import copied
 
@@ -50,9 +50,9 @@ def training_error(config: RunConfig, group: ProcessGroup) -> float:
     for each in (alone, prepared):
         model = copied(prepared.model, torch.float64)
         placed = each.strategy.place(model if each is prepared else on_one_device(model), (), Timer())
-        trainer = Trainer(each, placed, Timer())
-        trainer.take_steps(4)
-        trained.append(trainer.full_parameters())
+        trainer = each.trainer(placed)
+        trainer.take_steps(islice(each.endless_batches(), 4))
+        trained.append(trainer.complete_parameters())
     return relative_error(*trained)
 
 

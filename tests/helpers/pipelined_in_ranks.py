@@ -23,7 +23,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.engine.prepare import prepare
+from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import sharded_embedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
@@ -58,10 +58,14 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 def trainer(group: ProcessGroup, **values: Any) -> Trainer:
+    return prepared_trainer(group, **values)[1]
+
+
+def prepared_trainer(group: ProcessGroup, **values: Any) -> tuple[Prepared, Trainer]:
     common = {"strategy": "hybrid", "sparse": True, "shard_embedding": True, "threads": 1, "warmup": 0}
     prepared = prepare(RunConfig.from_dict(common | values), group=group)
-    timer = Timer(prepared.selection.used)
-    return Trainer(prepared, prepared.strategy.place(prepared.model, prepared.selection.used, timer), timer)
+    used = prepared.selection.used
+    return prepared, prepared.trainer(prepared.strategy.place(prepared.model, used, Timer(used)))
 
 
 def ahead_of(steps: Trainer) -> ShardedLookAhead:
@@ -327,9 +331,9 @@ def sent(group: ProcessGroup) -> None:
 
 def fused(group: ProcessGroup) -> None:
     """26 tables share their exchanges, but in the first two steps: three ahead, and three in the step."""
-    pipelined = trainer(group, **TABLES["26 tables"], batch_size=4, pipeline=True)
+    prepared, pipelined = prepared_trainer(group, **TABLES["26 tables"], batch_size=4, pipeline=True)
     with Sent() as sent:
-        Run(pipelined).train(list(pipelined.prepared.local_batches(0)))
+        Run(pipelined).train(list(prepared.local_batches(0)))
     assert (len(sent.second), len(sent.default)) == (3 * 3, FIRST * 26 * 4 + 3 * 3)
 
 

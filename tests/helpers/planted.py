@@ -14,8 +14,10 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
-from dpexp.strategies.base import GradientSync, Needs, Placed, Strategy
-from dpexp.strategies.wrappers import Forward, Wrapper
+from dpexp.strategies.base import Needs, Strategy
+from dpexp.strategies.gradient_sync import GradientSync
+from dpexp.strategies.placed import Placed
+from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -76,7 +78,7 @@ def wrapped(name: str, change: Change, pieces: int = 1) -> Callable[[nn.Module],
         if not name:
             return on_host(Changed(model, change, pieces))
         model.set_submodule(name, Changed(model.get_submodule(name), change, pieces))
-        return on_host(Forward(model, Timer()))
+        return on_host(model)
 
     return place
 

@@ -7,14 +7,19 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
+from dpexp.data.batch import Batch
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
 
 
 def single(model: nn.Module) -> Placed:
     return STRATEGIES["single"](RunConfig("single")).place(model, (), Timer())
+
+
+def batch_of(inputs: torch.Tensor) -> Batch:
+    return Batch((inputs,), None, len(inputs), len(inputs))
 
 
 def whole(model: nn.Module, count: int) -> Placed:
@@ -27,17 +32,17 @@ def test_the_model_is_not_changed() -> None:
     placed = whole(model, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    observe(placed, [(torch.randn(8, 3),)])
+    observe(placed, [batch_of(torch.randn(8, 3))])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) is False  # torch.randn above
     random = torch.get_rng_state()
-    observe(placed, [(torch.ones(8, 3),)])
+    observe(placed, [batch_of(torch.ones(8, 3))])
     assert torch.equal(random, torch.get_rng_state())
     assert not any(part._forward_hooks for part in placed.module.modules())
 
 
 def test_a_long_epoch_is_observed_by_its_first_batches_and_its_last() -> None:
-    batches = [(torch.zeros(4, 2),)] * EPOCH_LIMIT + [(torch.zeros(3, 2),)]
+    batches = [batch_of(torch.zeros(4, 2))] * EPOCH_LIMIT + [batch_of(torch.zeros(3, 2))]
     numbers = observed(EPOCH_LIMIT + 51)
     rows = observe(single(nn.Linear(2, 2)), batches, numbers)
     assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50] == numbers
@@ -54,7 +59,7 @@ def test_a_module_called_twice_has_two_rows() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.layer(self.layer(inputs))  # type: ignore[no-any-return]
 
-    rows = observe(whole(Twice(), 2), [(torch.zeros(4, 2),)])
+    rows = observe(whole(Twice(), 2), [batch_of(torch.zeros(4, 2))])
     assert [(row["module"], row["replica"]) for row in rows] == [
         ("", None),
         ("", 0),

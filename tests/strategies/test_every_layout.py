@@ -21,7 +21,6 @@ from dpexp.engine.verify import verify
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.models.registry import MODELS
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 
 CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
 PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
@@ -123,9 +122,9 @@ def observed(strategy: str, model: str) -> StepProfile:
     )
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    trainer = Trainer(prepared, placed, timer)
-    trainer.take_steps(1)
-    profile = StepProfile(trainer)
+    trainer = prepared.trainer(placed)
+    trainer.take_steps(prepared.batches(0, first=prepared.batches_per_epoch - 1))
+    profile = StepProfile(trainer, prepared.data.objective.tokens)
     profile.take(next(prepared.batches(0)))
     return profile
 

@@ -16,16 +16,16 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.replicas import data_parallel
 from dpexp.strategies.submodules import matching
 from dpexp.strategies.wrappers import Wrapper, named_parameters, parts
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 
 TUTORIAL = [30, 30, 30, 10]
 """The batches of one epoch: 100 samples, 30 at a time."""
@@ -46,10 +46,13 @@ def lay_out(
     return prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
 
 
+def batch_of(inputs: torch.Tensor) -> Batch:
+    return Batch((inputs,), None, len(inputs), len(inputs))
+
+
 def observed(placed: Placed, width: int | None = 5) -> list[Row]:
-    return observe(
-        placed, [(torch.randn(rows, width) if width else torch.randint(1000, (rows,)),) for rows in TUTORIAL]
-    )
+    inputs = [torch.randn(rows, width) if width else torch.randint(1000, (rows,)) for rows in TUTORIAL]
+    return observe(placed, [batch_of(each) for each in inputs])
 
 
 def split(rows: list[Row], module: str, scope: str) -> list[list[tuple[list[list[int]], list[list[int]]]]]:
@@ -279,7 +282,7 @@ def test_a_module_of_two_names_is_replicated_under_both() -> None:
     used = devices.virtual(2)
     placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
     assert model.again is model.layers[0]
-    calls = [row for row in observe(placed, [(torch.arange(12),)]) if row["module"] == "layers.0"]
+    calls = [row for row in observe(placed, [batch_of(torch.arange(12))]) if row["module"] == "layers.0"]
     assert [row["replica"] for row in calls] == [None, None, 0, 0, 1, 1]
 
 
@@ -346,7 +349,7 @@ def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of
     try:
         used = prepared.selection.used
         placed = prepared.strategy.place(prepared.model, used, Timer(used))
-        trainer, found = Trainer(prepared, placed, Timer(used)), []
+        found: list[int] = []
         parameter = next(placed.module.parameters())
         parameter.register_hook(lambda _: found.append(torch.get_num_threads()))
         loss = prepared.data.loss
@@ -355,9 +358,10 @@ def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of
             "loss",
             lambda *args: found.append(torch.get_num_threads()) or loss(*args[1:]),
         )
-        batch = next(prepared.local_batches(0))
+        trainer, batch = prepared.trainer(placed), next(prepared.local_batches(0))
         trainer.step(batch)
-        trainer.timed_step(batch)
+        with placed.timer.step():
+            trainer.step(batch)
         assert (found, torch.get_num_threads()) == ([threads] * 4, 6)
     finally:
         prepared.release()
@@ -371,7 +375,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
     config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend)
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
-    rows = observe(placed, (batch.inputs for batch in prepared.batches(0)))
+    rows = observe(placed, prepared.batches(0))
     module = "block2" if strategy == "block" else ""
     assert [
         (row["replica"], row["device"])

@@ -16,7 +16,7 @@ import sys, torch
 from dpexp.config.run_config import RunConfig
 from dpexp.training.optimizer_names import OPTIMIZERS
 from dpexp.training.optimizers import RunOptimizer, check_optimizer
-from dpexp.strategies.base import Placed
+from dpexp.strategies.placed import Placed
 
 def trained(name):
     torch.manual_seed(0)

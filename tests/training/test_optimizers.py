@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,12 @@ def hybrid(optimizer: str, **values: Any) -> RunConfig:
     return config(optimizer, "hybrid", **{"sparse": True, "model": TABLE} | values)
 
 
-def trainer(config: RunConfig) -> Trainer:
+def trainer(config: RunConfig, steps: int = 0) -> Trainer:
+    """The trainer of a run after so many steps."""
     prepared = prepare(config, one_batch=False)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    return Trainer(prepared, placed, Timer())
+    found = prepared.trainer(prepared.strategy.place(prepared.model, prepared.selection.used, Timer()))
+    found.take_steps(islice(prepared.endless_batches(), steps))
+    return found
 
 
 # --- every optimizer, every layout ----------------------------------------------------------------
@@ -185,8 +188,7 @@ def test_a_resumed_run_takes_the_same_steps_to_the_bit(of: RunConfig) -> None:
 
 
 def test_the_device_map_has_the_state_and_its_bytes() -> None:
-    steps = trainer(hybrid("rowwise_adagrad"))
-    steps.take_steps(1)
+    steps = trainer(hybrid("rowwise_adagrad"), 1)
     assert steps.optimizers is not None
     rows = optimizer_map(steps.placed, steps.optimizers.states())
     assert [(row["module"], row["parameter"], row["bytes"], row["device"]) for row in rows] == [
@@ -242,8 +244,7 @@ def test_accumulation_is_verified(strategy: str) -> None:
 
 
 def test_a_snapshot_from_before_there_were_other_optimizers_is_loaded() -> None:
-    trained, resumed = trainer(hybrid("sgd", virtual=1)), trainer(hybrid("sgd"))
-    trained.take_steps(2)
+    trained, resumed = trainer(hybrid("sgd", virtual=1), 2), trainer(hybrid("sgd"))
     state = trained.state_dict()
     del state["optimizer"], state["groups"]
     resumed.load_state_dict(state)

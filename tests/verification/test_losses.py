@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import losses_inside
@@ -20,7 +21,6 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.parallel import DataParallel
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 from dpexp.verification.equivalence import VerificationError
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 
@@ -56,9 +56,9 @@ def test_a_loss_inside_the_model_is_exact_in_verification_and_in_training(model:
         assert (result.passed, result.cause) == (True, "")
         assert result.loss_error is not None
         placed = prepared.strategy.place(prepared.model.double(), prepared.selection.used, Timer())
-        trainer = Trainer(prepared, placed, Timer())
+        trainer = prepared.trainer(placed)
         with scalars_of_replicas():
-            trainer.take_steps(3)
+            trainer.take_steps(islice(prepared.endless_batches(), 3))
         trained.append(trainer.full_parameters())
     for name, tensor in trained[1].items():
         torch.testing.assert_close(trained[0][name], tensor, rtol=1e-12, atol=1e-14)

@@ -24,7 +24,7 @@ from dpexp.strategies.ranks.sync_batch_norm import HostSyncBatchNorm, on_host_ra
 def test_a_compiled_submodule_is_placed_predicted_and_verified() -> None:
     options = {"place": ("middle=cpu:1",)}
     prepared = prepare(RunConfig("place", model="odd_models:Compiled", virtual=2, options=options))
-    rows = predict(prepared, [next(prepared.batches(0)).inputs]).shapes
+    rows = predict(prepared, [next(prepared.batches(0))]).shapes
     assert {row["device"] for row in rows if row["module"] == "middle"} == {"cpu:1"}
     assert verify(prepared).passed
 

@@ -16,8 +16,8 @@ from dpexp.data.batch import Batch
 from dpexp.engine.loop import _check_lookups
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import verify
-from dpexp.strategies.base import Placed
 from dpexp.strategies.hybrid.hybrid import Hybrid
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification import touched_rows
 from dpexp.verification.equivalence import VerificationError

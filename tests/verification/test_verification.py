@@ -20,7 +20,8 @@ from dpexp.engine.model_check import misfit_as_config_error
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import Verification, verify
 from dpexp.measurement.observe import observe
-from dpexp.strategies.base import Needs, Placed, Strategy
+from dpexp.strategies.base import Needs, Strategy
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
@@ -42,7 +43,7 @@ def where_it_computes(prepared: Prepared) -> set[str]:
     config = prepared.config
     made, model = STRATEGIES[config.strategy](config), copy.deepcopy(prepared.model)
     placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
-    return {str(row["device"]) for row in observe(placed, [next(iter(prepared.batches(0))).inputs])}
+    return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))])}
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)

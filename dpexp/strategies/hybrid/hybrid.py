@@ -24,7 +24,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.ddp import DdpOptions
 from dpexp.config.strategies.hybrid import HybridOptions
 from dpexp.devices import HOST, move, place
-from dpexp.strategies.base import Devices, Needs, Placed
+from dpexp.strategies.base import Devices, Needs
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.hybrid.embedding_tables import TableShards, TableSync, replaced, shards_of
 from dpexp.strategies.hybrid.look_ahead import LookAhead
@@ -33,6 +33,7 @@ from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
 from dpexp.strategies.hybrid.table_shards import Table, check_shardable, plan_shards, tables
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.strategies.replicas.data_parallel import Replicating, data_parallel_module
@@ -145,11 +146,11 @@ class Hybrid(Replicating):
         prefetch = self._prefetch(on_host, device)
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
-            return Placed(model, HOST, device, used, prefetch=prefetch)
+            return Placed(model, HOST, device, used, prefetch=prefetch, timer=timer, forward_phase="")
         table_shards = TableShards(self.group, model)
         sync = TableSync(self.group.size, model, hosts, table_shards, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, device, used, sync, table_shards, prefetch)
+        return Placed(module, HOST, device, used, sync, table_shards, prefetch, timer=timer)
 
     def _prefetch(self, hosts: Sequence[nn.Module], device: torch.device) -> Prefetch:
         options = self.options

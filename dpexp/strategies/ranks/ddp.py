@@ -24,8 +24,10 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.ddp import DdpOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, physical, place
-from dpexp.strategies.base import Devices, GradientSync, Needs, Placed, Strategy
-from dpexp.strategies.wrappers import Forward, Wrapper
+from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.gradient_sync import GradientSync
+from dpexp.strategies.placed import Placed
+from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 
@@ -56,7 +58,7 @@ class Ddp(Strategy):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
         module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
-        return Placed(module, device, device, (device,), RowWeightedSync(self.group.size))
+        return Placed(module, device, device, (device,), RowWeightedSync(self.group.size), timer=timer)
 
 
 def ddp_module(
@@ -68,21 +70,21 @@ def ddp_module(
 ) -> nn.Module:
     """The model in DistributedDataParallel, which ignores the ``excluded`` parameters.
 
-    Without parameters to synchronize, or without a process group, the model is only timed.
+    Without parameters to synchronize, or without a process group, it is the model itself.
     """
     ignored = {id(parameter) for parameter in excluded}
     named = model.named_parameters(remove_duplicate=False)  # DDP ignores a tied parameter by all of its names
     names = [name for name, each in named if id(each) in ignored]
     trains = any(each.requires_grad and id(each) not in ignored for each in model.parameters())
     if not (trains and distributed.is_initialized()):
-        return Forward(model, timer)
+        return model
     ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(model, names)
     return TimedDistributedDataParallel(model, device, timer, options)
 
 
 class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
-    """``DistributedDataParallel`` with its forward and the all-reduce of each bucket timed.
+    """``DistributedDataParallel`` with the all-reduce of each bucket timed.
 
     Its communication hook averages as DDP does without one. A Python hook makes steps longer and cannot be
     removed: the first recorded step registers it.
@@ -104,8 +106,7 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         if self._hook is not None:
             self._hook.times = []
         start = time.perf_counter_ns()
-        with self.timer.phase("forward"):
-            outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self.timer.is_recording and torch.is_grad_enabled():
             self.timer.at_end(lambda: self._add_phases(start))
         return outputs

@@ -19,12 +19,12 @@ from torch import nn
 
 from dpexp.config.strategies.fsdp import FsdpOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Devices, Needs, Placed, Strategy
+from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.hooks import check_no_hooks
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.dtensor_shards import DTensorShards
 from dpexp.strategies.submodules import matching
-from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
 
 
@@ -116,7 +116,7 @@ class Fsdp(Strategy):
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
         sync = RowWeightedSync(self.group.size)
-        return Placed(Forward(model, timer), device, device, (device,), sync, UnitShards(units))
+        return Placed(model, device, device, (device,), sync, UnitShards(units), timer=timer)
 
 
 def units_of(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> dict[str, str]:

@@ -8,10 +8,10 @@ from torch import nn
 
 from dpexp.config.strategies.block import BlockOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Devices, Needs, Placed
+from dpexp.strategies.base import Devices, Needs
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.replicas.data_parallel import ReplicaSync, Replicating, data_parallel_module
 from dpexp.strategies.submodules import matching
-from dpexp.strategies.wrappers import Forward
 from dpexp.timing import Timer
 
 
@@ -38,4 +38,4 @@ class Block(Replicating):
             block = data_parallel_module(model.get_submodule(name), devices, self.config, timer)
             model.set_submodule(name, block)
         sync = ReplicaSync(model, devices)
-        return Placed(Forward(model, timer), first, first, tuple(devices) or (HOST,), sync)
+        return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)

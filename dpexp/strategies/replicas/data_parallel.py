@@ -23,7 +23,8 @@ from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
 from dpexp.parallel.parallel_apply import share_of_threads
-from dpexp.strategies.base import Devices, GradientSync, Strategy
+from dpexp.strategies.base import Devices, Strategy
+from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.wrappers import Wrapper
 from dpexp.tensors import walk
 from dpexp.timing import Timer

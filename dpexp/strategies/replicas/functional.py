@@ -12,7 +12,8 @@ from dpexp import parallel
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Devices, Needs, Placed
+from dpexp.strategies.base import Devices, Needs
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.replicas.data_parallel import (
     ReplicaSync,
     Replicating,
@@ -39,7 +40,8 @@ class Functional(Replicating):
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
         module = DataParallelCall(place(model, first), devices, self.config, timer, output)
-        return Placed(module, first, output, tuple(devices) or (HOST,), ReplicaSync(model, devices))
+        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
+        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
 
 
 class DataParallelCall(Wrapper):

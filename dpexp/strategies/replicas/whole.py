@@ -9,7 +9,8 @@ from torch import nn
 
 from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.devices import HOST, place
-from dpexp.strategies.base import Devices, Needs, Placed
+from dpexp.strategies.base import Devices, Needs
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.replicas.data_parallel import (
     ReplicaSync,
     Replicating,
@@ -33,4 +34,5 @@ class Whole(Replicating):
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
         module = data_parallel_module(place(model, first), devices, self.config, timer, output)
-        return Placed(module, first, output, tuple(devices) or (HOST,), ReplicaSync(model, devices))
+        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
+        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")

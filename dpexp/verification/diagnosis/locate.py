@@ -21,7 +21,7 @@ from dpexp.strategies.wrappers import parts
 from dpexp.verification.compare import Tensors, distance, distances, magnitude, relative_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call
-from dpexp.verification.recorder import Calls
+from dpexp.verification.recorder import Calls, computed
 from dpexp.verification.side_by_side import Failure, SideBySide
 
 UNKNOWN = (2, 3, 4)
@@ -205,7 +205,7 @@ class Locator:
         for piece in torch.arange(batch.rows).chunk(count):
             parts.append(batch.part(partial(_always, slice(int(piece[0]), int(piece[-1]) + 1))))
             reference.clear()
-            gradients.append(reference.compute(parts[-1]).gradients)
+            gradients.append(computed(reference, parts[-1]).gradients)
         return [part.rows for part in parts], self.sides.objective.weights(parts), gradients
 
     def _shard_counts(self) -> Sequence[int]:

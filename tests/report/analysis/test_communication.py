@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -93,8 +94,11 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     observations = Observations(prepared, placed)
     record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
     record.device_map, record.shapes = observations.device_map(), observations.shapes()
-    trainer = Trainer(prepared, placed, Timer())
-    rows = sent_ahead(trainer) if isinstance(placed.prefetch, LookAhead) else sent(trainer)
+    trainer, is_ahead = prepared.trainer(placed), isinstance(placed.prefetch, LookAhead)
+    if not is_ahead:
+        trainer.take_steps(islice(prepared.endless_batches(), 2))
+    batch = next(prepared.local_batches(0))
+    rows = sent_ahead(trainer, batch) if is_ahead else sent(trainer, batch)
     found: dict[str, list[int]] = {}
     for of_rank in group.all_gather(rows):
         for row in of_rank:
@@ -107,15 +111,14 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     return found
 
 
-def sent(trainer: Trainer) -> list[Row]:
-    trainer.take_steps(2)
-    count, batch = CountCollectives(), next(trainer.prepared.local_batches(0))
+def sent(trainer: Trainer, batch: Batch) -> list[Row]:
+    count = CountCollectives()
     with count:
         trainer.step(batch)
     return count.rows()
 
 
-def sent_ahead(trainer: Trainer) -> list[Row]:
+def sent_ahead(trainer: Trainer, batch: Batch) -> list[Row]:
     """What a step sends whose lookups were done ahead: they count, and what it reads again is ``again``."""
     layout, ahead = trainer.placed.prefetch, list[Row]()
     assert isinstance(layout, LookAhead)
@@ -128,7 +131,6 @@ def sent_ahead(trainer: Trainer) -> list[Row]:
         return found
 
     layout._read_ahead = read  # type: ignore[method-assign]
-    batch = next(trainer.prepared.local_batches(0))
     with trainer.ahead(iter([batch] * 4)) as batches:
         for each in batches:
             with CountCollectives() as count:

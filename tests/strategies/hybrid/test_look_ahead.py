@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_steps import DIM, ROWS, assert_same_bits, config, trained, trainer
+from hybrid_steps import DIM, ROWS, assert_same_bits, config, prepared_trainer, trained, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_checker import FIRST, PATIENCE_S, RowChecker, schedule
@@ -183,8 +183,8 @@ def test_tables_of_every_kind_give_the_bits_of_a_serial_run(values: dict[str, An
     for pipeline in (False, True):
         torch.manual_seed(0)
         serial_values = {} if pipeline else {"lookahead": 1}
-        steps = trainer(**{"batch_size": 7, "pipeline": pipeline} | values | serial_values)
-        source = steps.prepared.endless_batches()
+        prepared, steps = prepared_trainer(**{"batch_size": 7, "pipeline": pipeline} | values | serial_values)
+        source = prepared.endless_batches()
         both.append((steps, trained(steps, [next(source) for _ in range(40)])))
     (serial, losses), (pipelined, found) = both
     assert found == losses

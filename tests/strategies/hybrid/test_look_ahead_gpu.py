@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hybrid_steps import assert_same_bits, trained, trainer
+from hybrid_steps import assert_same_bits, prepared_trainer, trained
 from torch import nn
 
 from dpexp import devices
@@ -20,8 +20,10 @@ def test_pipelined_steps_on_a_gpu_give_the_bits_of_serial_ones(model: str) -> No
     for pipeline in (False, True):
         values: dict[str, Any] = {"virtual": None, "devices": gpu, "model": model, "batch_size": 256}
         values["lookahead"] = 2 if pipeline else 1
-        steps = trainer(**values, data="random:samples=20000", pipeline=pipeline, optimizer="adagrad")
-        source = steps.prepared.endless_batches()
+        prepared, steps = prepared_trainer(
+            **values, data="random:samples=20000", pipeline=pipeline, optimizer="adagrad"
+        )
+        source = prepared.endless_batches()
         both.append((steps, trained(steps, [next(source) for _ in range(200)])))
     (serial, losses), (pipelined, found) = both
     assert found == losses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import mapped_tables
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount, is_mapped
 from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 from dpexp.verification import touched_rows
 
 
@@ -58,8 +58,7 @@ def hybrid(folder: Path | None, **values: Any) -> RunConfig:
 def trained(prepared: Prepared, steps: int = 12) -> dict[str, torch.Tensor]:
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    trainer = Trainer(prepared, placed, timer)
-    trainer.take_steps(steps)
+    prepared.trainer(placed).take_steps(islice(prepared.endless_batches(), steps))
     return {name: tensor.detach().clone() for name, tensor in placed.module.named_parameters()}
 
 
@@ -149,7 +148,7 @@ def test_run_of_a_large_table_takes_no_memory_of_its_size(folder: Path) -> None:
     trained_table = prepared.model.embedding
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    Trainer(prepared, placed, timer).take_steps(3)
+    prepared.trainer(placed).take_steps(islice(prepared.endless_batches(), 3))
     assert is_in_file(trained_table.weight, folder)  # type: ignore[union-attr, arg-type]
     assert anonymous_bytes() - before < TABLE * 32 * 4 / 2
 

@@ -17,7 +17,8 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, verify
-from dpexp.strategies.base import GradientSync, Placed
+from dpexp.strategies.gradient_sync import GradientSync
+from dpexp.strategies.placed import Placed
 from dpexp.verification.equivalence import Equivalence
 
 MODEL = f"{planted.__file__}:Net"
