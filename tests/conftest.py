@@ -32,39 +32,13 @@ OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
-    "test_hosts",
-    "test_servers",
-    "test_snapshots",
-    "test_upload",
-    "test_docs",
-    "test_store_check",
-    "test_launch",
-    "test_browser",
-    "test_uploader_process",
-    "test_properties",
-    "test_sharded_look_ahead",
-    "test_models",
-    "test_jobs",
-    "test_user_errors",
-    "test_restarts",
-    "test_run",
-    "test_step_profile",
-    "test_every_layout",
-    "test_look_ahead",
-    "test_figures",
-    "test_ui",
-    "test_ddp",
-    "test_foreign_records",
-    "test_private_files",
-    "test_cli",
-    "test_conftest",
-    "test_fsdp",
-    "test_locate",
-    "test_installed",
-    "test_progress",
-    "test_accelerator_check",
-    "test_custom",
-)
+    "test_hosts", "test_servers", "test_snapshots", "test_upload", "test_docs", "test_store_check",
+    "test_launch", "test_browser", "test_uploader_process", "test_properties", "test_sharded_look_ahead",
+    "test_models", "test_jobs", "test_user_errors", "test_restarts", "test_run", "test_step_profile",
+    "test_every_layout", "test_look_ahead", "test_figures", "test_ui", "test_ddp", "test_foreign_records",
+    "test_private_files", "test_cli", "test_conftest", "test_fsdp", "test_locate", "test_installed",
+    "test_progress", "test_accelerator_check", "test_custom",
+)  # fmt: skip
 """The test files that take longest, in this order: they run first, so that none is left at the end."""
 
 
@@ -141,6 +115,23 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DPEXP_HOME", str(home))
     monkeypatch.setenv("PET_LOG_DIR", str(tmp_path / "torchrun"))  # which torchrun makes, and leaves
     return home
+
+
+@pytest.fixture
+def runs(dpexp_home: Path) -> Path:
+    """The folder of the journals of this test's home, which the first of them makes."""
+    return dpexp_home / "runs"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small models are fastest on one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ NAMES = [
     done("place --model $user:Nested --place '*=cpu'", "layers.0"),
     bad("block --model $user:Nested --block 'layers.*' --block layers",
         "'layers.0' lies inside --block 'layers'"),
+    bad("hybrid --host embedding --host 'emb*'", "--host 'embedding' is given twice"),
     bad("hybrid --host linaer", "--host 'linaer' not found", "did you mean 'linear'?"),
     bad("place --place block1", "--place 'block1' is not NAME=DEVICE, as layers.*=cuda:0"),
     bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),

@@ -7,7 +7,6 @@ import math
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import named
@@ -24,17 +23,9 @@ from dpexp.data.dataset import Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
 from dpexp.models.registry import MODELS, parse
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = sorted(MODELS)
 SEQUENCE_MODELS = ["rnn", "transformer"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models of this size are fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def built(text: str, features: Features | None = None, seed: int = 0) -> nn.Module:

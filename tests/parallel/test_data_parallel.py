@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -53,13 +52,6 @@ def assert_same(module: nn.Module, *inputs: Any, devices: Any = None, **kwargs: 
     return found
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("batch", [1, 10, 30])
-def test_a_linear_layer_gives_the_same_outputs_and_gradients(count: int, batch: int) -> None:
-    x = torch.randn(batch, 10, dtype=DOUBLE)
-    assert assert_same(nn.Linear(10, 5).double(), x, devices=virtual(count)).shape == (batch, 5)
-
-
 def test_an_empty_batch_runs_in_every_replica() -> None:
     calls: list[Any] = []
     out = DataParallel(Call(lambda x: calls.append(current_device()[1]) or x * 2), virtual(3))(
@@ -87,20 +79,6 @@ def test_complex_parameters_and_gradients() -> None:
             return x * self.weight
 
     assert_same(Rotate(), torch.randn(7, 4, dtype=torch.cdouble))
-
-
-def test_sparse_gradients_stay_sparse() -> None:
-    table = nn.Embedding(10, 5, sparse=True).double()
-    ids = torch.randint(10, (20, 5))
-    expected = table(ids)
-    expected.sum().backward()
-    wanted = table.weight.grad.to_dense()
-    table.zero_grad()
-    found = data_parallel(table, ids, virtual(3))
-    found.sum().backward()
-    assert table.weight.grad.is_sparse
-    torch.testing.assert_close(found, expected, **EXACT)
-    torch.testing.assert_close(table.weight.grad.to_dense(), wanted, **EXACT)
 
 
 def test_several_inputs_numbers_and_keyword_arguments() -> None:
@@ -135,33 +113,12 @@ def test_only_keyword_arguments_with_an_empty_one(unused: Any) -> None:
     torch.testing.assert_close(out, layer(x), **EXACT)
 
 
-def test_fewer_chunks_than_devices_with_a_keyword_number() -> None:
-    out = DataParallel(Call(lambda x, scale: x * scale), virtual(8))(torch.ones(10, 2), scale=3.0)
-    assert torch.equal(out, torch.full((10, 2), 3.0))
-
-
 def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
     calls: list[Any] = []
     module = Call(lambda: calls.append(current_device()) or torch.ones(2))
     assert torch.equal(DataParallel(module, virtual(3))(), torch.ones(2))
     assert torch.equal(data_parallel(module, None, virtual(3)), torch.ones(2))
     assert calls == [(torch.device("cpu", 0), 0)] * 2
-
-
-def test_nested_outputs_keep_their_structure() -> None:
-    def forward(x: torch.Tensor) -> Any:
-        return [x, (x.sin(), [x + 1]), None, OrderedDict(a=x, b=[x.cos()])]
-
-    x = torch.randn(7, 2)
-    out = data_parallel(Call(forward), x, virtual(3))
-    torch.testing.assert_close(out, forward(x))
-    assert [type(part) for part in out] == [torch.Tensor, tuple, type(None), OrderedDict]
-
-
-def test_nested_inputs_are_scattered() -> None:
-    x = torch.randn(20, 3)
-    inputs = (x.cos(), (x.sin(), x), x.sin())
-    assert torch.equal(data_parallel(Call(lambda *args: args[1][0]), inputs, virtual(3)), x.sin())
 
 
 def test_an_lstm_with_hidden_state_first_in_dimension_1() -> None:
@@ -227,14 +184,6 @@ def test_double_backward() -> None:
     assert gradgradcheck(wrapped, (x,))
 
 
-def test_a_gradient_penalty_reaches_the_parameters() -> None:
-    net = nn.Linear(4, 1)
-    x = torch.ones(2, 4, requires_grad=True)
-    out = DataParallel(net, virtual(2))(x)
-    torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)[0].mean().backward()
-    assert torch.equal(net.weight.grad, torch.full((1, 4), 0.25))
-
-
 def test_strides_of_gradients_follow_the_parameters() -> None:
     net = nn.Sequential(nn.Conv2d(8, 16, 2), nn.Conv2d(16, 8, 2)).to(memory_format=torch.channels_last)
     net[1].to(memory_format=torch.contiguous_format)
@@ -276,21 +225,6 @@ def test_autocast_around_and_inside_of_the_module() -> None:
         return layer(x)
 
     assert DataParallel(Call(forward), virtual(3))(x).dtype == torch.bfloat16
-
-
-def test_an_unused_parameter_gets_no_gradient() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x)
-
-    net = Net()
-    DataParallel(net, virtual(3))(torch.zeros(6, 2)).sum().backward()
-    assert net.used.weight.grad is not None
-    assert net.unused.weight.grad is None
 
 
 @pytest.mark.parametrize("layer", [nn.Tanh, nn.Dropout, nn.RReLU])
@@ -384,16 +318,3 @@ def test_state_dict_and_parameters_are_those_of_the_module() -> None:
     restored = deepcopy(wrapped)
     x = torch.randn(4, 2)
     assert torch.equal(restored(x), wrapped(x))
-
-
-def test_a_replicas_error_reaches_the_caller_with_its_device() -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.zeros(3, 3) if current_device()[1] == 1 else x
-
-    with pytest.raises(RuntimeError, match=r"Caught RuntimeError in replica 1 on device cpu:1"):
-        DataParallel(Call(forward), virtual(3))(torch.zeros(6, 2))
-
-
-def test_an_output_that_cannot_be_gathered_is_named() -> None:
-    with pytest.raises(TypeError, match=r"output\['kind'\] is a str"):
-        DataParallel(Call(lambda x: {"x": x, "kind": "logits"}), virtual(2))(torch.zeros(4, 2))

@@ -14,7 +14,7 @@ every run tries the same ones.
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -26,18 +26,10 @@ from torch import nn
 from dpexp.devices import virtual
 from dpexp.parallel import DataParallel, chunk_sizes, data_parallel, gather, scatter
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Pair = namedtuple("Pair", "left right")
 Shape = tuple[int, ...]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are tiny: waking a second intra-op thread for them costs more than it computes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def thorough(examples: int) -> Any:
@@ -92,6 +84,8 @@ def test_scatter_then_gather_is_the_identity(data: st.DataObject, rows: int, cou
     chunks = scatter(value, virtual(count), dim)
     assert len(chunks) in (count, len(chunk_sizes(rows, count)))
     assert equal(gather(chunks, "cpu", dim), value)
+    if isinstance(value, torch.Tensor):
+        assert equal(list(chunks), list(value.chunk(count, dim)))
 
 
 @thorough(300)
@@ -134,12 +128,13 @@ class Branches(nn.Module):
 
 
 class Scale(nn.Module):
-    """A parameter in a dict, a buffer, and a frozen parameter."""
+    """A parameter in a dict, a buffer, a frozen parameter, and one that is not used."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.parameters_by_name = nn.ParameterDict({"scale": torch.randn(size)})
         self.frozen = nn.Parameter(torch.randn(size), requires_grad=False)
+        self.spare = nn.Parameter(torch.randn(size))
         self.register_buffer("shift", torch.randn(size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

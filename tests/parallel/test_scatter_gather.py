@@ -50,14 +50,6 @@ def test_a_batch_is_split_as_chunk_splits_it(batch: int, count: int, expected: l
     assert rows(scatter(torch.zeros(batch, 5), virtual(count))) == expected
 
 
-@pytest.mark.parametrize("dim", [1, -1, -2])
-def test_other_dimensions_can_be_split(dim: int) -> None:
-    x = torch.randn(3, 7, 5)
-    chunks = scatter(x, virtual(2), dim)
-    assert [chunk.shape for chunk in chunks] == [chunk.shape for chunk in x.chunk(2, dim)]
-    assert torch.equal(gather(chunks, "cpu", dim), x)
-
-
 def test_a_tensor_gives_a_tuple_and_a_container_a_list() -> None:
     x = torch.randn(4, 2)
     assert isinstance(scatter(x, virtual(2)), tuple)

@@ -18,11 +18,6 @@ from dpexp.record.record import Record
 from dpexp.report.render import run_list
 
 
-@pytest.fixture
-def runs(dpexp_home: Path) -> Path:
-    return dpexp_home / "runs"
-
-
 def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     finish(journals.complete(runs, "older", started="2026-01-01T00:00:00+00:00"))
     finish(journals.complete(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import runpy
-from collections.abc import Iterator
 
 import pytest
-import torch
 from command_lines import ROOT
 
 from dpexp.config.errors import ConfigError
@@ -22,6 +20,7 @@ from dpexp.measurement.step_profile import StepProfile
 from dpexp.models.registry import MODELS
 from dpexp.timing import Timer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
 PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
@@ -41,15 +40,6 @@ OTHER_DATA = [
     ("rnn", f"text:{__file__}"),
     ("transformer", f"text:{__file__}"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models are fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def option(strategy: str, model: str) -> tuple[str, str] | None:

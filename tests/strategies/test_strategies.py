@@ -300,45 +300,6 @@ def test_wrappers_do_not_change_the_names_of_modules() -> None:
     assert {part.name for part in parts(placed.module)} == {name for name, _ in plain.named_modules()}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options", "words"),
-    [
-        (
-            "block",
-            {"block": ["block9"]},
-            ["--block 'block9' not found", "block1, block2, block3", "did you mean"],
-        ),
-        ("block", {"block": ["block2.weight"]}, ["a parameter, not a module", "'block2'"]),
-        ("block", {"block": ["block2", "block2"]}, ["given twice"]),
-        ("hybrid", {"host": ["embeding"]}, ["--host 'embeding' not found", "did you mean 'embedding'?"]),
-        ("hybrid", {"host": ["linear"], "sparse": True}, ["--sparse", "'linear' (Linear) has no embedding"]),
-        ("hybrid", {"host": ["embedding", "emb*"]}, ["--host 'embedding' is given twice"]),
-        ("place", {"place": ["block1"]}, ["--place 'block1'", "NAME=DEVICE"]),
-        ("place", {"place": ["block9=cpu"]}, ["--place 'block9' not found"]),
-        ("place", {"place": ["block1=cpu:7"]}, ["no device 'cpu:7'", "cpu, cpu:0, cpu:1", "--virtual"]),
-        ("place", {"place": ["block1=cpu", "block*=cpu:1"]}, ["'block1' already has a device, cpu"]),
-    ],
-)
-def test_bad_names_are_refused(strategy: str, options: Any, words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        lay_out(strategy, virtual=2, options=options)
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_block_inside_another_is_refused() -> None:
-    strategy = STRATEGIES["block"](RunConfig("block", options={"block": ["layers", "layers.1"]}))
-    with pytest.raises(ConfigError, match=r"'layers\.1' lies inside --block 'layers'"):
-        strategy.prepare(Nested(), ())
-
-
-def test_the_torch_backend_refuses_devices_that_it_does_not_know() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--backend torch: .* not on cpu:0, cpu:1; --backend portable does"
-    ):
-        lay_out("whole", virtual=2, backend="torch")
-
-
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
 @pytest.mark.parametrize(("count", "is_small", "threads"), [(3, True, 2), (3, False, 6), (1, True, 6)])
 def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of_one(

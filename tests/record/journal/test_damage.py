@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +15,12 @@ from dpexp.record.figures.step_times import usual_times
 from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import Record
+from dpexp.record.record import JournalError, Record
 from dpexp.record.summary import RunSummary
 from dpexp.report import summary
 from dpexp.report.render import run_list
 
 Lines = list[bytes]
-
-
-@pytest.fixture
-def runs(dpexp_home: Path) -> Path:
-    return dpexp_home / "runs"
 
 
 def damaged(path: Path, change: Callable[[Lines], Lines]) -> Record:
@@ -77,7 +73,7 @@ def test_repeated_and_exchanged_lines_are_reported_and_change_no_value(
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=350, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_moves_a_sample(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
     original = runs / "property" / JOURNAL
     if not original.exists():
@@ -86,20 +82,27 @@ def test_no_damage_moves_a_sample(runs: Path, tmp_path: Path, data: st.DataObjec
     places = st.integers(0, len(lines) - 1)
     for _ in range(data.draw(st.integers(1, 4))):
         first, second = data.draw(places) % len(lines), data.draw(places) % len(lines)
-        what = data.draw(st.sampled_from(["drop", "double", "exchange", "flip"]))
+        what = data.draw(st.sampled_from(["drop", "double", "exchange", "flip", "noise"]))
         if what == "drop" and len(lines) > 1:
             del lines[first]
         elif what == "double":
             lines.insert(second, lines[first])
         elif what == "exchange":
             lines[first], lines[second] = lines[second], lines[first]
-        else:
+        elif what == "flip":
             lines[first] = lines[first].replace(b"seq", b"sek", 1)
-    broken = tmp_path / JOURNAL
-    broken.write_bytes(b"".join(lines))
-    if len(list(JournalReader(broken))) == 0:
+        else:
+            noise = data.draw(st.binary(min_size=1, max_size=20))
+            place = data.draw(st.integers(0, len(lines[first])))
+            lines[first] = lines[first][:place] + noise + lines[first][place + len(noise) :]
+    content, broken = b"".join(lines), tmp_path / JOURNAL
+    broken.write_bytes(content[: data.draw(st.none() | st.integers(0, len(content)))])
+    try:
+        record = fold(broken)
+    except JournalError:
+        assert len(list(JournalReader(broken))) == 0
         return
-    record = fold(broken)
+    assert json.loads(record.to_json())["run_id"] == record.run_id
     numbers = [i for i, ms in enumerate(record.steps["time_ms"]) if ms is not None]
     for key, values in record.steps.items():
         assert [(i, values[i]) for i in numbers] == [(i, whole.steps[key][i]) for i in numbers]

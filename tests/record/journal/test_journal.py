@@ -15,8 +15,6 @@ import journals
 import needs
 import pytest
 from command_lines import ROOT
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dpexp.record.figures.step_times import spread
 from dpexp.record.journal.durable import check_writable
@@ -29,11 +27,6 @@ from dpexp.record.redact import redact
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.record.runs.index import UnknownRunError, find, summaries
 from dpexp.report.render import run_list
-
-
-@pytest.fixture
-def runs(dpexp_home: Path) -> Path:
-    return dpexp_home / "runs"
 
 
 def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -151,35 +144,6 @@ def test_a_flipped_byte_loses_only_its_line_and_is_reported(runs: Path, tmp_path
         start += len(line)
 
 
-def test_steps_keep_their_numbers_after_a_lost_line(runs: Path) -> None:
-    path = journals.complete(runs, steps=75)
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[2] = lines[2].replace(b"1.0", b"1.5", 1)
-    path.write_bytes(b"".join(lines))
-    extended = [entry for entry in JournalReader(path) if "steps.loss" in entry.get("extend", {})]
-    assert [entry["from"]["steps.loss"] for entry in extended] == [25, 50]
-
-
-@given(st.data())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_damage_breaks_the_fold(runs: Path, tmp_path: Path, data: st.DataObject) -> None:
-    original = runs / "property" / JOURNAL
-    if not original.exists():
-        journals.complete(runs, "property")
-    content = bytearray(original.read_bytes())
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=20)):
-        content[place] = data.draw(st.integers(0, 255))
-    broken = tmp_path / JOURNAL
-    broken.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    try:
-        record = fold(broken)
-    except JournalError:
-        return
-    losses = fold(original).steps["loss"]
-    assert all(loss in (None, losses[step]) for step, loss in enumerate(record.steps["loss"]))
-    assert json.loads(record.to_json())["run_id"] == record.run_id
-
-
 def test_a_journal_of_a_newer_schema_is_refused_with_the_version_to_install(runs: Path) -> None:
     journal = journals.begin(runs, schema=2)
     journal.close()
@@ -224,30 +188,6 @@ def test_inf_and_nan_survive_json_and_are_counted(runs: Path) -> None:
 
 
 # --- writing -------------------------------------------------------------------------------------
-
-
-def test_a_second_writer_of_a_run_is_refused(runs: Path) -> None:
-    journal = journals.begin(runs, "once")
-    with pytest.raises(JournalError, match="has a journal already"):
-        Journal(runs, "once")
-    journal.close()
-    with pytest.raises(JournalError, match="has a journal already"):
-        Journal(runs, "once")
-
-
-def test_exactly_one_of_many_processes_creates_a_journal(runs: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from dpexp.record.journal.journal import Journal; from dpexp.record.record import JournalError\n"
-        "try:\n j = Journal(Path(sys.argv[1]), 'one'); j.set(name='mine'); j.close(); print('got it')\n"
-        "except JournalError as error: print(error)"
-    )
-    racers = [in_process(code, runs) for _ in range(6)]
-    outputs = [racer.communicate()[0] for racer in racers]
-    refused = [text for text in outputs if "got it" not in text]
-    assert len(refused) == 5
-    assert all("has a journal already" in text for text in refused), refused
-    assert fold(runs / "one" / JOURNAL).name == "mine"
 
 
 @pytest.mark.parametrize("run_id", ["../up", "a/b", "", ".", "..", "a" * 65, "a\nb", "-rf"])

@@ -62,11 +62,6 @@ VERIFICATION: dict[str, Any] = {
 """A verification with every key."""
 
 
-@pytest.fixture
-def runs(dpexp_home: Path) -> Path:
-    return dpexp_home / "runs"
-
-
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a value stands in an entry: keys and indices, of long lists the first two."""
     if place:

@@ -88,7 +88,9 @@ def test_a_damaged_journal_is_delivered_as_its_fold(home: Path, uri: str, damage
     (result,) = sync.deliver(home, [journal.folder])
     assert result.state == "delivered", result.message
     assert {kind for kind, _ in checked(home, journal.folder)} == {"journal"}
-    assert only_run(uri, damage).data.tags["dpexp.damage"]
+    data = only_run(uri, damage).data
+    assert data.tags["dpexp.damage"]
+    assert data.metrics.get("summary/missing_steps", 0) == (10 if damage == "lost" else 0)
 
 
 @pytest.mark.parametrize("damage", ["end", "line", "byte"])

@@ -384,26 +384,6 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     assert everything(uri, "late") == first
 
 
-def test_a_lost_line_does_not_renumber_other_steps(home: Path, uri: str) -> None:
-    journal = journals.complete(home / "runs", "lost", steps=100)
-    text = journal.read_bytes()
-    journal.write_bytes(text.replace(b'"steps.time_ms":[1.025', b'"steps.time_ms":[9.025', 1))
-    deliver(home, journal)
-    assert steps_of(uri, "lost") == [*range(25), *range(50, 100)]
-    data = only_run(uri, "lost").data
-    assert "line 4: its checksum differs" in data.tags["dpexp.damage"]
-    assert "25 steps are missing: 25-49" in data.tags["dpexp.damage"]
-    assert data.metrics["summary/missing_steps"] == 25
-
-
-def test_a_run_that_was_deleted_in_mlflow_is_delivered_again_on_request(home: Path, uri: str) -> None:
-    journal = journals.complete(home / "runs", "gone")
-    deliver(home, journal)
-    MlflowClient(uri).delete_run(only_run(uri, "gone").info.run_id)
-    deliver(home, journal)
-    assert steps_of(uri, "gone") == list(range(100))
-
-
 def test_two_homes_with_copies_of_a_journal_make_one_run(
     home: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

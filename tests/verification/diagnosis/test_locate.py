@@ -52,6 +52,11 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
         wrapped("", lambda module, inputs: module(inputs[:-2])),
         ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
     ),
+    "rows in another order": (
+        wrapped("", lambda module, inputs: module(inputs.flip(0))),
+        ["outputs differ by ", OUTPUT + "module 'first'"],
+    ),
+    "not finite": (wrapped("", lambda module, inputs: module(inputs) / 0), ["outputs differ by inf"]),
     "mean of means": (
         wrapped("second", weighted(mean_of_means, 3), pieces=3),
         [
