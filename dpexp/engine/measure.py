@@ -264,7 +264,7 @@ class Measurement:
         if not self._config.phase_steps:
             return
         profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
-        with observed_traffic(self.trainer.placed.module) as traffic:
+        with observed_traffic(self.trainer.placed) as traffic:
             profile.take(next(self.prepared.local_batches(0)))
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())

@@ -18,8 +18,8 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.record.record import Row
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.hybrid.mapped_tables import is_mapped
 from dpexp.strategies.placed import Placed
+from dpexp.strategies.tables import is_mapped
 from dpexp.timing import Timer
 from dpexp.training.optimizers import RunOptimizer
 from dpexp.training.trainer import Trainer

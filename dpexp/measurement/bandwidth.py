@@ -20,10 +20,8 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Row
-from dpexp.strategies.hybrid.hybrid import HostStage
-from dpexp.strategies.hybrid.lookups import named_arguments
-from dpexp.strategies.hybrid.mapped_tables import is_mapped
-from dpexp.strategies.hybrid.table_shards import Table, tables
+from dpexp.strategies.placed import Placed
+from dpexp.strategies.tables import Table, is_mapped, tables
 
 SECONDS = 0.03
 """Each probe ends after this time and ``LEAST`` samples."""
@@ -42,12 +40,12 @@ class Traffic:
 
     def add_rows(self, table: Table, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the forward of a table."""
-        ids = named_arguments(args, kwargs)["input"]
+        ids = args[0] if args else kwargs["input"]
         self.looked_up[table] += ids.numel() * row_bytes(table)
 
-    def add_copy(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        """A hook before the forward of a transfer."""
-        self.copied += sum(tensor.numel() * tensor.element_size() for tensor in tensors.walk(args))
+    def add_copy(self, _: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        """A hook after the forward of a module on the host."""
+        self.copied += sum(tensor.numel() * tensor.element_size() for tensor in tensors.walk(outputs))
 
 
 def row_bytes(table: Table) -> int:
@@ -56,14 +54,13 @@ def row_bytes(table: Table) -> int:
 
 
 @contextmanager
-def observed_traffic(module: nn.Module) -> Iterator[Traffic]:
-    """What the host stages of a placed module look up and copy in the forward inside; of others nothing."""
-    found = Traffic()
+def observed_traffic(placed: Placed) -> Iterator[Traffic]:
+    """What the modules on the host look up and copy in the forward inside; without such modules nothing."""
+    found = Traffic(device=placed.output_device)
     with ExitStack() as hooks:
-        for stage in (part for part in module.modules() if isinstance(part, HostStage)):
-            found.device = stage.transfer.device
-            hooks.enter_context(stage.transfer.register_forward_pre_hook(found.add_copy))
-            for table in tables(stage):
+        for module in dict.fromkeys(placed.host_modules):
+            hooks.enter_context(module.register_forward_hook(found.add_copy))
+            for table in tables(module):
                 hooks.enter_context(table.register_forward_pre_hook(found.add_rows, with_kwargs=True))
         yield found
 

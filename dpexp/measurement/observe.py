@@ -16,9 +16,8 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.hybrid.mapped_tables import is_mapped
-from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.placed import Placed, StepEndedError, StepObserver
+from dpexp.strategies.tables import TablePart, is_mapped
 from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
 from dpexp.training.preserve import preserved
 
@@ -89,7 +88,7 @@ def _communication(part: Part, replica: int | None, module: nn.Module, inputs: A
         counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
         gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
         return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
-    if isinstance(module, ShardedEmbedding):
+    if isinstance(module, TablePart):
         return {"asked": module.asked(torch.unique(next(tensors.walk(inputs)))).tolist()}
     if isinstance(module, nn.Embedding) and module.sparse and torch.distributed.is_initialized():
         return {"looked_up": sum(len(set(ids.flatten().tolist())) for ids in tensors.walk(inputs))}

@@ -22,10 +22,9 @@ from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.run_config import RunConfig
 from dpexp.config.spec import Spec
-from dpexp.strategies.hybrid.mapped_tables import is_mapped
-from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, placed_tables
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.shards import Shards
+from dpexp.strategies.tables import PlacedTable, is_mapped, placed_tables
 from dpexp.strategies.wrappers import named_parameters
 from dpexp.training.dynamo_stand_in import without_dynamo
 from dpexp.training.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS

@@ -23,8 +23,8 @@ from torch import nn
 from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.strategies.hooks import hooked_parameters
-from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.placed import Placed
+from dpexp.strategies.tables import Table, TablePart
 from dpexp.strategies.wrappers import parts
 from dpexp.training.preserve import preserved
 
@@ -33,8 +33,6 @@ LARGE = 1 << 20
 
 LOOKUPS = 64
 """Rows of each large table that are looked up once it is placed."""
-
-Table = nn.Embedding | nn.EmbeddingBag
 
 
 def large_tables(model: nn.Module) -> dict[str, Table]:
@@ -183,12 +181,12 @@ class Lookups:
 
 def _can_look_up(module: nn.Module) -> bool:
     plain = type(module) in (nn.Embedding, nn.EmbeddingBag) and not hasattr(module.weight, "placements")
-    return plain or isinstance(module, ShardedEmbedding)
+    return plain or isinstance(module, TablePart)
 
 
 def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     vectors: torch.Tensor
-    if isinstance(module, ShardedEmbedding):
+    if isinstance(module, TablePart):
         vectors = module.vectors(ids)
     else:
         vectors = module.weight[ids.to(module.weight.device)]

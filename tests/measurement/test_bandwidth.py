@@ -16,8 +16,7 @@ from dpexp.devices import HOST
 from dpexp.engine import measure
 from dpexp.measurement import bandwidth
 from dpexp.measurement.bandwidth import Traffic, bandwidths, link_rates, memory_rates, observed_traffic
-from dpexp.strategies.hybrid.hybrid import HostStage
-from dpexp.timing import Timer
+from dpexp.strategies.placed import Placed
 
 SHORT: dict[str, Any] = {"steps": 3, "warmup": 0, "phase_steps": 2, "check": False}
 
@@ -64,19 +63,19 @@ def test_a_probe_ends_after_its_time_and_draws_no_number_of_others(monkeypatch: 
 def test_rows_are_counted_as_often_as_they_are_looked_up() -> None:
     """Those of a bag too, of which fewer vectors come out; a table on the device is not the host's."""
     bag, table = nn.EmbeddingBag(7, 4, mode="sum"), nn.Embedding(5, 2, dtype=torch.float64)
-    on_host = nn.ModuleList([HostStage(each, torch.device("cpu", 0), Timer()) for each in (bag, table)])
     elsewhere = nn.Embedding(5, 3)
-    model = nn.ModuleList([on_host, elsewhere])
-    with observed_traffic(model) as traffic:
-        on_host[0](torch.tensor([[1, 1, 2], [3, 1, 1]]))
-        on_host[1](torch.tensor([4, 4]))
+    model, device = nn.ModuleList([bag, table, elsewhere]), torch.device("cpu", 0)
+    placed = Placed(model, HOST, device, (HOST, device), host_modules=(bag, table))
+    with observed_traffic(placed) as traffic:
+        bag(torch.tensor([[1, 1, 2], [3, 1, 1]]))
+        table(torch.tensor([4, 4]))
         elsewhere(torch.tensor([1]))
     assert dict(traffic.looked_up) == {bag: 6 * 4 * 4, table: 2 * 2 * 8}
     assert traffic.copied == 2 * 4 * 4 + 2 * 2 * 8
-    on_host[1](torch.tensor([4, 4]))
+    table(torch.tensor([4, 4]))
     assert traffic.looked_up[table] == 32, "the hooks are gone"
-    with observed_traffic(model) as traffic:
-        on_host[0](offsets=torch.tensor([0, 4]), input=torch.tensor([1, 1, 2, 3, 1, 1]))
+    with observed_traffic(placed) as traffic:
+        bag(offsets=torch.tensor([0, 4]), input=torch.tensor([1, 1, 2, 3, 1, 1]))
     assert dict(traffic.looked_up) == {bag: 6 * 4 * 4}
 
 

@@ -32,12 +32,13 @@ from dpexp.strategies.hybrid.lookups import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
-from dpexp.strategies.hybrid.table_shards import Table, check_shardable, plan_shards, tables
+from dpexp.strategies.hybrid.table_shards import check_shardable, plan_shards
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.strategies.replicas.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
+from dpexp.strategies.tables import Table, tables
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
@@ -146,11 +147,22 @@ class Hybrid(Replicating):
         prefetch = self._prefetch(on_host, device)
         used = (HOST, *(each for each in devices if each != HOST))
         if not self.group.members:
-            return Placed(model, HOST, device, used, prefetch=prefetch, timer=timer, forward_phase="")
+            return Placed(
+                model,
+                HOST,
+                device,
+                used,
+                prefetch=prefetch,
+                timer=timer,
+                forward_phase="",
+                host_modules=tuple(on_host),
+            )
         table_shards = TableShards(self.group, model)
         sync = TableSync(self.group.size, model, hosts, table_shards, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(module, HOST, device, used, sync, table_shards, prefetch, timer=timer)
+        return Placed(
+            module, HOST, device, used, sync, table_shards, prefetch, timer=timer, host_modules=tuple(on_host)
+        )
 
     def _prefetch(self, hosts: Sequence[nn.Module], device: torch.device) -> Prefetch:
         options = self.options

@@ -41,8 +41,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.devices import Copies
 from dpexp.strategies.hybrid.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
-from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, placed_tables
 from dpexp.strategies.prefetch import Prefetch
+from dpexp.strategies.tables import PlacedTable, placed_tables
 
 
 @dataclass(eq=False)

@@ -17,8 +17,9 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.devices import Copies
-from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, ShardedEmbeddingBag, placed_tables
-from dpexp.strategies.hybrid.table_shards import tables, with_own_forward
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbeddingBag
+from dpexp.strategies.hybrid.table_shards import with_own_forward
+from dpexp.strategies.tables import PlacedTable, placed_tables, tables
 
 
 class AllLookedUp(BaseException):

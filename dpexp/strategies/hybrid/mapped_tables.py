@@ -146,11 +146,6 @@ def amount(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def is_mapped(tensor: torch.Tensor) -> bool:
-    """Whether the parameter lies in a file."""
-    return getattr(tensor, "mapped", False)
-
-
 def _chunks(numbers: int) -> Iterator[tuple[int, int]]:
     """(first, end) of each chunk; a last one of less than a block belongs to the one before."""
     start = 0

@@ -29,11 +29,12 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from dpexp.devices import HOST
-from dpexp.strategies.hybrid.table_shards import Shards, Table
+from dpexp.strategies.hybrid.table_shards import Shards
+from dpexp.strategies.tables import Table, TablePart
 from dpexp.timing import Timer
 
 
-class ShardedEmbedding(nn.Module):
+class ShardedEmbedding(TablePart):
     """An ``nn.Embedding`` of which this rank has one shard; same ids, same vectors.
 
     Every rank must call it equally often, in the same order. Raises IndexError for ids that the table lacks.
@@ -60,7 +61,6 @@ class ShardedEmbedding(nn.Module):
         return functional.embedding
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:
-        """Distinct ids ``(n,)``, ascending -> vectors ``(n, dim)``, each from the ranks that have it."""
         self.check(ids)
         first, end = self.pieces(ids)
         asked = end - first
@@ -85,7 +85,6 @@ class ShardedEmbedding(nn.Module):
         )
 
     def asked(self, ids: torch.Tensor) -> torch.Tensor:
-        """How many of distinct ids, ascending, each rank is asked for."""
         first, end = self.pieces(ids)
         return end - first
 
@@ -134,14 +133,6 @@ class ShardedEmbeddingBag(ShardedEmbedding):
             include_last_offset=self.include_last_offset,
             padding_idx=padding[0][0] if padding else None,
         )
-
-
-PlacedTable = Table | ShardedEmbedding
-
-
-def placed_tables(module: nn.Module) -> list[PlacedTable]:
-    """The embedding tables in a module, and the shards in place of some."""
-    return [part for part in module.modules() if isinstance(part, PlacedTable)]
 
 
 class _AllToAll(torch.autograd.Function):

@@ -52,7 +52,8 @@ from dpexp.strategies.hybrid.exchanged_lookups import (
 )
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads, Step
 from dpexp.strategies.hybrid.lookups import Gradients, Lookup, named_arguments
-from dpexp.strategies.hybrid.sharded_embedding import PlacedTable, ShardedEmbedding
+from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.tables import PlacedTable
 
 
 class ShardedLookAhead(LookAhead):

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-
-Table = nn.Embedding | nn.EmbeddingBag
+from dpexp.strategies.tables import Table, tables
 
 UNEVEN = 1.1
 """The most bytes that whole tables may give to a rank, as a multiple of an even share of all tables."""
@@ -93,11 +92,6 @@ def _split(count: int, ranks: int) -> list[range]:
     """``range(count)`` in one piece for each rank, as ``Tensor.chunk`` splits; the last may be empty."""
     size = -(-count // ranks)
     return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
-
-
-def tables(module: nn.Module) -> list[Table]:
-    """The embedding tables in a module."""
-    return [part for part in module.modules() if isinstance(part, Table)]
 
 
 def with_own_forward(tables: Iterable[Table]) -> list[Table]:

@@ -17,7 +17,8 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import Prepared, prepare, prepare_ranks
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import mapped_tables
-from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount, is_mapped
+from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount
+from dpexp.strategies.tables import is_mapped
 from dpexp.timing import Timer
 from dpexp.verification import touched_rows
 
