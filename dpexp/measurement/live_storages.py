@@ -79,6 +79,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The operators, other than copies and views, for which there is no formula."""
         self.is_complete = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: else the first operator imports ``torch._dynamo``, which takes 0.7 s."""
+        return False
+
     def __enter__(self) -> "LiveStorages":
         hooks: Any = nn.modules.module
         self._hooks.callback(hooks.register_module_forward_pre_hook(self._enter).remove)

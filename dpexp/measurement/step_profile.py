@@ -19,7 +19,6 @@ from dpexp.measurement.observe import device_map, device_of, is_compiled, optimi
 from dpexp.record.record import Row
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.strategies.wrappers import named_buffers, named_parameters, parts
-from dpexp.training.dynamo_stand_in import without_dynamo
 from dpexp.training.trainer import Trainer
 
 Bytes = Counter[str]
@@ -59,7 +58,7 @@ class StepProfile(StepObserver):
         given += tensors.walk((batch.inputs, batch.targets))
         try:
             observed = LiveStorages(given, output, len(self._placed.devices) == 1)
-            with without_dynamo(), observed as self._live:
+            with observed as self._live:
                 self._trainer.step(batch, self)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note, self._live = f"not observed: {describe(error)}", None

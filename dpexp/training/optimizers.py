@@ -26,7 +26,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.strategies.shards import Shards
 from dpexp.strategies.tables import PlacedTable, is_mapped, placed_tables
 from dpexp.strategies.wrappers import named_parameters
-from dpexp.training.dynamo_stand_in import without_dynamo
+from dpexp.training.eager_optimizers import eager
 from dpexp.training.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE, OPTIMIZERS
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -74,7 +74,7 @@ class Optimizers:
             self._step()
 
     def _step(self) -> None:
-        with self._prefetch.writing(), without_dynamo():
+        with self._prefetch.writing():
             for member in self.members:
                 member.step()
 
@@ -128,9 +128,7 @@ def make_optimizers(factory: Factory | RunOptimizer, placed: Placed) -> Optimize
     if isinstance(factory, RunOptimizer):
         return factory.of(placed)
     trained = [each for each in placed.module.parameters() if each.requires_grad]
-    with without_dynamo():
-        made = factory(trained)
-    return Optimizers([made], placed)
+    return Optimizers([factory(trained)], placed)
 
 
 def check_optimizer(config: RunConfig, model: nn.Module) -> None:
@@ -180,8 +178,7 @@ def _check_other_rows(parsed: Spec, config: RunConfig, where: str) -> None:
         gradient = torch.zeros(3, 2)
         gradient[row] = 1.0
         table.grad = gradient.to_sparse(1)
-        with without_dynamo():
-            optimizer.step()
+        optimizer.step()
         if any(not torch.equal(before[other], table[other]) for other in {0, 1, 2} - {row}):
             raise ConfigError(
                 f"{where} changes rows of a table that have no gradient, and --pipeline has looked them up: "
@@ -204,8 +201,7 @@ def _try(parsed: Spec, config: RunConfig, gradient: torch.Tensor, where: str) ->
     parameter.grad = gradient
     (optimizer,) = _made(parsed, [parameter], config.lr)
     try:
-        with without_dynamo():
-            optimizer.step()
+        optimizer.step()
     except Exception as error:
         raise ConfigError(f"{where}: {describe(error)}") from error
     return optimizer
@@ -250,9 +246,10 @@ def _made(parsed: Spec, parameters: list[nn.Parameter], lr: float) -> list[torch
         checks.disable()  # it is the default, but torch warns in Adagrad's step until somebody says so
     where = f"--optimizer {parsed.text}"
     factory = spec.load(parsed, where)
+    if parsed.name:
+        factory = eager(factory)
     first = next(iter(inspect.signature(factory).parameters), "params")
-    with without_dynamo():
-        made = spec.call(factory, parsed, where, {first: parameters, "lr": lr})
+    made = spec.call(factory, parsed, where, {first: parameters, "lr": lr})
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{where}: {parsed.factory} returned {type(made).__name__}, not an Optimizer")
     return [made]

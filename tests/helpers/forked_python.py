@@ -47,7 +47,7 @@ PRELOADED = (
     "PIL.PngImagePlugin",
     "rich.emoji",
     "shellingham",
-    "torch._dynamo",  # by the first optimizer
+    "torch._dynamo",  # by the first optimizer of PyTorch itself
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.fsdp",
     "torch.distributed.launcher.api",
