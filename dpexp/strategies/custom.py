@@ -37,7 +37,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.dtensor_shards import DTensorShards
+from dpexp.strategies.ranks.shards import DTensorShards
 from dpexp.strategies.wrappers import Wrapper, named_parameters
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer

@@ -34,7 +34,7 @@ from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.ranks.shards import Shards
 from dpexp.timing import Timer
 
 Loss = Callable[[Any, Any], torch.Tensor]

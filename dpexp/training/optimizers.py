@@ -23,7 +23,7 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.run_config import RunConfig
 from dpexp.config.spec import Spec
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.ranks.shards import Shards
 from dpexp.strategies.tables import PlacedTable, is_mapped, placed_tables
 from dpexp.strategies.wrappers import named_parameters
 from dpexp.training.eager_optimizers import eager

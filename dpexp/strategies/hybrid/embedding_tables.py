@@ -15,7 +15,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
 from dpexp.strategies.hybrid.table_shards import Shard
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.ranks.shards import Shards
 from dpexp.strategies.tables import Table
 from dpexp.strategies.wrappers import named_parameters, parts
 from dpexp.timing import Timer

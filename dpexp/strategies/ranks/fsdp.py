@@ -23,7 +23,7 @@ from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.dtensor_shards import DTensorShards
+from dpexp.strategies.ranks.shards import DTensorShards
 from dpexp.strategies.submodules import matching
 from dpexp.timing import Timer
 
