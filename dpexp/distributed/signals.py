@@ -6,11 +6,13 @@ ending     every signal is only counted
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from dpexp.config.errors import Terminated
+from dpexp.config.errors import Terminated, describe
 
 __all__ = ["SignalHandler", "Terminated"]
 
@@ -67,6 +69,26 @@ class SignalHandler:
         if self.requested:
             self.terminate()
 
+    def error_of(self, work: Callable[[], None]) -> BaseException | None:
+        """Do the work, until no signal can raise. Returns what ended it early, which may be anything.
+
+        A process that the work forked, and that comes back here, ends: the run belongs to its parent.
+        """
+        try:
+            try:
+                self.release()
+                work()
+                self.hold()
+            except BaseException as raised:
+                self.hold()
+                if os.getpid() != self._process:
+                    _leave_forked_child(raised)
+                return raised
+        except BaseException as raised:  # a signal before ``hold``
+            self.hold()
+            return raised
+        return None
+
     def _handle(self, number: int, frame: object) -> None:
         if os.getpid() != self._process:
             _by_default(number)
@@ -95,3 +117,10 @@ def _by_default(number: int) -> None:
         raise KeyboardInterrupt
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _leave_forked_child(error: BaseException) -> NoReturn:
+    if isinstance(error, SystemExit):
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+    print(f"error: in a process that was forked in the run: {describe(error)}", file=sys.stderr, flush=True)
+    os._exit(1)

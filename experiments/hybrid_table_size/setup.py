@@ -23,7 +23,7 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record, now
-from dpexp.run import PARENT
+from dpexp.record.runs.begin import PARENT
 
 WIDTH = 64
 

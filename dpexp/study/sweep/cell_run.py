@@ -14,9 +14,9 @@ from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.begin import PARENT
 from dpexp.record.runs.index import folders
 from dpexp.report.sections import command
-from dpexp.run import PARENT
 from dpexp.study.experiment.experiment import RECORDS, Experiment
 from dpexp.study.experiment.records import PlannedRun
 from dpexp.study.sweep.child_run import ChildRun, run_command, run_in_child

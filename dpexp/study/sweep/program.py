@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpexp.engine.facts.environment import environment, torch_environment
 from dpexp.record.record import Record, new_run_id, now
-from dpexp.run import PARENT
+from dpexp.record.runs.begin import PARENT
 
 
 def program_record(

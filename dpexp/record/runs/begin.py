@@ -1,0 +1,29 @@
+"""Begin: the journal of a run that starts or resumes, with its description as the first lines."""
+
+import os
+from pathlib import Path
+
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Row, new_run_id
+from dpexp.record.runs.origin import sign
+
+PARENT = "DPEXP_PARENT"
+"""The environment variable with the run id of the sweep that a run belongs to."""
+
+
+def begin(home: Path, run_id: str, facts: Row, *, resumes: bool) -> Journal:
+    """The journal with these facts: a new one, under a new id where it has none, or that of the run.
+
+    Raises JournalError where it cannot be written.
+    """
+    runs = home / "runs"
+    if resumes and (runs / run_id).exists():
+        journal = Journal.reopen(runs / run_id)
+        changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}
+        journal.set(changed, ended=None, error=None)
+    else:
+        journal = Journal(runs, run_id or new_run_id())
+        journal.set(facts, parent=os.environ.get(PARENT, ""))
+    journal.set(origin=sign(home, journal.folder.name, facts["config"]))
+    journal.flush()
+    return journal
