@@ -1,0 +1,56 @@
+"""docs/extending.md: each of its examples is added to a copy of dpexp, and works there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import launching
+import pytest
+from command_lines import ROOT
+from printed import Block, text
+
+PAGE = "docs/extending.md"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the package and its scripts, to add files to."""
+    folder = tmp_path / "copy"
+    for name in ("dpexp", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def add(section: str, checkout: Path) -> list[str]:
+    """Write the files that a section of the page prints, which begin with their path; returns the paths."""
+    (printed,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text(PAGE), re.DOTALL | re.MULTILINE)
+    added = []
+    for block in (Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", printed, re.S | re.M)):
+        path = re.match(r"# (dpexp/[\w/]+\.py)\n", block.text)
+        if path:
+            assert not (checkout / path[1]).exists(), f"{path[1]} is not a new file"
+            (checkout / path[1]).write_text(block.text)
+            added.append(path[1])
+    return added
+
+
+def run(checkout: Path, *words: str) -> str:
+    """What ``scripts/run.py`` of the copy prints to stdout."""
+    done = launching.wait(launching.start(str(checkout / "scripts" / "run.py"), *words, folder=checkout))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_strategy_is_two_files(checkout: Path, dpexp_home: Path) -> None:
+    assert add("A strategy", checkout) == ["dpexp/config/strategies/halves.py", "dpexp/strategies/halves.py"]
+    record = json.loads(run(checkout, "halves", "--virtual", "2", "--no-track", "--json"))
+    assert (record["strategy"], record["execution"], record["status"]) == ("halves", "virtual", "finished")
+    assert record["verification"]["passed"]
+    on = {row["module"]: row["device"] for row in record["device_map"]}
+    assert on == {"block1": "cpu:0", "block2": "cpu:1", "block3": "cpu:1"}
+    assert "The first submodules on one device, the others on another." in run(checkout, "--help")
+    assert "--first" in run(checkout, "halves", "--help")
