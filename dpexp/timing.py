@@ -41,10 +41,13 @@ class Timer:
         self._lock = threading.Lock()  # phases may end in several threads
         self._at_end: list[Callable[[], None]] = []
         self._anchors: dict[torch.device, tuple[Any, float]] = {}
+        self._names: list[str] | None = None
 
     def phase(self, name: str, device: torch.device = devices.HOST) -> AbstractContextManager[None]:
         """``with timer.phase("scatter"):`` a part of the step; may nest and repeat."""
-        return self._phase(name, device) if self.is_recording else _NOTHING
+        if self.is_recording:
+            return self._phase(name, device)
+        return _NOTHING if self._names is None else _listed(name, self._names)
 
     def replica(self, name: str, replica: int, device: torch.device) -> AbstractContextManager[None]:
         """The part of phase ``name`` of one replica on its device; called in the replica's thread."""
@@ -72,6 +75,15 @@ class Timer:
         self._at_end = []
         for name, ms in self._step_ms.items():
             self.phases.setdefault(name, []).append(ms)
+
+    @contextmanager
+    def names(self) -> Iterator[list[str]]:
+        """Time nothing inside: the list has the names of the phases that run, the innermost last."""
+        self._names = found = list[str]()
+        try:
+            yield found
+        finally:
+            self._names = None
 
     @property
     def first_step_s(self) -> float:
@@ -147,6 +159,15 @@ class Timer:
                 "end_us": round(end, 3),
             }
         )
+
+
+@contextmanager
+def _listed(name: str, names: list[str]) -> Iterator[None]:
+    names.append(name)
+    try:
+        yield
+    finally:
+        names.pop()
 
 
 def _event() -> torch.cuda.Event:

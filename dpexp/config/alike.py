@@ -3,6 +3,8 @@
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from dpexp.config.ranges import range_or_list
+
 Content = TypeVar("Content", bound=Hashable)
 
 
@@ -29,9 +31,7 @@ def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...
     first = several[0]
     if len(several) == 1:
         return first
-    indices = sorted({int(parts[position]) for parts in several})
-    is_range = indices[-1] - indices[0] + 1 == len(indices)
-    text = f"{indices[0]}-{indices[-1]}" if is_range else ",".join(map(str, indices))
+    text = range_or_list(sorted({int(parts[position]) for parts in several}), ",")
     return (*first[:position], text, *first[position + 1 :])
 
 

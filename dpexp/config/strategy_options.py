@@ -32,11 +32,13 @@ class StrategyOptions:
 
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
+    ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
     strategy: ClassVar[Entry]
     emulated: ClassVar[int] = 0
     mixes_kinds: ClassVar[bool] = False
+    copies_to_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate(self)

@@ -241,10 +241,10 @@ class Measurement:
             self.journal.set(device_map=pack(rows))
 
     def count_collectives(self) -> None:
-        """Count what the ranks of a user's layout send in a further step; of others a report knows it."""
-        if not (self._group.members and self.trainer.placed.is_opaque):
+        """Count what the ranks send in a further step."""
+        if not self._group.members:
             return
-        with CountCollectives() as count:
+        with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
             self.trainer.step(next(self.prepared.local_batches(0)))
         by_rank = self._group.all_gather(count.rows())
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]

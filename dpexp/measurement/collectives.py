@@ -1,13 +1,18 @@
 """Collectives: the bytes that ranks send in what runs inside, as ``torch.distributed`` is asked for them.
 
 The dispatcher shows every collective of a process group: those of DTensor, FSDP2, DistributedDataParallel's
-reducer and a user's own. What a collective sends is that of a ring, as in ``dpexp.report``'s communication:
+reducer and a user's own. What a collective sends is that of a ring, the bus bytes of nccl-tests, so that it
+compares with copies::
 
-    all-reduce 2 (n - 1) / n of the tensor    all-gather, reduce-scatter (n - 1) / n of the full tensor
-    broadcast, reduce, gather, scatter, all-to-all (n - 1) / n    send all of it
+    all-reduce                                each rank sends 2 (n - 1) / n of the tensor
+    all-gather, reduce-scatter                each rank sends (n - 1) / n of the full tensor
+    all-to-all                                each rank sends the pieces for others
+    reduce, gather, scatter                   each rank sends (n - 1) / n of the tensor
+    broadcast                                 each rank but the last one, before the root, passes it on
+    send                                      all of it
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,11 +42,15 @@ WHAT: Mapping[str, tuple[str, int]] = {
 
 
 class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what this rank sends in a step: ``sent`` has bytes by (collective, since backward began)."""
+    """Counts what this rank sends, by collective, phase and receiving rank.
 
-    def __init__(self) -> None:
+    ``phases`` are the names of those that run, the innermost last: see ``Timer.names``.
+    """
+
+    def __init__(self, phases: Sequence[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sent: dict[tuple[str, bool], float] = {}
+        self._phases = phases
+        self._sent: dict[tuple[str, str, bool, int | None], float] = {}
         self._is_backward = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,20 +64,24 @@ class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _count(self, what: str, times: int, args: Any) -> None:
-        size = _group_size(args)
+        group = _group(args)
         if any(tensor.is_sparse for tensor in tensors.walk(args)):  # gloo gathers the rows of all ranks
             what, times = "all-gather", 1
-        share = 1.0 if what == "send" else times * (size - 1) / size
-        if what == "all-to-all":
-            share = _share_for_others(args) or share
-        key = what, self._is_backward
-        self.sent[key] = self.sent.get(key, 0.0) + share * _payload(what, size, args)
+        payload = _payload(what, group.size(), args)
+        shares = _shares(group, args) if what == "all-to-all" else {}
+        shares = shares or {None: _share(what, times, group, args)}
+        outermost = "backward" if self._is_backward else "forward"
+        phase = self._phases[-1] if self._phases else outermost
+        for rank, share in shares.items():
+            key = what, phase, self._is_backward, rank
+            self._sent[key] = self._sent.get(key, 0.0) + share * payload
 
     def rows(self) -> list[Row]:
-        """``{what, backward, bytes}`` of each kind."""
+        """``{what, phase, backward, bytes}`` of each kind; ``to`` is the rank that gets a piece for it."""
         return [
-            {"what": what, "backward": backward, "bytes": round(count)}
-            for (what, backward), count in self.sent.items()
+            {"what": what, "phase": phase, "backward": backward, "bytes": round(count)}
+            | ({} if rank is None else {"to": rank})
+            for (what, phase, backward, rank), count in self._sent.items()
         ]
 
 
@@ -80,24 +93,35 @@ def _payload(what: str, size: int, args: Any) -> int:
     return counts[-1] if what == "all-to-all" else max(counts, default=0)  # its input comes last
 
 
-def _share_for_others(args: Any) -> float:
-    """The share of an all-to-all with pieces of several sizes that is for other ranks; 0 of one without."""
+def _share(what: str, times: int, group: Any, args: Any) -> float:
+    """The share of the payload that this rank sends."""
+    if what == "send":
+        return 1.0
+    if what == "broadcast":
+        root = next((arg for arg in args if type(arg) is int), 0)
+        return float((group.rank() + 1) % group.size() != root)
+    return float(times * (group.size() - 1) / group.size())
+
+
+def _shares(group: Any, args: Any) -> dict[int | None, float]:
+    """{rank: share} of an all-to-all of pieces of several sizes; {None: share} among a part of the ranks."""
     splits = [value for value in args if isinstance(value, list) and value and isinstance(value[0], int)]
     if not splits or not sum(splits[-1]):
-        return 0.0
-    own: int = splits[-1][distributed.get_rank()]
-    return 1 - own / sum(splits[-1])
+        return {}
+    shares: dict[int | None, float] = {rank: each / sum(splits[-1]) for rank, each in enumerate(splits[-1])}
+    own = shares.pop(group.rank())
+    return shares if group.size() == distributed.get_world_size() else {None: 1 - own}
 
 
-def _group_size(args: Any) -> int:
-    """The size of the process group among the arguments: the group itself, or its name."""
+def _group(args: Any) -> Any:
+    """The process group among the arguments, itself or by its name; else that of all ranks."""
     from torch.distributed import distributed_c10d
 
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     for arg in args:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            return int(distributed.ProcessGroup.unbox(arg).size())
+            return distributed.ProcessGroup.unbox(arg)
         with suppress(RuntimeError, ValueError, LookupError):  # another text, as ``sum``
             if isinstance(arg, str):
-                return int(resolve(arg).size())
-    return distributed.get_world_size()
+                return resolve(arg)
+    return distributed.group.WORLD

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
+from dpexp.config.ranges import range_or_list
 from dpexp.record.record import Record, Row
 
 Shape = list[int]
@@ -58,11 +59,7 @@ class Batches:
     @property
     def name(self) -> str:
         """``batches 0-2``, ``batch 3``."""
-        first, last = self.numbers[0], self.numbers[-1]
-        if first == last:
-            return f"batch {first}"
-        contiguous = last - first + 1 == len(self.numbers)
-        return f"batches {first}-{last}" if contiguous else "batches " + ", ".join(map(str, self.numbers))
+        return f"batch{'es' * (len(self.numbers) > 1)} {range_or_list(self.numbers)}"
 
 
 def batches(record: Record) -> list[Batches]:

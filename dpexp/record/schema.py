@@ -118,6 +118,7 @@ _ROUNDING: Kind = {
     "compile?": MAYBE_FLAG,
 }
 _SAMPLES: Kind = {"*": [MAYBE_NUMBER]}
+_COLLECTIVE: Kind = {"rank": INT, "what": TEXT, "phase?": TEXT, "backward": FLAG, "to?": INT, "bytes": INT}
 RECORD: Kind = {
     "schema": INT,
     **dict.fromkeys(("run_id", "name", "experiment", "strategy", "execution", "status"), TEXT),
@@ -138,7 +139,7 @@ RECORD: Kind = {
     "work": _WORK,
     "verification": _VERIFICATION,
     "digest": {"*": MAYBE_TEXT},
-    "summary": {"collectives?": [{"rank": INT, "what": TEXT, "backward": FLAG, "bytes": INT}]},
+    "summary": {"collectives?": [_COLLECTIVE]},
     "damage": [TEXT],
 }
 _ERROR: Kind = {"type?": TEXT, "message?": TEXT, "traceback?": MAYBE_TEXT}

@@ -75,9 +75,8 @@ def whole(
         record.shapes.append(shape_row(batch, "", [[rows, width[0]]], [[rows, width[1]]], devices[0]))
         for name in sorted({"", *names}):
             for index, size in enumerate(chunks(rows, count)):
-                record.shapes.append(
-                    shape_row(batch, name, [[size, width[0]]], [[size, width[1]]], devices[index], index)
-                )
+                row = shape_row(batch, name, [[size, width[0]]], [[size, width[1]]], devices[index], index)
+                record.shapes.append(row | ({} if name else {"bytes": replica_bytes(size, width)}))
     measure(record, sum(phases.values()) if step_ms is None else step_ms, steps, batches)
     time_phases(record, phases, devices[: len(chunks(batches[0], count))], replica_share)
     record.verification = {
@@ -125,7 +124,8 @@ def hybrid(
         record.shapes += [
             shape_row(batch, "", inputs, [[size, dim]], "cpu"),
             shape_row(batch, "embedding", inputs, [[size, dim]], "cpu"),
-            shape_row(batch, "embedding.transfer", [[size, dim]], [[size, dim]], device),
+            shape_row(batch, "embedding.transfer", [[size, dim]], [[size, dim]], device)
+            | {"moved": {"cpu": 4 * size * dim}, "moved_back": {"cpu": 4 * size * dim}},
             shape_row(batch, "linear", [[size, dim]], [[size, dim]], device),
         ]
     default = {
@@ -215,6 +215,17 @@ def shape_row(
         "device": device,
         "inputs": inputs,
         "outputs": outputs,
+    }
+
+
+def replica_bytes(rows: int, width: tuple[int, int]) -> dict[str, int]:
+    """Bytes of a replica's inputs, outputs and their gradients, float32; a model's inputs have none."""
+    outputs = 4 * rows * width[1]
+    return {
+        "inputs": 4 * rows * width[0],
+        "outputs": outputs,
+        "output_gradients": outputs,
+        "input_gradients": 0,
     }
 
 

@@ -16,3 +16,4 @@ class FunctionalOptions(DataParallelOptions):
         examples=("--virtual 3", "--virtual 2 --model mlp --data digits"),
         order=40,
     )
+    copies_to_all = True

@@ -1,10 +1,10 @@
 """Fold: a journal, complete or not, becomes the Record of what it holds."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 
+from dpexp.config.ranges import ranges
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.journal.kept import keep, lost_bytes
@@ -57,17 +57,6 @@ def _without_entries(reader: JournalReader, record: Record) -> str:
     if reader.lines:
         return "every line is damaged: this is not a journal of dpexp"
     return f"its first line is incomplete ({record.damage[0]})" if record.damage else "it is empty"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-24, 30``: ascending numbers, consecutive ones joined."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def finish(journal: Path) -> Record:

@@ -1,8 +1,8 @@
-"""Communication: the bytes that a training step moves between devices, forward and backward, in closed form.
+"""Communication: the bytes that a training step moves between devices, forward and backward.
 
 What counts is defined in docs/definitions.md: payload that leaves one device for another in a step of the
-largest batch. Between the devices of a process these are copies (copies.py), between ranks collectives
-(collectives.py), which count as a ring does them::
+largest batch. Between the devices of a process these are copies (copies.py), of bytes that the run observed.
+What ranks send each other was counted in a step. Both are known of a Record that has these bytes::
 
     strategy         forward                               backward
     whole, block     scatter, replicate, gather            gather, replicate (sums), scatter of gradients
@@ -15,9 +15,8 @@ largest batch. Between the devices of a process these are copies (copies.py), be
 from collections.abc import Iterator
 
 from dpexp.record.batches import Batches, batches
-from dpexp.record.record import Record
-from dpexp.record.traffic.collectives import between_ranks
-from dpexp.record.traffic.copies import between_devices
+from dpexp.record.record import Record, Row
+from dpexp.record.traffic.copies import between_replicas, replicated_calls, transfers
 from dpexp.record.traffic.move import Move
 
 TRANSFER = "embedding.transfer"
@@ -25,23 +24,36 @@ TRANSFER = "embedding.transfer"
 
 
 def moves(record: Record, group: Batches | None = None) -> list[Move]:
-    """What a step of these batches moves, by default of the largest; nothing if no model was placed."""
-    if record.config.get("layout"):
-        return list(_counted(record))
-    group = group or max(batches(record), key=lambda group: group.rows, default=Batches([], []))
-    trains = not record.config.get("eval")
-    if record.devices.get("ranks"):
-        found = list(between_ranks(record, group, trains))
-    else:
-        found = [move for move in between_devices(record, group, trains) if move.source != move.target]
-    return [move for move in found if move.bytes > 0]
+    """What a step of these batches moves, by default of the largest; nothing where that is not known.
+
+    Between ranks it is known of batches as large as the largest.
+    """
+    if not is_known(record):
+        return []
+    largest = max(batches(record), key=lambda group: group.rows)
+    group, trains = group or largest, not record.config.get("eval")
+    found = list(transfers(record, group, trains))
+    if not record.devices.get("ranks"):
+        found += between_replicas(record, group, trains)
+    elif group.rows == largest.rows:
+        found += _between_ranks(record)
+    return [move for move in found if move.source != move.target and move.bytes > 0]
 
 
 def is_known(record: Record) -> bool:
-    """Whether ``moves`` is complete: what the layout of a user moves is counted between ranks only."""
-    if record.config.get("layout"):
+    """Whether the Record says what a step moves.
+
+    Older ones do not have the bytes; and of the layout of a user what moves is counted between ranks only.
+    """
+    if not (record.device_map and record.shapes):
+        return False
+    if record.devices.get("ranks"):
         return "collectives" in record.summary
-    return bool(record.device_map and record.shapes)
+    if record.config.get("layout"):
+        return False
+    replicated = [call for group in batches(record) for call in replicated_calls(group)]
+    has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")
+    return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
 
 
 def totals(record: Record) -> dict[str, int] | None:
@@ -62,10 +74,18 @@ def by_phase(record: Record, group: Batches | None = None) -> dict[str, int]:
     return found
 
 
-def _counted(record: Record) -> Iterator[Move]:
-    """The collectives that were counted in a step of a user's layout; between which ranks is not recorded."""
-    ring = [rank["device"] for rank in record.devices.get("ranks") or []]
-    for row in record.summary.get("collectives") or []:
-        if row["rank"] < len(ring):
-            target, phase = ring[(row["rank"] + 1) % len(ring)], "backward" if row["backward"] else "forward"
-            yield Move(row["what"], phase, ring[row["rank"]], target, row["bytes"], row["backward"])
+def _between_ranks(record: Record) -> Iterator[Move]:
+    """The collectives that were counted: pieces to their rank, of others all to the next one of a ring."""
+    ring = [rank["device"] for rank in record.devices["ranks"]]
+    for row in record.summary["collectives"]:
+        target = row.get("to", (row["rank"] + 1) % len(ring))
+        if row["rank"] < len(ring) and target < len(ring):
+            ends = ring[row["rank"]], ring[target]
+            yield Move(row["what"], _phase(row, record), *ends, row["bytes"], row["backward"])
+
+
+def _phase(row: Row, record: Record) -> str:
+    """The phase of a collective; DistributedDataParallel times its all-reduce inside backward by itself."""
+    phase: str = row.get("phase", "backward" if row["backward"] else "forward")
+    is_reduced_by_ddp = (row["what"], phase) == ("all-reduce", "backward") and "allreduce" in record.phases
+    return "allreduce" if is_reduced_by_ddp else phase

@@ -1,11 +1,8 @@
-"""Move: bytes that one device sends another, and what they are computed from."""
+"""Move: bytes that one device sends another."""
 
 from dataclasses import dataclass
 
 from dpexp.record.record import Row
-
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-ID_BYTES = 8
 
 
 @dataclass(frozen=True)

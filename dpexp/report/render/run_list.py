@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 
 from rich.cells import cell_len, set_cell_size
 
+from dpexp.config.ranges import consecutive, span
 from dpexp.record.summary import RunSummary
 from dpexp.report import units
 
@@ -143,16 +144,20 @@ def _status(summary: RunSummary) -> str:
 
 def device_ranges(names: Sequence[str]) -> str:
     """``cpu, cuda:0-3``: consecutive indices of one kind are joined."""
+    found: list[str] = []
+    for (kind, is_numbered), several in groupby(names, _kind):
+        if is_numbered:
+            indices = (int(name.rpartition(":")[2]) for name in several)
+            found += [f"{kind}:{span(run)}" for run in consecutive(indices)]
+        else:
+            found += several
+    return ", ".join(found)
 
-    def offset(place: tuple[int, str]) -> tuple[str, int]:
-        """Equal for neighbours with consecutive indices."""
-        position, name = place
-        kind, _, index = name.partition(":")
-        return (kind, int(index) - position) if index.isdecimal() else (name, position)
 
-    groups = [[name for _, name in group] for _, group in groupby(enumerate(names), offset)]
-    ends = (f"-{group[-1].partition(':')[2]}" if len(group) > 1 else "" for group in groups)
-    return ", ".join(group[0] + end for group, end in zip(groups, ends, strict=True))
+def _kind(device: str) -> tuple[str, bool]:
+    """The kind of a device, and whether its name has an index."""
+    kind, _, index = device.partition(":")
+    return kind, index.isdecimal()
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from dpexp.config.ranges import consecutive, span
+
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
 
@@ -148,11 +150,5 @@ def _origins(found: torch.Tensor, expected: torch.Tensor, limit: float) -> list[
 
 def _spans(rows: Sequence[int]) -> list[str]:
     """``[15, 16, 17, 0, 1]`` -> ``15 to 17``, ``0 to 1``; at most four of them."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and row == runs[-1][-1] + 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    texts = [span(run, " to ") for run in consecutive(rows)]
     return texts[:4] + ["…"] * (len(texts) > 4)

@@ -350,6 +350,7 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     [
         (["cpu"], "cpu"),
         (["cpu", "cpu:0"], "cpu, cpu:0"),
+        (["cpu", "cpu:0", "cpu:1"], "cpu, cpu:0-1"),
         (["cuda:0", "cuda:1", "cuda:2", "cuda:5"], "cuda:0-2, cuda:5"),
         (["cuda:0", "cuda:0"], "cuda:0, cuda:0"),
     ],

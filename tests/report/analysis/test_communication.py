@@ -12,6 +12,7 @@ from command_lines import HELPERS
 from in_ranks import in_ranks
 from record_factory import hybrid, whole
 from torch import distributed, nn
+from traffic_formulas import between_ranks
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig
@@ -21,14 +22,14 @@ from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
+from dpexp.record.batches import batches
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.communication import is_known, moves, totals
+from dpexp.record.traffic.communication import by_phase, is_known, moves, totals
 from dpexp.report import units
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 
-RANKS = 3
 RANK_CASES = {
     "ddp": {"strategy": "ddp"},
     "ddp unused": {"strategy": "ddp", "find_unused": True},
@@ -56,8 +57,7 @@ RANK_CASES = {
     "tensor parallel": {
         "strategy": "custom",
         "layout": f"{HELPERS / 'layouts.py'}:tensor_parallel",
-        "mesh": "tp=3",
-        "model": "blocks:hidden=21",
+        "model": "blocks:hidden=42",
     },
 }
 SHAPE = {"model": f"{__file__}:Counted", "batch_size": 10, "data": "random:samples=20", "devices": "cpu"}
@@ -84,36 +84,52 @@ class Counted(nn.Module):
 
 
 def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
-    """What the third step of a run sends over all ranks: {what: [counted, of the Record]}."""
-    config = RunConfig.from_dict(SHAPE | RANK_CASES[case])
-    if "mesh" in RANK_CASES[case]:
-        assert isinstance(config.options, RankOptions)
+    """What the third step of a run sends over all ranks: {what and phase: [counted, by the formula]}."""
+    mesh = {"mesh": f"tp={group.size}"} if case == "tensor parallel" else {}
+    config = RunConfig.from_dict(SHAPE | RANK_CASES[case] | mesh)
+    assert isinstance(config.options, RankOptions)
+    if mesh:
         group = TorchProcessGroup(config.options.mesh_of(group.size))
     prepared = prepare(config, group=group)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     observations = Observations(prepared, placed)
     record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
     record.device_map, record.shapes = observations.device_map(), observations.shapes()
-    trainer, is_ahead = prepared.trainer(placed), isinstance(placed.prefetch, LookAhead)
-    if not is_ahead:
-        trainer.take_steps(islice(prepared.endless_batches(), 2))
+    record.phases = {"allreduce": [1.0]}  # DistributedDataParallel times it by itself
+    trainer = prepared.trainer(placed)
+    trainer.take_steps(islice(prepared.endless_batches(), 2))
     batch = next(prepared.local_batches(0))
-    rows = sent_ahead(trainer, batch) if is_ahead else sent(trainer, batch)
+    record.summary["collectives"] = of_all_ranks(group, sent(trainer, batch))
     found: dict[str, list[int]] = {}
-    for of_rank in group.all_gather(rows):
-        for row in of_rank:
-            key = f"{row['what']} {'backward' if row['backward'] else 'forward'}"
-            found.setdefault(key, [0, 0])[0] += row["bytes"]
-    for move in moves(record):
-        if move.what != "transfer":
-            key = f"{move.what} {'backward' if move.is_backward else 'forward'}"
-            found.setdefault(key, [0, 0])[1] += move.bytes
+    for place, several in enumerate((moves(record), between_ranks(record))):
+        for move in several:
+            if move.bytes and move.what != "transfer":
+                found.setdefault(f"{move.name} in {move.phase}", [0, 0])[place] += move.bytes
+    if isinstance(placed.prefetch, LookAhead):
+        found |= looked_up_ahead(of_all_ranks(group, sent_ahead(trainer, batch)), found)
     return found
 
 
+def looked_up_ahead(rows: list[Row], alone: dict[str, list[int]]) -> dict[str, list[int]]:
+    """What a step sends, counted, whose lookups were done ahead, and what it sends by the formula."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        name = f"{row['what']} backward" if row["backward"] else row["what"]
+        found.setdefault(f"{name} ahead", [0, 0])[0] += row["bytes"]
+    for key, (_, by_formula) in alone.items():
+        name, _, _ = key.partition(" in ")
+        found[f"{name} ahead"][1] += by_formula
+    return found
+
+
+def of_all_ranks(group: ProcessGroup, rows: list[Row]) -> list[Row]:
+    """The rows of every rank, as the engine records them."""
+    by_rank = group.all_gather(rows)
+    return [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
+
+
 def sent(trainer: Trainer, batch: Batch) -> list[Row]:
-    count = CountCollectives()
-    with count:
+    with trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
         trainer.step(batch)
     return count.rows()
 
@@ -152,26 +168,37 @@ def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
     return count.rows()
 
 
-def test_collectives_move_what_a_counting_dispatcher_saw() -> None:
-    """Three ranks, started once for all strategies; 10 rows are 4, 4 and 2, and shards have padding."""
-    of_rank = in_ranks(RANKS, __file__, "sent_to_the_next", *(f"counted:{case}" for case in RANK_CASES))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_ranks_send_is_counted_as_the_formulas_say(ranks: int) -> None:
+    """The ranks are started once for all strategies; 10 rows are 4, 4 and 2, and shards have padding."""
+    of_rank = in_ranks(ranks, __file__, "sent_to_the_next", *(f"counted:{case}" for case in RANK_CASES))
     (sent,) = of_rank.pop("sent_to_the_next")[0]
     assert (sent["what"], sent["bytes"]) == ("send", 400)
     found = {case.partition(":")[2]: by_rank[0] for case, by_rank in of_rank.items()}
     tensor_parallel = found.pop("tensor parallel")
-    rows, numbers, float32 = 10, 21, 4
-    assert tensor_parallel["all-reduce forward"][0] == 2 * (RANKS - 1) * rows * numbers * float32
-    again, _ = found["hybrid pipelined"].pop(
-        "again forward"
-    )  # rows that were looked up ahead and written since
-    assert 0 < again <= found["hybrid pipelined"]["all-to-all forward"][0]
+    rows, numbers, float32 = 10, 42, 4
+    assert tensor_parallel["all-reduce in forward"][0] == 2 * (ranks - 1) * rows * numbers * float32
+    # rows that were looked up ahead and written since
+    again, _ = found["hybrid pipelined"].pop("again ahead")
+    assert 0 < again <= found["hybrid pipelined"]["all-to-all ahead"][0]
     assert len(found) == 12
     for case, kinds in found.items():
         assert kinds or case == "ddp eval", case
-        for kind, (counted, recorded) in kinds.items():
-            assert recorded == pytest.approx(counted, abs=2 * RANKS), (case, kind)  # each rank's is rounded
-    assert set(found["fsdp"]) == {"all-gather forward", "all-gather backward", "reduce-scatter backward"}
-    assert {"all-to-all forward", "all-to-all backward"} < set(found["hybrid sharded"])
+        for kind, (counted, by_formula) in kinds.items():
+            assert by_formula == pytest.approx(counted, abs=2 * ranks), (case, kind)  # each rank's is rounded
+    assert set(found["ddp"]) == {"broadcast in forward", "all-reduce backward in allreduce"}
+    assert set(found["fsdp"]) == {
+        "all-gather in all-gather",
+        "all-gather backward in backward all-gather",
+        "reduce-scatter backward in reduce-scatter",
+    }
+    lookups = {
+        "all-to-all in all_to_all_ids",
+        "all-to-all in all_to_all_vectors",
+        "all-to-all backward in all_to_all_gradients",
+    }
+    assert lookups < set(found["hybrid sharded"])
+    assert "all-reduce backward in allreduce_tables" in found["hybrid dense"]
 
 
 class Net(nn.Module):
@@ -265,7 +292,7 @@ def test_a_model_whose_inputs_come_through_a_detach_sends_no_gradient_of_them() 
     assert not [move for move in moves(record) if move.name == "scatter backward"]
 
 
-def test_older_records_have_bytes_from_shapes() -> None:
+def test_records_have_the_bytes_that_were_observed() -> None:
     found = Counter[str]()
     for move in moves(whole(2)):
         found[move.name] += move.bytes
@@ -279,22 +306,49 @@ def test_older_records_have_bytes_from_shapes() -> None:
     assert totals(hybrid()) == {"forward": 30 * 10 * 4, "backward": 30 * 10 * 4}
 
 
-@pytest.mark.parametrize("lost", ["shapes", "device_map", "both", "outputs", "rows"])
-def test_a_record_that_lacks_something_has_no_error(lost: str) -> None:
-    for record in (whole(3), hybrid()):
-        if lost in ("shapes", "both"):
-            record.shapes = []
-        if lost in ("device_map", "both"):
-            record.device_map = []
+COUNTED = [
+    {"rank": 0, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 48},
+    {"rank": 1, "what": "all-to-all", "phase": "all_to_all_ids", "backward": False, "to": 0, "bytes": 8},
+    {"rank": 2, "what": "broadcast", "backward": False, "bytes": 6},  # of a run before phases were counted
+]
+
+
+def ranks(record: Record) -> Record:
+    members = [{"rank": rank, "host": "a", "device": f"cpu:{rank}"} for rank in range(3)]
+    record.devices["ranks"], record.summary["collectives"] = members, COUNTED
+    record.config["strategy"] = record.strategy = "ddp"
+    return record
+
+
+def test_collectives_belong_to_the_phase_that_they_ran_in() -> None:
+    record = ranks(whole(3))
+    record.phases["allreduce"] = [1.0]  # DistributedDataParallel times it by itself
+    sent = [(move.name, move.phase, move.source, move.target, move.bytes) for move in moves(record)]
+    assert sent == [
+        ("all-reduce backward", "allreduce", "cpu:0", "cpu:1", 48),
+        ("all-to-all", "all_to_all_ids", "cpu:1", "cpu:0", 8),
+        ("broadcast", "forward", "cpu:2", "cpu:0", 6),
+    ]
+    assert totals(record) == {"forward": 14, "backward": 48}
+    last = next(group for group in batches(record) if group.rows == 10)
+    assert by_phase(record, last) == {}  # they were counted in a step of 30 rows
+
+
+@pytest.mark.parametrize("lost", ["shapes", "device_map", "bytes", "moved", "collectives"])
+def test_of_a_record_that_lacks_something_it_is_not_known_what_moves(lost: str) -> None:
+    for record in (whole(3), hybrid(), ranks(whole(3))):
+        assert is_known(record)
+        assert moves(record)
+        had = lost in ("shapes", "device_map")
         for row in record.shapes:
-            if lost == "outputs":
-                row["outputs"] = []
-            if lost == "rows":
-                row["inputs"], row["outputs"] = [[]], [[]]
-        for ranks in ([], [{"rank": 0, "host": "a", "device": "cpu:0"}]):
-            record.devices["ranks"] = ranks
-            assert sum(move.bytes for move in moves(record)) >= 0
-            assert is_known(record) is (lost in ("outputs", "rows"))
+            had |= row.pop(lost, None) is not None and not record.devices.get("ranks")
+        had |= record.summary.pop(lost, None) is not None
+        if lost in ("shapes", "device_map"):
+            setattr(record, lost, [])
+        assert is_known(record) is not had
+        assert (moves(record) == []) is had
+        assert (totals(record) is None) is had
+        assert ("forward moves" in report.summary(record, full=True)) is not had
 
 
 def test_a_device_map_says_which_part_of_a_module_a_rank_has() -> None:

@@ -1,4 +1,4 @@
-"""Collectives: what the ranks of a run send each other in a step.
+"""What the ranks of a run send each other in a step, in closed form from its device map and shapes.
 
 A collective counts as a ring does it (the bus bytes of nccl-tests), so that its bytes compare with those of
 copies::
@@ -12,21 +12,22 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from dpexp.record.batches import Batches
+from dpexp.record.batches import Batches, batches
 from dpexp.record.device_map import model_rows
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.copies import transfers
-from dpexp.record.traffic.move import DTYPE_BYTES, ID_BYTES, Move, is_trained
+from dpexp.record.traffic.move import Move, is_trained
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ID_BYTES = 8
 
 
-def between_ranks(record: Record, group: Batches, trains: bool) -> Iterator[Move]:
-    """The collectives of ranks, and the copies of each between its devices."""
+def between_ranks(record: Record) -> Iterator[Move]:
+    """The collectives of ranks, for the largest batch."""
+    group, trains = max(batches(record), key=lambda group: group.rows), not record.config.get("eval")
     ring = [rank["device"] for rank in record.devices["ranks"]]
     kept_on_hosts = record.strategy == "hybrid"
     tables = [row for row in model_rows(record) if kept_on_hosts and row["device"] == "cpu"]
     others = [row for row in model_rows(record) if not (kept_on_hosts and row["device"] == "cpu")]
-    for call in group.calls:
-        yield from (move for move in transfers(record, call, trains) if move.source != move.target)
     yield from _sharded_lookups(ring, group, [row for row in tables if row.get("local_shape")], trains)
     if trains:
         replicated = [row for row in tables if row["replicas"] and is_trained(row)]
