@@ -164,7 +164,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
     with mode, devices.prediction():
         placed = portable.place(fake, virtual, Timer())
         try:
-            shapes = observe(placed, fake_batches, gradients=not config.eval)
+            shapes = observe(placed, fake_batches, prepared.data.loss, gradients=not config.eval)
         except _NEEDS_VALUES:
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
@@ -174,7 +174,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
             raise PlacementError(message) from error
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
-        shapes = observe(placed, batches, gradients=not config.eval)
+        shapes = observe(placed, batches, prepared.data.loss, gradients=not config.eval)
     return _renamed(placed, shapes, names, note)
 
 

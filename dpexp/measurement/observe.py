@@ -16,7 +16,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.placed import Placed, StepEndedError, StepObserver
+from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
 from dpexp.strategies.tables import TablePart, is_mapped
 from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
 from dpexp.training.preserve import preserved
@@ -106,19 +106,24 @@ def observed(batches: int) -> list[int]:
 
 
 def observe(
-    placed: Placed, batches: Iterable[Batch], numbers: Sequence[int] | None = None, *, gradients: bool = False
+    placed: Placed,
+    batches: Iterable[Batch],
+    loss: Loss,
+    numbers: Sequence[int] | None = None,
+    *,
+    gradients: bool = False,
 ) -> list[Row]:
-    """``shapes`` rows of batches, from steps that end after their forward.
+    """``shapes`` rows of batches, from steps that end after their forward and train nothing.
 
     ``numbers`` are their numbers in the epoch: by default 0, 1, …. With ``gradients`` the rows of replicas
     and transfers say which bytes require one; modules of ranks would wait for their backward then.
     """
     log, module = ShapeLog(placed), placed.module
-    update = _unreached if gradients else None
+    update = _no_update if gradients else None
     with preserved(module, placed.devices), _eager(module), log.hooks():
         for batch, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
             with suppress(StepEndedError):
-                placed.step(batch, _unreached, update, observer=_AFTER_FORWARD)
+                placed.step(batch, loss, update, observer=_AFTER_FORWARD)
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
 
 
@@ -130,8 +135,8 @@ class _EndsAfterForward(StepObserver):
 _AFTER_FORWARD = _EndsAfterForward()
 
 
-def _unreached(*given: Any) -> Any:
-    raise AssertionError("the step ends after its forward")
+def _no_update() -> None:
+    """The step ends before it; the forward records what backward needs."""
 
 
 def _eager(module: nn.Module) -> AbstractContextManager[Any]:

@@ -32,11 +32,11 @@ def test_the_model_is_not_changed() -> None:
     placed = whole(model, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    observe(placed, [batch_of(torch.randn(8, 3))])
+    observe(placed, [batch_of(torch.randn(8, 3))], nn.functional.mse_loss)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) is False  # torch.randn above
     random = torch.get_rng_state()
-    observe(placed, [batch_of(torch.ones(8, 3))])
+    observe(placed, [batch_of(torch.ones(8, 3))], nn.functional.mse_loss)
     assert torch.equal(random, torch.get_rng_state())
     assert not any(part._forward_hooks for part in placed.module.modules())
 
@@ -44,7 +44,7 @@ def test_the_model_is_not_changed() -> None:
 def test_a_long_epoch_is_observed_by_its_first_batches_and_its_last() -> None:
     batches = [batch_of(torch.zeros(4, 2))] * EPOCH_LIMIT + [batch_of(torch.zeros(3, 2))]
     numbers = observed(EPOCH_LIMIT + 51)
-    rows = observe(single(nn.Linear(2, 2)), batches, numbers)
+    rows = observe(single(nn.Linear(2, 2)), batches, nn.functional.mse_loss, numbers)
     assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50] == numbers
     assert rows[-1]["inputs"] == [[3, 2]]
     assert observed(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
@@ -59,7 +59,7 @@ def test_a_module_called_twice_has_two_rows() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.layer(self.layer(inputs))  # type: ignore[no-any-return]
 
-    rows = observe(whole(Twice(), 2), [batch_of(torch.zeros(4, 2))])
+    rows = observe(whole(Twice(), 2), [batch_of(torch.zeros(4, 2))], nn.functional.mse_loss)
     assert [(row["module"], row["replica"]) for row in rows] == [
         ("", None),
         ("", 0),

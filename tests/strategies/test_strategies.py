@@ -52,7 +52,7 @@ def batch_of(inputs: torch.Tensor) -> Batch:
 
 def observed(placed: Placed, width: int | None = 5) -> list[Row]:
     inputs = [torch.randn(rows, width) if width else torch.randint(1000, (rows,)) for rows in TUTORIAL]
-    return observe(placed, [batch_of(each) for each in inputs])
+    return observe(placed, [batch_of(each) for each in inputs], nn.functional.mse_loss)
 
 
 def split(rows: list[Row], module: str, scope: str) -> list[list[tuple[list[list[int]], list[list[int]]]]]:
@@ -282,7 +282,11 @@ def test_a_module_of_two_names_is_replicated_under_both() -> None:
     used = devices.virtual(2)
     placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
     assert model.again is model.layers[0]
-    calls = [row for row in observe(placed, [batch_of(torch.arange(12))]) if row["module"] == "layers.0"]
+    calls = [
+        row
+        for row in observe(placed, [batch_of(torch.arange(12))], nn.functional.mse_loss)
+        if row["module"] == "layers.0"
+    ]
     assert [row["replica"] for row in calls] == [None, None, 0, 0, 1, 1]
 
 
@@ -336,7 +340,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
     config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend)
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
-    rows = observe(placed, prepared.batches(0))
+    rows = observe(placed, prepared.batches(0), prepared.data.loss)
     module = "block2" if strategy == "block" else ""
     assert [
         (row["replica"], row["device"])

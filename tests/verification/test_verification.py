@@ -41,7 +41,7 @@ def where_it_computes(prepared: Prepared) -> set[str]:
     config = prepared.config
     made, model = STRATEGIES[config.strategy](config), copy.deepcopy(prepared.model)
     placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
-    return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))])}
+    return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))], prepared.data.loss)}
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)
