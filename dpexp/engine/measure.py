@@ -19,14 +19,17 @@ from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
+from dpexp.engine.facts.environment import cpu_name
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
-from dpexp.measurement.bandwidth import bandwidths, observed_traffic
 from dpexp.measurement.collectives import CountCollectives
-from dpexp.measurement.energy import EnergyMeter
-from dpexp.measurement.machine_peak import machine_peak
 from dpexp.measurement.phases import time_phases
+from dpexp.measurement.probes.bandwidth import link, memory
+from dpexp.measurement.probes.energy import EnergyMeter
+from dpexp.measurement.probes.host_traffic import observed_traffic
+from dpexp.measurement.probes.peak import peak
+from dpexp.measurement.probes.probe import probed
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import TimedStep, timed_steps
 from dpexp.record.journal.journal import Journal
@@ -269,8 +272,11 @@ class Measurement:
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
-            work |= machine_peak(self.prepared, work.get("flops", {}), self.trainer.placed.timer.first_step_s)
+            flops, step_s = sum(work.get("flops", {}).values()), self.trainer.placed.timer.first_step_s
+            dtype = self._config.autocast or self._config.dtype
+            used = self.prepared.selection.used
+            work |= probed(peak=lambda: peak(used, self._group, cpu_name(), dtype, flops, step_s))
         if self._group.size == 1 and not profile.note:
-            work |= bandwidths(traffic)
+            work |= probed(memory=lambda: memory(traffic), link=lambda: link(traffic))
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()

@@ -14,8 +14,10 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
 from dpexp.engine import measure
-from dpexp.measurement import bandwidth
-from dpexp.measurement.bandwidth import Traffic, bandwidths, link_rates, memory_rates, observed_traffic
+from dpexp.measurement.probes import bandwidth
+from dpexp.measurement.probes.bandwidth import link, link_rates, memory, memory_rates
+from dpexp.measurement.probes.host_traffic import HostTraffic, observed_traffic
+from dpexp.measurement.probes.probe import LEAST, probed
 from dpexp.strategies.placed import Placed
 
 SHORT: dict[str, Any] = {"steps": 3, "warmup": 0, "phase_steps": 2, "check": False}
@@ -27,12 +29,12 @@ def hybrid(model: str = "embedding:rows=50,dim=8", **options: Any) -> RunConfig:
 
 def test_a_hybrid_has_the_share_of_what_memory_gives_to_its_lookups(dpexp_home: Path) -> None:
     record = recorded(dpexp_home, hybrid())
-    memory, stages = record.work["memory"], record.summary["stages"]
-    assert (memory["bytes"], memory["row_bytes"]) == (30 * 8 * 4, 8 * 4)
-    rates = memory["bytes_per_s"]
-    assert rates["n"] >= bandwidth.LEAST
+    found, stages = record.work["memory"], record.summary["stages"]
+    assert (found["bytes"], found["row_bytes"]) == (30 * 8 * 4, 8 * 4)
+    rates = found["bytes_per_s"]
+    assert rates["n"] >= LEAST
     assert 0 < rates["min"] <= rates["median"] <= rates["max"]
-    share = memory["bytes"] / (stages["lookup_ms"] / 1000) / rates["max"]
+    share = found["bytes"] / (stages["lookup_ms"] / 1000) / rates["max"]
     assert stages["lookup_share"] == pytest.approx(share)
     assert "link" not in record.work, "a virtual device has none"
     assert "copy_share" not in stages
@@ -41,7 +43,7 @@ def test_a_hybrid_has_the_share_of_what_memory_gives_to_its_lookups(dpexp_home: 
 def test_the_probe_changes_nothing_of_a_run(dpexp_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"sparse": True, "pipeline": True}
     probed = recorded(dpexp_home, hybrid(**options), "probed")
-    monkeypatch.setattr(measure, "bandwidths", lambda _: {})
+    monkeypatch.setattr(measure, "memory", lambda _: {})
     plain = recorded(dpexp_home, hybrid(**options), "plain")
     assert "memory" in probed.work
     assert "memory" not in plain.work
@@ -56,7 +58,7 @@ def test_a_probe_ends_after_its_time_and_draws_no_number_of_others(monkeypatch: 
     monkeypatch.setattr(bandwidth, "SECONDS", 0.0)
     monkeypatch.setattr(bandwidth, "TABLE_BYTES", 1 << 16)
     for width, dtype in ((4, torch.float32), (1 << 17, torch.float64), (6, torch.float16)):
-        assert len(memory_rates(width, dtype)) == bandwidth.LEAST
+        assert len(memory_rates(width, dtype)) == LEAST
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -85,18 +87,19 @@ def test_what_is_not_known_is_left_out(dpexp_home: Path, tmp_path: Path) -> None
     ids = {"model": "embedding:rows=50,dim=8", "devices": "cpu"}
     single = recorded(dpexp_home, RunConfig("single", **ids, **SHORT), "single")
     assert not {"memory", "link"} & single.work.keys()
-    assert bandwidths(Traffic(copied=100, device=HOST)) == {}
+    assert link(HostTraffic(copied=100, device=HOST)) == {}
 
 
 def test_a_probe_that_fails_does_not_fail_the_run() -> None:
     table = nn.Embedding(5, 4, dtype=torch.float32).to(torch.float8_e4m3fn)
     missing = torch.device("cuda", torch.cuda.device_count())
-    assert bandwidths(Traffic(copied=100, device=missing)) == {}
-    assert bandwidths(Traffic(looked_up=Counter({table: 100}))).keys() <= {"memory"}
+    on_missing, odd = HostTraffic(copied=100, device=missing), HostTraffic(looked_up=Counter({table: 100}))
+    assert probed(link=lambda: link(on_missing)) == {}
+    assert probed(memory=lambda: memory(odd)).keys() <= {"memory"}
 
 
 @pytest.mark.gpu
 def test_a_link_is_measured_by_copies_of_the_size_of_a_batch() -> None:
     rates = link_rates(1 << 20, torch.device("cuda", 0))
-    assert len(rates) >= bandwidth.LEAST
+    assert len(rates) >= LEAST
     assert min(rates) > 0

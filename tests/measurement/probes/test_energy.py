@@ -11,8 +11,8 @@ from engine_runs import recorded
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine import measure
-from dpexp.measurement import energy
-from dpexp.measurement.energy import EnergyMeter
+from dpexp.measurement.probes import energy
+from dpexp.measurement.probes.energy import EnergyMeter
 from dpexp.record.figures.work_figures import work_figures
 
 
