@@ -38,6 +38,7 @@ from dpexp.config.errors import (
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.run_config import RunConfig, option_names
+from dpexp.config.spec import Spec
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.record import JournalError
 from dpexp.record.redact import redact
@@ -239,6 +240,8 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
         kind = next(member for member in typing.get_args(kind) if member is not type(None))
     if typing.get_origin(kind) is tuple:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
+    if kind is Spec:
+        kind = str
     choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
     variable, flag = PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
     info = typer.Option(

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
+from dpexp.config.spec import Spec
 
 SPEC = "names something outside dpexp"
-"""``Annotated[str, SPEC]`` is the type of an option that names code to import, a file to read or a host."""
+"""``Annotated[str, SPEC]`` is the type of an option that names a folder or a host; a Spec names code."""
 
 Role = Literal["computation", "control", "delivery", "label"]
 """What an option decides: what is computed; where and how long; whether MLflow gets it; under which names."""
@@ -75,12 +76,14 @@ def spec_options(cls: type) -> list[str]:
 
 
 def _names_code(kind: Any) -> bool:
-    """Whether a type is annotated with ``SPEC``, or contains one that is."""
-    return SPEC in getattr(kind, "__metadata__", ()) or any(map(_names_code, typing.get_args(kind)))
+    """Whether a type is a Spec or annotated with ``SPEC``, or contains one that is."""
+    is_one = kind is Spec or SPEC in getattr(kind, "__metadata__", ())
+    return is_one or any(map(_names_code, typing.get_args(kind)))
 
 
 _TYPE_NAMES = {
     str: "a text",
+    Spec: "a text",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -91,13 +94,18 @@ _TYPE_NAMES = {
 
 
 def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
-    """The value as the wanted type: an int may become a float, a list a tuple. Raises ConfigError."""
+    """The value as the wanted type: an int may become a float, a list a tuple, a text a Spec.
+
+    Raises ConfigError.
+    """
     kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
     for kind in kinds:
         if kind is tuple:
             if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
                 return tuple(value)
+        elif kind is Spec and isinstance(value, str):
+            return Spec(value)
         elif isinstance(value, bool) != (kind is bool):
             continue  # a bool is also an int
         elif kind is float and isinstance(value, int):
@@ -114,15 +122,16 @@ def validate(config: object) -> None:
     for field in option_fields(type(config)):
         value = as_type(getattr(config, field.name), types[field.name], field.name)
         object.__setattr__(config, field.name, value)
-        problem = "" if value in (None, field.default) else _problem(value, field.metadata)
+        value = to_json(value)
+        problem = "" if value in (None, to_json(field.default)) else _problem(value, field.metadata)
         if problem:
-            raise ConfigError(f"{flag_name(field.name)} {shown(to_json(value))}: it must {problem}")
+            raise ConfigError(f"{flag_name(field.name)} {shown(value)}: it must {problem}")
 
 
 def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     """What a value of the right type must be and is not; empty if it is."""
     low, high, choices = limits["min"], limits["max"], limits["choices"]
-    texts = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+    texts = value if isinstance(value, list) else (value,) if isinstance(value, str) else ()
     if any(len(text) > MAX_TEXT for text in texts):
         return f"have at most {MAX_TEXT} characters"
     if choices and value not in choices:
@@ -135,9 +144,11 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
         return f"be at most {high:.0f}"
     if limits["is_name"] and value:
         return names.problem(value)
-    return "name at least one" if value == () else ""
+    return "name at least one" if value == [] else ""
 
 
 def to_json(value: Any) -> Any:
     """The value of an option as JSON has it."""
+    if isinstance(value, Spec):
+        return value.text
     return list(value) if isinstance(value, tuple) else value

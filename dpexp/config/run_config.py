@@ -12,10 +12,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from dpexp.config.errors import ConfigError, available, unknown
-from dpexp.config.options import SPEC, Role, control_option, option, option_fields, to_json, validate
+from dpexp.config.options import Role, control_option, option, option_fields, to_json, validate
+from dpexp.config.spec import SpecField
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
@@ -29,24 +30,25 @@ class RunConfig:
     """One run: the strategy, the model and data, the devices and the number of steps.
 
     ``RunConfig("hybrid", virtual=2, options=HybridOptions(sparse=True))``; ``options`` may be a mapping.
+    Model, data, loss and optimizer are given as texts, and are a ``Spec`` each from here on.
     Raises ConfigError for a wrong type, a value out of range and an unknown name. Names of submodules
     and files are checked when the run is prepared.
     """
 
     strategy: str
-    model: Annotated[str, SPEC] = option(
+    model: SpecField = option(
         "",
         "Model and its options, as linear:in=5,out=2, or pkg.mod:factory. "
         "Default: linear; blocks for block; embedding for hybrid.",
         metavar="NAME[:KEY=VALUE,...]",
     )
-    data: Annotated[str, SPEC] = option(
+    data: SpecField = option(
         "random",
         "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, criteo:FILE, "
         "pkg.mod:factory.",
         metavar="SOURCE",
     )
-    loss: Annotated[str, SPEC] = option(
+    loss: SpecField = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
     reduction: str = option(
@@ -67,7 +69,7 @@ class RunConfig:
         20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9
     )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
-    optimizer: Annotated[str, SPEC] = option(
+    optimizer: SpecField = option(
         "sgd",
         "sgd, momentum, adam, adamw, adamax, nadam, radam, adagrad, rowwise_adagrad, adadelta or rmsprop, "
         "with options as adamw:weight_decay=0.01, or pkg.mod:factory.",

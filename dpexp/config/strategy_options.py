@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
+from dpexp.config.factory import Factory
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import SPEC, control_option, validate
 
@@ -42,6 +43,11 @@ class StrategyOptions:
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def factories(self) -> dict[str, Factory]:
+        """The user's functions that options name, by option. Raises ConfigError as ``Registry.find``."""
+        return {}
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         """The options with their devices renamed; most options name none."""

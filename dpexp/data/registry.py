@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dpexp.config import spec
-from dpexp.config.spec import Entry, Option
+from dpexp.config.factory import Factory
+from dpexp.config.registry import Entry, Option, Registry
 
 if TYPE_CHECKING:
     from dpexp.data.base import Source
 
-SOURCES: dict[str, Entry] = {
+_SOURCES = {
     "random": Entry(
         "Random numbers of the kind that the model takes.",
         "dpexp.data.sources.random:RandomSource",
@@ -62,7 +62,9 @@ SOURCES: dict[str, Entry] = {
     ),
 }
 
-LOSSES: dict[str, Entry] = {
+SOURCES = Registry("--data", "data source", _SOURCES)
+
+_LOSSES = {
     "mse": Entry("Mean squared error.", "torch.nn.functional:mse_loss"),
     "l1": Entry("Mean absolute error.", "torch.nn.functional:l1_loss"),
     "huber": Entry(
@@ -77,33 +79,26 @@ LOSSES: dict[str, Entry] = {
     ),
 }
 
+LOSSES = Registry("--loss", "loss", _LOSSES)
 
-def source(text: str, loss: str = "", reduction: str = "") -> Source:
-    """The source that ``--data`` names, found and checked; ``loss`` is what ``--loss`` names.
+
+def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -> Source:
+    """The source that ``--data`` names, and the loss that ``--loss`` names, loaded and checked.
 
     ``reduction`` is that of the loss; it is given to a loss of ``LOSSES``.
 
-    Raises ConfigError for an unknown source, loss or option, and for a file or folder that is missing,
-    empty or of another format.
+    Raises ConfigError for a user's data or loss that cannot be imported, and for a file or folder that is
+    missing, empty or of another format.
     """
-    parsed = spec.parse(text, SOURCES, "--data", "data source")
-    where = f"--data {parsed.text}"
-    found: Source
-    if parsed.name:
-        options = {option.name: option.default for option in SOURCES[parsed.name].options} | dict(
-            parsed.options
-        )
-        if parsed.argument is not None:
-            options["argument"] = parsed.argument
-        found = spec.load(parsed, where)(where=where, **options)
+    if factory.name:
+        argument = {} if factory.argument is None else {"argument": factory.argument}
+        found: Source = factory.load()(where=factory.where, **factory.all_options, **argument)
     else:
         from dpexp.data.sources.user_data import UserSource
 
-        found = UserSource(parsed, where)
-    if loss:
-        parsed = spec.parse(loss, LOSSES, "--loss", "loss")
-        function = spec.load(parsed, f"--loss {parsed.text}")
-        options = dict(parsed.options) | ({"reduction": "sum"} if parsed.name and reduction == "sum" else {})
-        found.loss = functools.partial(function, **options)
+        found = UserSource(factory)
+    if loss is not None:
+        by_sum = {"reduction": "sum"} if loss.name and reduction == "sum" else {}
+        found.loss = functools.partial(loss.load(), **loss.options, **by_sum)
     found.reduction = reduction
     return found

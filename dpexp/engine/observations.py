@@ -9,8 +9,8 @@ from dpexp.data.batch import Batch
 from dpexp.data.registry import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.facts.environment import environment, torch_environment
-from dpexp.engine.facts.recorded_config import recorded_config
-from dpexp.engine.facts.references import directory, file_hashes
+from dpexp.engine.facts.files import directory, file_hashes
+from dpexp.engine.facts.references import recorded_config, references
 from dpexp.engine.prepare import Prepared
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
 from dpexp.record.record import Row, now
@@ -24,9 +24,10 @@ T = TypeVar("T")
 def run_facts(prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
     config, data = prepared.config, prepared.data
-    recorded = recorded_config(config)
+    named = references(config, prepared.factories)
+    recorded = recorded_config(config, named)
     is_ours = data.name in SOURCES and SOURCES[data.name].argument is None
-    files = file_hashes(config, data.digest)
+    files = file_hashes(named, data.digest)
     return {
         "name": prepared.name if config.run_name else Verbatim(prepared.name),
         "experiment": recorded["experiment"],

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -13,6 +13,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
+from dpexp.config.factory import Factory
 from dpexp.config.options import option_fields, to_json
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, options_with_role
@@ -26,6 +27,7 @@ from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup, init_process_group
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World
+from dpexp.engine.facts.references import factories
 from dpexp.engine.model_check import check_model, check_not_wrapped, check_sync_batch_norm, try_one_batch
 from dpexp.models import registry as models
 from dpexp.record.journal.durable import check_writable
@@ -35,7 +37,8 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.training.optimizers import RunOptimizer, check_optimizer
+from dpexp.training.optimizer_check import check_optimizer
+from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.snapshots import Snapshots
 from dpexp.training.trainer import Trainer
 
@@ -44,6 +47,7 @@ from dpexp.training.trainer import Trainer
 class Prepared:
     """A run that can start: its model (on the host), data, strategy, devices and process group.
 
+    ``factories`` has what the options name, by option (see ``references.factories``).
     ``note`` is added to that of the verification; ``resumes`` is True if a host has a journal of ``run_id``.
     """
 
@@ -52,6 +56,7 @@ class Prepared:
     strategy: Strategy
     model: nn.Module
     data: Dataset
+    factories: Mapping[str, Factory]
     group: ProcessGroup = field(default_factory=ProcessGroup)
     threads_before: int = 1
     note: str = ""
@@ -74,6 +79,11 @@ class Prepared:
         return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
 
     @property
+    def optimizer(self) -> OptimizerChoice | None:
+        """The optimizer of ``--optimizer``; None for a run that does not train."""
+        return None if self.config.eval else _optimizer(self.config, self.factories["optimizer"])
+
+    @property
     def name(self) -> str:
         """The run's name: ``--run-name``, or strategy, model and devices."""
         return self.name_on(max(self.group.size, len(self.selection.used)))
@@ -84,8 +94,7 @@ class Prepared:
             return self.config.run_name
         used = self.selection.used
         place = "cpu" if not used else f"{size}x{used[0].type}" if size > 1 else devices.label(used[0])
-        spec = models.parse(self.config.model)
-        model = spec.name or spec.factory.rpartition(":")[2]
+        model = self.factories["model"].name or self.factories["model"].attribute
         return f"{self.config.strategy}-{model}-{place}"
 
     def batches(self, epoch: int, *, first: int = 0, shuffle: bool = True) -> Iterator[Batch]:
@@ -111,8 +120,7 @@ class Prepared:
         config = self.config
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
-        optimizer = None if config.eval else RunOptimizer(config, config.accumulate)
-        return Trainer(placed, self.data.loss, optimizer, config.autocast, self.group)
+        return Trainer(placed, self.data.loss, self.optimizer, config.autocast, self.group)
 
     def release(self) -> None:
         """End the use of the model, and restore the process's number of torch threads for its next run."""
@@ -134,12 +142,14 @@ def prepare(
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
     selection = assign_device(config, World.of(), planned=planned)
+    found = factories(config)
+    optimizer = _optimizer(config, found["optimizer"])
     seed_globals(config.seed)
-    source = data.source(config.data, config.loss, config.reduction)
+    source = data.source(found["data"], found.get("loss"), config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     strategy = STRATEGIES[config.strategy](config, group)
     with strategy.building():
-        model = models.build(config.model, source.features)
+        model = models.build(found["model"], source.features)
     if group.members and not any(device.type == "cuda" for device in selection.used):
         on_host_ranks(model)
     check_not_wrapped(model)
@@ -151,13 +161,18 @@ def prepare(
     strategy.prepare(model, selection.used)
     check_model(model, config)
     check_sync_batch_norm(model, config, dataset.samples, group.dp_size)
-    check_optimizer(config, model)
+    if not config.eval:
+        check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
     tensors.cast_module(model, dtype)
-    prepared = Prepared(config, selection, strategy, model, dataset, group, threads_before)
+    prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
     if one_batch:
         notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _optimizer(config: RunConfig, factory: Factory) -> OptimizerChoice:
+    return OptimizerChoice(factory, config.lr, config.clip_norm, config.accumulate)
 
 
 def _check_compile(config: RunConfig, strategy: Strategy) -> None:

@@ -21,7 +21,7 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.tables import is_mapped
 from dpexp.timing import Timer
-from dpexp.training.optimizers import RunOptimizer
+from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import difference
 from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, in_dtype, on_host
@@ -111,11 +111,17 @@ def _equivalence(
         lambda model: plain.place(model, prepared.selection.used, Timer()),
         compared,
         prepared.data.objective,
-        None if prepared.config.eval else RunOptimizer(prepared.config, min(2, prepared.config.accumulate)),
+        _optimizer(prepared),
         prepared.strategy.group,
         dtype,
     )
     return equivalence, notes
+
+
+def _optimizer(prepared: Prepared) -> OptimizerChoice | None:
+    """The run's; it accumulates two batches where the run accumulates more, so that few batches show it."""
+    choice = prepared.optimizer
+    return replace(choice, accumulate=min(2, choice.accumulate)) if choice is not None else None
 
 
 def _check_not_mapped(model: nn.Module) -> None:

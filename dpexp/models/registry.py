@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpexp.config import spec
 from dpexp.config.errors import ConfigError, describe
+from dpexp.config.factory import Factory
 from dpexp.config.features import Features
-from dpexp.config.spec import Entry, Option, Spec
+from dpexp.config.registry import Entry, Option, Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,7 @@ _STEPS = (
     Option("stepwise", bool, True, "Logits for each step, or only one.", feature="stepwise", min=None),
 )
 
-MODELS: dict[str, Entry] = {
+_ENTRIES = {
     "linear": _model(
         "linear:Linear",
         "One linear layer.",
@@ -100,49 +101,41 @@ MODELS: dict[str, Entry] = {
     ),
 }
 
-
-def parse(text: str) -> Spec:
-    """The model that ``--model`` names, with its options; imports neither torch nor the factory.
-
-    Raises ConfigError for an unknown model or option, a wrong value and a missing file.
-    """
-    return spec.parse(text, MODELS, "--model", "model")
+MODELS = Registry("--model", "model", _ENTRIES)
 
 
-def build(text: str, features: Features | None = None) -> nn.Module:
+def build(factory: Factory, features: Features | None = None) -> nn.Module:
     """The model on the CPU in float32; the same weights for the same ``torch.manual_seed`` before it.
 
-    Options that the text omits come from ``features`` where these decide them, else from the defaults. A
+    Options that are not given come from ``features`` where these decide them, else from the defaults. A
     user's factory gets the features if it has a parameter ``data_features``. Raises ConfigError for a
-    factory that cannot be found, takes no such option, raises, or returns no ``nn.Module``. A module in the
-    place of a factory is copied.
+    factory that cannot be imported, takes no such option, raises, or returns no ``nn.Module``. A module in
+    the place of a factory is copied.
     """
     from torch import nn
 
-    parsed = parse(text)
-    where = f"--model {parsed.text}"
-    if parsed.name:
-        options = _default_options(MODELS[parsed.name], features) | dict(parsed.options)
-        parsed = Spec(parsed.text, parsed.name, parsed.factory, options)
-    found = spec.load(parsed, where)
+    if factory.name:
+        options = _default_options(MODELS[factory.name], features) | dict(factory.options)
+        factory = replace(factory, options=options)
+    found = factory.load()
     if isinstance(found, nn.Module):
-        return _copy(found, parsed, where)
-    model = spec.call(found, parsed, where, {"data_features": features})
+        return _copy(found, factory)
+    model = factory.call(found, {"data_features": features})
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
-        raise ConfigError(f"{where}: {parsed.factory} returned {kind}, not a torch.nn.Module")
+        raise ConfigError(f"{factory.where}: {factory.target} returned {kind}, not a torch.nn.Module")
     return model
 
 
-def _copy(model: nn.Module, parsed: Spec, where: str) -> nn.Module:
+def _copy(model: nn.Module, factory: Factory) -> nn.Module:
     """A copy on the CPU of a module that a file or program has: a run must not change it."""
-    spec.check_no_options(parsed, model, where)
+    factory.check_no_options(model)
     try:
         copied = copy.deepcopy(model).cpu()
     except Exception as error:
         raise ConfigError(
-            f"{where}: the module cannot be copied ({describe(error)}), and a run must not change it: give a "
-            "function that makes it"
+            f"{factory.where}: the module cannot be copied ({describe(error)}), and a run must not change "
+            "it: give a function that makes it"
         ) from error
     copied.zero_grad()
     return copied

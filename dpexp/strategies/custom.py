@@ -27,7 +27,6 @@ import torch
 from torch import distributed, nn
 
 from dpexp import tensors
-from dpexp.config import spec
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategies.custom import CustomOptions
@@ -78,15 +77,14 @@ class Custom(Strategy):
                 "or (model, devices) -> module"
             )
         with self._where():
-            parsed = spec.parse(self.options.layout, {}, "--layout", "layout")
-            function = spec.load(parsed, "it")
+            function = self.options.function.load()
             takes_devices = second_parameter(function) == "devices"
             if not takes_devices and not self.options.mesh and not distributed.is_initialized():
                 raise ConfigError(
                     "the function takes a mesh of ranks: give --mesh, as --mesh dp=2,tp=2, or start the "
                     "ranks with torchrun. A function (model, devices) gets the devices of one process"
                 )
-        return partial(function, **parsed.options), takes_devices
+        return partial(function, **self.options.function.options), takes_devices
 
     @contextmanager
     def _where(self) -> Iterator[None]:

@@ -1,10 +1,10 @@
 """The optimizers that ``--optimizer`` names. Importing this imports no torch."""
 
-from dpexp.config.spec import Entry, Option
+from dpexp.config.registry import Entry, Option, Registry
 
 _MOMENTUM = Option("momentum", float, 0.9, "The fraction of the last step that is taken again.", min=0)
 
-OPTIMIZERS: dict[str, Entry] = {
+_OPTIMIZERS = {
     "sgd": Entry("Stochastic gradient descent.", "torch.optim:SGD", takes_more=True),
     "momentum": Entry("SGD with momentum.", "torch.optim:SGD", (_MOMENTUM,), takes_more=True),
     "adam": Entry("Adam; SparseAdam for sparse tables.", "torch.optim:Adam", takes_more=True),
@@ -19,6 +19,8 @@ OPTIMIZERS: dict[str, Entry] = {
     "adadelta": Entry("Adadelta.", "torch.optim:Adadelta", takes_more=True),
     "rmsprop": Entry("RMSprop.", "torch.optim:RMSprop", takes_more=True),
 }
+
+OPTIMIZERS = Registry("--optimizer", "optimizer", _OPTIMIZERS)
 """Each with the options of its class in ``torch.optim``, except the learning rate."""
 
 FOR_SPARSE = {

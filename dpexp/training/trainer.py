@@ -16,11 +16,8 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.wrappers import named_buffers, named_parameters
+from dpexp.training.optimizer_choice import OptimizerFactory, make_optimizers
 from dpexp.training.optimizer_state import full_state, groups, load_full_state, load_groups
-from dpexp.training.optimizers import Factory, RunOptimizer, make_optimizers
-
-OptimizerFactory = Factory | RunOptimizer
-"""Makes the optimizers of a placed model."""
 
 
 class Trainer:

@@ -21,8 +21,8 @@ from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import Loss, Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
-from dpexp.training.optimizers import RunOptimizer
-from dpexp.training.trainer import OptimizerFactory, Trainer
+from dpexp.training.optimizer_choice import OptimizerChoice, OptimizerFactory
+from dpexp.training.trainer import Trainer
 from dpexp.verification.by_nature import WrittenByShards, hook_notes, set_comparable_mode, train_batch_norms
 from dpexp.verification.compare import Difference
 from dpexp.verification.diagnosis.locate import Locator
@@ -170,7 +170,7 @@ class Equivalence:
 
     @property
     def _amplifies(self) -> bool:
-        return isinstance(self.optimizer, RunOptimizer) and self.optimizer.amplifies
+        return isinstance(self.optimizer, OptimizerChoice) and self.optimizer.amplifies
 
     def _reference(
         self, quiet: frozenset[str], trained: frozenset[str] = frozenset()

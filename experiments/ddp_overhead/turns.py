@@ -49,10 +49,11 @@ def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from dpexp.models.registry import build
+    from dpexp.config.spec import Spec
+    from dpexp.models.registry import MODELS, build
 
     torch.manual_seed(0)
-    built = build("cnn", None)
+    built = build(MODELS.find(Spec("cnn")))
     model = built if alone else DistributedDataParallel(built)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     world, rank = (1, 0) if alone else (dist.get_world_size(), dist.get_rank())

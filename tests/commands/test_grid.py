@@ -48,7 +48,7 @@ def test_a_strategy_gets_only_the_options_that_it_has() -> None:
 
 def test_a_value_with_a_colon_or_an_equals_sign_keeps_its_commas() -> None:
     runs = configs("single", "--devices", "cpu", "--model", "linear:in=5,out=3", "--model", "linear,mlp")
-    assert [run.model for run in runs.values()] == ["linear:in=5,out=3", "linear", "mlp"]
+    assert [str(run.model) for run in runs.values()] == ["linear:in=5,out=3", "linear", "mlp"]
 
 
 def test_names_that_one_run_takes_together_are_joined() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, option_names, options_with_role
+from dpexp.config.spec import Spec
 from dpexp.config.strategies.block import BlockOptions
+from dpexp.config.strategies.custom import CustomOptions
 from dpexp.config.strategies.hybrid import HybridOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
@@ -33,7 +36,7 @@ def test_options_may_be_a_plain_mapping() -> None:
 
 
 def test_the_default_model_follows_the_strategy() -> None:
-    assert [RunConfig(name).model for name in ("single", "whole", "block", "functional", "hybrid")] == [
+    assert [RunConfig(name).model.text for name in ("single", "whole", "block", "functional", "hybrid")] == [
         "linear",
         "linear",
         "blocks",
@@ -53,6 +56,57 @@ def test_the_digest_depends_on_every_value() -> None:
     assert config.digest() != RunConfig("single", seed=1).digest()
     assert config.digest() != RunConfig("single", options={}, lr=0.02).digest()
     assert RunConfig("hybrid").digest() != RunConfig("hybrid", options={"sparse": True}).digest()
+
+
+DIGESTS: dict[str, dict[str, Any]] = {
+    "aaf03bd4fa86032d": {"strategy": "single"},
+    "05bd5e420c688c58": {"strategy": "whole", "model": "linear:in=5,out=2", "virtual": 2},
+    "dccec493a9b26267": {"strategy": "block", "model": " transformer:depth=1 ", "block": ["encoder"]},
+    "d8eed5fd57354dcb": {"strategy": "functional", "data": "digits", "model": "mlp"},
+    "2a8a3b7823d2c2e1": {
+        "strategy": "hybrid",
+        "data": "text:README.md,length=8",
+        "sparse": True,
+        "optimizer": "adam:amsgrad=True",
+    },
+    "c13d3c8054b07b13": {"strategy": "hybrid", "optimizer": "rowwise_adagrad", "table_file": "tables"},
+    "877c0931a43e5f65": {"strategy": "place", "place": ["block*=cpu:0"], "virtual": 2},
+    "40e1f45580779fa1": {
+        "strategy": "ddp",
+        "model": "pkg.mod:factory:width=4,names=['a','b']",
+        "data": "criteo:day_0.gz,rows=10",
+    },
+    "4fd34caec35617cb": {"strategy": "fsdp", "optimizer": "adamw:weight_decay=0.01", "loss": "huber:delta=2"},
+    "5f019f013a5e9cd9": {"strategy": "custom", "layout": "layout.py:parallelize", "mesh": "dp=2,tp=2"},
+    "8e510f5bdd549202": {"strategy": "custom", "layout": "layout.py:parallelize:depth=2"},
+    "c12e9266b4fe3007": {
+        "strategy": "whole",
+        "model": "dpexp.live:Net",
+        "data": "arrays:x=1/y:z,.npz",
+        "loss": "mine.py:loss",
+    },
+    "dcb1e35f853b27ff": {"strategy": "single", "data": "no such source", "model": "linear,in=5"},
+}
+"""The beginnings of digests that journals of earlier versions hold."""
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_digest_and_texts_of_a_config_are_those_of_earlier_versions(digest: str) -> None:
+    given = DIGESTS[digest]
+    config = RunConfig.from_dict(given)
+    assert config.digest().startswith(digest)
+    assert {key: config.to_dict()[key] for key in given} == given
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_text_that_names_code_is_parsed_once() -> None:
+    config = RunConfig("hybrid", model="embedding:rows=9,dim=2", optimizer="rowwise_adagrad")
+    assert config.model == Spec("embedding:rows=9,dim=2")
+    assert (config.model.name, config.model.rest) == ("embedding", "rows=9,dim=2")
+    assert (config.optimizer.name, config.optimizer.rest) == ("rowwise_adagrad", "")
+    assert dataclasses.replace(config, seed=1).model is config.model
+    options = CustomOptions(layout="layout.py:parallelize")
+    assert (options.layout.name, options.layout.rest) == ("layout.py", "parallelize")
 
 
 def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_tracked() -> None:

@@ -3,6 +3,7 @@
 from torch import nn
 
 from dpexp.config.features import Features
+from dpexp.config.spec import Spec
 from dpexp.data import registry as data
 from dpexp.data.base import Source
 from dpexp.models import registry as models
@@ -10,9 +11,10 @@ from dpexp.models import registry as models
 
 def build(text: str, features: Features | None = None) -> nn.Module:
     """The model: see ``dpexp.models.registry.build``."""
-    return models.build(text, features)
+    return models.build(models.MODELS.find(Spec(text)), features)
 
 
 def source(text: str, loss: str = "", reduction: str = "") -> Source:
     """The data source: see ``dpexp.data.registry.source``."""
-    return data.source(text, loss, reduction)
+    named_loss = data.LOSSES.find(Spec(loss)) if loss else None
+    return data.source(data.SOURCES.find(Spec(text)), named_loss, reduction)

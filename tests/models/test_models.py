@@ -21,7 +21,7 @@ from dpexp.config.features import PADDING, Features
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
-from dpexp.models.registry import MODELS, parse
+from dpexp.models.registry import MODELS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = sorted(MODELS)
@@ -72,7 +72,8 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 def test_registries_import_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, dpexp.models.registry, dpexp.data.registry\n"
-        "dpexp.models.registry.parse('linear:in=4'); dpexp.models.registry.parse('pkg.mod:factory')\n"
+        "from dpexp.config.spec import Spec\n"
+        "for text in ('linear:in=4', 'pkg.mod:factory'): dpexp.models.registry.MODELS.find(Spec(text))\n"
         "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -414,7 +415,7 @@ def test_error_names_what_a_factory_returns_instead_of_a_module(
 
 def test_error_for_a_mistyped_model_suggests_a_known_one() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'linaer'.*did you mean 'linear'"):
-        parse("linaer:in=5")
+        named.build("linaer:in=5")
 
 
 # --- learning ------------------------------------------------------------------------------------

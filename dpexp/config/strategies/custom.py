@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.factory import Factory
 from dpexp.config.mesh import Mesh
-from dpexp.config.options import SPEC, option
+from dpexp.config.options import option
+from dpexp.config.registry import Registry
+from dpexp.config.spec import SpecField
 from dpexp.config.strategy_options import Entry, LaunchOptions
 
 
@@ -31,7 +33,7 @@ class CustomOptions(LaunchOptions):
 
     mixes_kinds = True
 
-    layout: Annotated[str, SPEC] = option(
+    layout: SpecField = option(
         "",
         "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
         metavar="FILE.py:FUNCTION",
@@ -51,6 +53,15 @@ class CustomOptions(LaunchOptions):
     def _mesh(self) -> Mesh | None:
         """``--mesh``, parsed; None without it."""
         return Mesh.parse(self.mesh) if self.mesh else None
+
+    @cached_property
+    def function(self) -> Factory:
+        """The function that ``--layout`` names. Raises ConfigError as ``Registry.find``."""
+        return Registry("--layout", "layout", {}).find(self.layout)
+
+    @property
+    def factories(self) -> dict[str, Factory]:
+        return {"layout": self.function} if self.layout else {}
 
     @property
     def launch_options(self) -> LaunchOptions | None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
-from dpexp.config import spec
 from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.factory import Factory
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
@@ -39,17 +39,17 @@ class UserSource(Source):
 
     Two are one to train and one to test on. It is what the name stands for, or what that returns.
     ``user_samples`` has the forms of a sample. If a data set has an attribute ``features`` (a
-    ``dpexp.data.Features``), models are built for that.
+    ``dpexp.config.features.Features``), models are built for that.
     """
 
-    def __init__(self, parsed: spec.Spec, where: str) -> None:
-        super().__init__(where)
-        self.name = parsed.factory
-        found = spec.load(parsed, where, objects=True)
+    def __init__(self, factory: Factory) -> None:
+        super().__init__(factory.where)
+        self.name = factory.target
+        found = factory.load(objects=True)
         if callable(found):
-            found = spec.call(found, parsed, where)
+            found = factory.call(found)
         else:
-            spec.check_no_options(parsed, found, where)
+            factory.check_no_options(found)
         what = f"{self.where}: {self.name}"
         train, test = train_and_test(found, what)
         self.train, self.collate = map_style(train, what)

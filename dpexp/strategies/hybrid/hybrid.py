@@ -89,7 +89,7 @@ class Hybrid(Replicating):
     @property
     def _is_rowwise(self) -> bool:
         """Whether the optimizer keeps one number for each row of a table, which needs the whole row."""
-        return self.config.optimizer.partition(":")[0] == "rowwise_adagrad"
+        return self.config.optimizer.name == "rowwise_adagrad"
 
     def _shards(self, model: nn.Module, hosts: Sequence[str], timer: Timer) -> dict[int, ShardedEmbedding]:
         """What this rank has of the tables of the host modules, by the id of the table."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.facts.references import file_hashes, is_relative, references
+from dpexp.engine.facts.files import file_hashes, is_relative
+from dpexp.engine.facts.references import references
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import HIDDEN
 from dpexp.record.runs.origin import is_ours
@@ -42,7 +43,7 @@ def _named(config: Row, exact: bool) -> Iterator[str]:
             raise
         yield f"--exact runs a config that this dpexp does not know ({error})"
         return
-    for reference in references(parsed):
+    for reference in filter(lambda each: each.is_outside, references(parsed)):
         if HIDDEN in reference.text:
             raise ConfigError(
                 f"{_printable(reference.flag)} {_printable(reference.text)}: the Record does not hold the "
@@ -54,7 +55,7 @@ def _named(config: Row, exact: bool) -> Iterator[str]:
 def changed_files(record: Record, config: Row) -> list[str]:
     """The files that the config names and that are different from those of the run, in words."""
     try:
-        present = file_hashes(RunConfig.from_dict(config))
+        present = file_hashes(references(RunConfig.from_dict(config)))
     except ConfigError:  # of another dpexp, which --exact runs
         return []
     recorded = _hashes(record)

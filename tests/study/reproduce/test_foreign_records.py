@@ -22,17 +22,25 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import SPEC, option, option_fields, spec_options
 from dpexp.config.run_config import RunConfig
+from dpexp.config.spec import Spec
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.engine.facts.references import REGISTRIES, references
+from dpexp.data.registry import LOSSES, SOURCES
+from dpexp.engine.facts.references import references
+from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.study.reproduce.foreign_records import changed_files, check_trust
 from dpexp.study.reproduce.reproduce import reproduce
+from dpexp.training.optimizer_names import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
 from pathlib import Path
+from dpexp.config.spec import Spec
+from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.models.linear import Linear
+from dpexp.models.registry import MODELS
+from dpexp.training.optimizer_names import OPTIMIZERS
 Path(__file__).with_name("was-run").touch()
 def make():
     return Linear(5, 2)
@@ -154,7 +162,7 @@ def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
             field.name
             for field in option_fields(cls)
             if not field.metadata["choices"]
-            and {str, tuple} & {types[field.name], typing.get_origin(types[field.name])}
+            and {str, tuple, Spec} & {types[field.name], typing.get_origin(types[field.name])}
         }
         assert texts - HARMLESS == set(spec_options(cls))
 
@@ -170,7 +178,7 @@ class LayoutOptions(StrategyOptions):
 def test_options_to_come_are_covered_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGY_OPTIONS, "single", LayoutOptions)
     config = RunConfig("single", options=LayoutOptions("os:system", ("a:b", "c:d")))
-    named = [str(reference) for reference in references(config)]
+    named = [str(reference) for reference in references(config) if reference.is_outside]
     assert named == [
         "--plan os:system uses os:system",
         "--optimizers a:b uses a:b",
@@ -187,11 +195,12 @@ def test_a_host_to_connect_to_needs_trust() -> None:
 
 
 def test_every_name_of_dpexp_runs_without_trust() -> None:
-    for option_name, registry in REGISTRIES.items():
+    for registry in (MODELS, SOURCES, LOSSES, OPTIMIZERS):
         for name, entry in registry.items():
             text = name + ":/etc/hostname" * (entry.argument is not None)
-            config = RunConfig("single", **{option_name: text})  # type: ignore[arg-type]
-            assert len(list(references(config))) == (entry.argument is not None)
+            config = RunConfig("single", **{registry.flag.removeprefix("--"): text})  # type: ignore[arg-type]
+            outside = [reference for reference in references(config) if reference.is_outside]
+            assert len(outside) == (entry.argument is not None)
 
 
 def test_a_relative_path_is_one_of_the_directory_where_the_run_was_started(
