@@ -171,6 +171,8 @@ def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
 class LayoutOptions(StrategyOptions):
     """Options of a strategy to come, whose plans are user code."""
 
+    strategy = STRATEGY_OPTIONS["single"].strategy
+
     plan: Annotated[str, SPEC] = option("", "pkg.mod:function.")
     optimizers: tuple[Annotated[str, SPEC], ...] = option(("sgd",), "Several.")
 
