@@ -32,7 +32,7 @@ def check_whole(home: Path, record: Record) -> None:
     assert record.damage == []
     assert Record.from_dict(json.loads((folder / RECORD).read_bytes())) == record
     assert len(record.steps["loss"]) == len(record.steps["time_ms"]) == STEPS - 2
-    assert sorted(path.name for path in folder.iterdir()) == ["head.json", "journal.jsonl", "record.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["journal.jsonl", "record.json"]
 
 
 @pytest.mark.parametrize("call", [2, 3, 5, 8, 13, 34, 89, 300, 1500, 6000])

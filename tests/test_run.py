@@ -336,7 +336,7 @@ def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sy
         store = f"http://127.0.0.1:{silent.getsockname()[1]}"
         process = shared().start(SCRIPT, *words, MLFLOW_TRACKING_URI=store)
         try:
-            wait_until(lambda: list(dpexp_home.glob("runs/*/head.json")))
+            wait_until(lambda: list(dpexp_home.glob("runs/*/record.json")))
             wait_until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text())
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate()

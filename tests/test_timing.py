@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dpexp import devices
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.timing import Timer
 
@@ -52,7 +53,7 @@ def test_coverage_counts_nested_and_overlapping_phases_once() -> None:
         {"step": 0, "phase": "scatter", "start_us": 20, "end_us": 30},
         {"step": 0, "phase": "backward", "start_us": 40, "end_us": 90},
     ]
-    assert record.summarize()["phase_coverage"] == pytest.approx(0.8)
+    assert summarize(record)["phase_coverage"] == pytest.approx(0.8)
 
 
 def test_a_step_that_raises_stops_the_recording() -> None:

@@ -4,7 +4,6 @@
 
     runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal.py
                   record.json      its fold, written when the run ends                    fold.py
-                  head.json        the summary of the run for lists of runs               summary.py
 
 Start reading in record.py, which defines the Record; reader.py reads a journal's lines, index.py finds runs
 by name. Every other room may import this one; it imports nothing of dpexp and neither torch nor mlflow.

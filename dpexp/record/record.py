@@ -1,4 +1,4 @@
-"""The Record (schema 1): every fact of one run, and the statistics of its raw samples."""
+"""The Record (schema 1): every fact of one run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import dataclasses
 import json
 import math
 import secrets
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dpexp.record.figures.phase_times import stage_figures
-from dpexp.record.figures.step_times import spread, usual_steps
-from dpexp.record.figures.work_figures import work_figures
 from dpexp.record.packing import unpack
 from dpexp.record.schema import wrong_types
 
@@ -141,25 +137,6 @@ class Record:
         value = self.__dict__.get(first)
         return (value if isinstance(value, dict) else None), rest
 
-    def summarize(self) -> Row:
-        """Median, spread and n of the raw samples; replaces ``summary``'s computed keys and returns it."""
-        usual = usual_steps(self)
-        self.summary |= {
-            "step_ms": spread(usual.times) if usual else None,
-            "samples_per_s": usual.samples_per_s if usual else None,
-            "phases_ms": {
-                name: statistics.median(kept) for name, ms in self.phases.items() if (kept := present(ms))
-            },
-            "phase_coverage": _coverage(self.timeline),
-        }
-        self.summary |= work_figures(self) | stage_figures(self)
-        if missing := len(self.missing_steps()):
-            self.summary["missing_steps"] = missing
-        flags = count_nonfinite({"loss": self.steps["loss"], **self.metrics})
-        if flags:
-            self.summary["nonfinite"] = flags
-        return self.summary
-
     def missing_steps(self) -> list[int]:
         """The numbers of the measured steps whose journal lines are lost."""
         return [number for number, ms in enumerate(self.steps["time_ms"]) if ms is None]
@@ -207,17 +184,6 @@ def check_schema(schema: object, what: str) -> None:
         )
 
 
-def count_nonfinite(series: Mapping[str, Sequence[float]]) -> Row:
-    """{name: {nan, inf, first}} of series with values that are not finite; ``first`` is an index."""
-    flags = {}
-    for name, values in series.items():
-        indices = [i for i, value in enumerate(values) if value is not None and not math.isfinite(value)]
-        if indices:
-            nan = sum(1 for i in indices if math.isnan(values[i]))
-            flags[name] = {"nan": nan, "inf": len(indices) - nan, "first": indices[0]}
-    return flags
-
-
 def now() -> str:
     """The current time, UTC, ISO 8601 to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -226,30 +192,6 @@ def now() -> str:
 def new_run_id() -> str:
     """Twelve random hex digits; users may abbreviate them."""
     return secrets.token_hex(6)
-
-
-def _coverage(timeline: Iterable[Row]) -> float | None:
-    """The fraction of the phase-timed steps that is inside a phase.
-
-    Replicas are left out: they are inside a phase, or on another rank.
-    """
-    steps_us = 0.0
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for row in timeline:
-        if row["phase"] == "step":
-            steps_us += row["end_us"] - row["start_us"]
-        elif row.get("replica") is None:
-            spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
-    return sum(map(union_length, spans.values())) / steps_us if steps_us > 0 else None
-
-
-def union_length(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length that the intervals (start, end) cover together."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
 
 
 def _json(value: Any) -> str:

@@ -2,20 +2,22 @@
 
 ``analysis`` computes, ``findings`` judges, ``compare`` ranks several runs, ``sections`` composes the report
 of one, ``render`` and ``figures`` write it. ``scripts``, ``run``, ``study`` and ``tracking`` may import this
-package; it imports ``config`` and ``record``. Start with ``sections.py``. Each function imports what it needs
-when it is called, so that ``--help`` never loads matplotlib.
+package; it imports ``config`` and ``record``. Start with ``sections.py``. Each function takes a Record, or a
+view of it that several of them share, so that figures are computed once, and imports what it needs when it is
+called, so that ``--help`` never loads matplotlib.
 """
 
 import json
 from pathlib import Path
 
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 
 __all__ = ["html", "note", "summary", "write_files"]
 
 
 def summary(
-    record: Record, *, width: int | None = None, color: bool | None = None, full: bool = False
+    record: Record | RecordView, *, width: int | None = None, color: bool | None = None, full: bool = False
 ) -> str:
     """The report of a run for a terminal ``width`` columns wide (default: this terminal's).
 
@@ -28,7 +30,7 @@ def summary(
     return terminal.text(sections.sections(record, full=full), width=width, color=color)
 
 
-def note(record: Record) -> str:
+def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content``."""
     from dpexp.report import sections
     from dpexp.report.render import markdown
@@ -36,14 +38,14 @@ def note(record: Record) -> str:
     return markdown.text(sections.sections(record))
 
 
-def html(record: Record) -> str:
+def html(record: Record | RecordView) -> str:
     """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
     from dpexp.report.render import page
 
-    return page.fragment(record)
+    return page.fragment(RecordView.of(record))
 
 
-def write_files(record: Record, folder: Path) -> list[Path]:
+def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
 
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
@@ -56,16 +58,17 @@ def write_files(record: Record, folder: Path) -> list[Path]:
     from dpexp.report.figures.timeline import timeline_figure
     from dpexp.report.render import page
 
-    figures, texts = {}, {}
+    figures, texts, view = {}, {}, RecordView.of(record)
+    record = view.record
     if record.timeline:
-        steps = timeline.steps(record)
+        steps = timeline.steps(view)
         figures["timeline.png"] = timeline_figure(record, steps)
         texts["timeline.html"] = page.timeline_page(record, steps)
         texts["trace.json"] = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
     if record.phases:
-        figures["phases.png"] = phases_figure(record)
+        figures["phases.png"] = phases_figure(view)
     if record.device_map:
-        figures["layout.png"] = layout_figure(record)
+        figures["layout.png"] = layout_figure(view)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=style.DPI)

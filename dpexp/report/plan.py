@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from dpexp.config.alike import merged
-from dpexp.record.batches import Batches, batches
+from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.sections import LINES, Section, device_map, shapes, shortest
@@ -15,11 +16,12 @@ def sections(planned: Row, *, full: bool = False) -> list[Section]:
     record = Record(run_id="", name=planned["name"], strategy=planned["config"]["strategy"])
     for name in ("execution", "config", "devices", "device_map", "shapes"):
         setattr(record, name, planned[name])
+    view = RecordView(record)
     parts = [
         _layout(record),
         _batch_split(planned["splits"], full),
-        shapes(list(_numbered(batches(record), planned["splits"])), planned["note"]),
-        device_map(record),
+        shapes(list(_numbered(view.batches, planned["splits"])), planned["note"]),
+        device_map(view),
         Section("Dry run: nothing was run or written."),
     ]
     found = [part for part in parts if part is not None]

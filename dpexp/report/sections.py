@@ -17,13 +17,13 @@ from dpexp.config.process import command as command_of
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
-from dpexp.record.batches import Batches, batches
+from dpexp.record.batches import Batches
 from dpexp.record.device_map import optimizer_rows
+from dpexp.record.figures.phase_times import Phase
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic import communication
+from dpexp.record.view import RecordView
 from dpexp.report import units, verdict
 from dpexp.report.analysis import layout, stages, work
-from dpexp.report.analysis.phases import Phase, phases
 from dpexp.report.analysis.shapes import call_texts, headline
 from dpexp.report.findings.rules import Finding, apply_rules, headlines
 
@@ -62,19 +62,20 @@ class Section:
     most: int = 0
 
 
-def sections(record: Record, *, full: bool = False) -> list[Section]:
-    """The sections in order, without those for which the Record has no data.
+def sections(record: Record | RecordView, *, full: bool = False) -> list[Section]:
+    """The sections of a Record in order, without those for which it has no data.
 
     A short report has the first finding, and shapes, device map and phases of at most ``LINES`` lines.
     """
-    findings = apply_rules(record)
+    view = RecordView.of(record)
+    record, findings = view.record, apply_rules(view)
     parts = [
-        _run(record, findings),
+        _run(view, findings),
         _verification(record) if full else _warning(record),
-        shapes(batches(record)),
-        device_map(record),
-        _work(record) if full else None,
-        _phases(record),
+        shapes(view.batches),
+        device_map(view),
+        _work(view) if full else None,
+        _phases(view),
         _findings(record, findings, full),
         _next_commands(record),
     ]
@@ -92,12 +93,13 @@ def shortest(section: Section) -> Section:
     return replace(section, table=table, most=LINES)
 
 
-def _run(record: Record, findings: Mapping[str, Finding]) -> Section:
+def _run(view: RecordView, findings: Mapping[str, Finding]) -> Section:
+    record = view.record
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
     if record.damage or record.execution == "passthrough":
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    lines = (verdict.verdict(record, findings), *verdict.figures(record), *verdict.remarks(record))
+    lines = (verdict.verdict(view, findings), *verdict.figures(view), *verdict.remarks(record))
     return Section(title, lines, mood)
 
 
@@ -153,10 +155,11 @@ def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
     return Section("Shapes", lines, table=Table(columns, tuple(rows), folds=True))
 
 
-def device_map(record: Record) -> Section | None:
+def device_map(view: RecordView) -> Section | None:
+    record = view.record
     if not record.device_map:
         return None
-    lines = _moved(record)
+    lines = _moved(view)
     if "cpu" in record.memory:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
     mapped = [row for row in record.device_map if row.get("mapped")]
@@ -180,19 +183,19 @@ def device_map(record: Record) -> Section | None:
     return Section("Device map", tuple(lines), table=Table(columns, tuple(rows), folds=True))
 
 
-def _work(record: Record) -> Section | None:
+def _work(view: RecordView) -> Section | None:
     """Memory by category and FLOPs of the observed step."""
-    columns, rows = work.memory_table(record)
-    if not rows and not record.work:
+    columns, rows = work.memory_table(view.record)
+    if not rows and not view.record.work:
         return None
     table = Table(columns, tuple(rows), folds=True) if rows else None
-    return Section("Memory and work of a step", tuple(work.lines(record)), table=table)
+    return Section("Memory and work of a step", tuple(work.lines(view)), table=table)
 
 
-def _moved(record: Record) -> list[str]:
+def _moved(view: RecordView) -> list[str]:
     """What a step moves between devices, forward and backward, a line each."""
     moved: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
-    for move in communication.moves(record):
+    for move in view.moves:
         moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
     return [
         f"{way} moves {units.size(found.total())}: "
@@ -229,15 +232,14 @@ def _alike(modules: Mapping[str, int]) -> list[str]:
     return names if len(names) <= 4 else [f"{len(modules)} modules"]
 
 
-def _phases(record: Record) -> Section | None:
-    bars = tuple(phases(record))
+def _phases(view: RecordView) -> Section | None:
+    bars, coverage = tuple(view.phases), view.phase_coverage
     if not bars:
         return None
-    coverage = record.summary.get("phase_coverage")
     line = f"share of a step, medians of {max(bar.n for bar in bars)} steps"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
-    return Section("Where a step goes", (line, *stages.lines(record)), bars=bars)
+    return Section("Where a step goes", (line, *stages.lines(view)), bars=bars)
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

@@ -1,7 +1,13 @@
 """Numbers as text for people: times, bytes, shapes, shares."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+
+
+def text(value: float, unit: str) -> str:
+    """A number in a unit of ``TEXTS``; of any other, the number with its unit after it."""
+    return TEXTS[unit](value) if unit in TEXTS else f"{number(value)} {unit}".rstrip()
 
 
 def ms(value: float) -> str:
@@ -57,6 +63,11 @@ def fraction(count: int, full: int) -> str:
 def percent(share: float) -> str:
     """A share as ``7.5%`` below 10% and ``42%`` above."""
     return f"{100 * share:.1f}%" if 0 < share < 0.0995 else f"{100 * share:.0f}%"
+
+
+def error(value: float) -> str:
+    """A relative error: ``2.9e-16``, ``0``; ``-`` where nothing was compared."""
+    return "-" if math.isnan(value) else "0" if value == 0 else f"{value:.1e}"
 
 
 def number(value: float) -> str:
@@ -123,3 +134,16 @@ def short_name(name: str, most: int) -> str:
     found = ["…" + ".".join(parts[start:]) for start in range(1, layer + 1)]
     found += [mark + ".".join(parts[start:]) for start in range(layer + 2, len(parts))]
     return next((short for short in found if len(short) <= most), mark + name[-max(1, most - len(mark)) :])
+
+
+TEXTS: Mapping[str, Callable[[float], str]] = {
+    "ms": ms,
+    "µs": lambda value: ms(value / 1000),
+    "B": size,
+    "FLOP": flop,
+    "FLOP/s": lambda value: f"{flop(value)}/s",
+    "share": percent,
+    "x": ratio,
+    "error": error,
+}
+"""How numbers in a unit read."""

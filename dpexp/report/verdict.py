@@ -1,12 +1,14 @@
 """The head of a run's report: a verdict in one line, then five lines of figures."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dpexp.config.errors import shortened
-from dpexp.record.figures.step_times import usual_steps
-from dpexp.record.record import Record, Row, present
+from dpexp.record.figures.figure import At, Figure
+from dpexp.record.figures.registry import figures as registered
+from dpexp.record.record import Record, Row
+from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.analysis import layout, work
+from dpexp.report.analysis import layout
 from dpexp.report.findings.rules import headlines
 
 MOST_DAMAGE = 3
@@ -20,14 +22,14 @@ EXECUTIONS = {
 }
 
 
-def verdict(record: Record, findings: Iterable[str]) -> str:
+def verdict(view: RecordView, findings: Iterable[str]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings."""
+    record, usual = view.record, view.usual
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
         return f"{record.status.upper()}: {shortened(error)}"
     if record.status != "finished":
         return f"{record.status.upper()}: the report shows what was recorded until then"
-    usual = usual_steps(record)
     execution = EXECUTIONS.get(record.execution, record.execution or "not started")
     parts = [f"{execution}, {_verified(record.verification)}"]
     if usual is not None:
@@ -45,10 +47,15 @@ def _verified(facts: Row) -> str:
     return f"verified to {limit:.0e}" if limit > USUAL_LIMIT else "verified"
 
 
-def figures(record: Record) -> list[str]:
-    """Layout, work, step time, rate and loss, errors: a line each."""
-    found = [_layout(record), _work(record), _step_time(record), _rate(record), _errors(record)]
-    return [line for line in found if line]
+def figures(view: RecordView) -> list[str]:
+    """Layout, work, then the figures of the registry: step time, rate and loss, errors, a line each."""
+    parts: dict[str, list[str]] = {}
+    for figure in registered(At.TERMINAL):
+        line = LINES.get(figure.name, RATE)
+        if text := TEXTS.get(figure.name, _plain)(view, figure):
+            parts.setdefault(line, []).append(text)
+    found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (STEP, RATE, ERRORS)]
+    return [line for line in (_layout(view.record), _work(view.record), *found) if line]
 
 
 def remarks(record: Record) -> list[str]:
@@ -81,37 +88,65 @@ def _work(record: Record) -> str:
     )
 
 
-def _step_time(record: Record) -> str:
-    usual = usual_steps(record)
+def _plain(view: RecordView, figure: Figure) -> str:
+    """``energy a step 3 J``; nothing where it is not known."""
+    number = figure.number(view)
+    return "" if number is None else f"{figure.title} {units.text(number, figure.unit)}"
+
+
+def _step_time(view: RecordView, figure: Figure) -> str:
+    usual = view.usual
     if usual is None:
         return ""
-    rate = work.rate(record, ", ") if "peak_share" in record.summary else ""  # else it is not of arithmetic
     share = f" ({units.percent(usual.iqr / usual.median)})" if usual.median else ""
     return (
         f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, "
-        f"IQR {units.ms(usual.iqr)}{share}{rate}"
+        f"IQR {units.ms(usual.iqr)}{share}"
     )
 
 
-def _rate(record: Record) -> str:
-    usual, losses = usual_steps(record), present(record.steps["loss"])
-    parts = []
-    if usual is not None and usual.samples_per_s:
-        where = " on this CPU" if record.execution == "virtual" else ""
-        parts.append(f"{units.number(usual.samples_per_s)} samples/s{where}")
-    if losses:
-        parts.append(f"loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last")
-    parts += [
-        f"{name} {kept[-1]:.4g}" for name, values in record.metrics.items() if (kept := present(values))
-    ]
-    return "; ".join(parts)
+def _flops_per_s(view: RecordView, figure: Figure) -> str:
+    """Beside the step time only where the share of the peak is known: else it is not of arithmetic."""
+    rate = figure.number(view)
+    return (
+        "" if view.usual is None or view.peak_share is None or rate is None else units.text(rate, figure.unit)
+    )
 
 
-def _errors(record: Record) -> str:
-    facts = record.verification
+def _samples_per_s(view: RecordView, figure: Figure) -> str:
+    where = " on this CPU" if view.record.execution == "virtual" else ""
+    rate = figure.number(view)
+    return f"{units.number(rate)} {figure.title}{where}" if rate else ""
+
+
+def _loss(view: RecordView, figure: Figure) -> str:
+    return f"loss {view.losses[0]:.4g} at first, {view.losses[-1]:.4g} at last" if view.losses else ""
+
+
+def _metrics(view: RecordView, figure: Figure) -> str:
+    return "; ".join(f"{name} {value:.4g}" for name, value in view.metrics.items())
+
+
+def _errors(view: RecordView, figure: Figure) -> str:
+    facts = view.record.verification
     if not facts.get("checked"):
         return ""
     kinds = (("outputs", "output_error"), ("gradients", "gradient_error"))
-    errors = [f"{kind} {float(facts[key]):.1e}" for kind, key in kinds if facts.get(key) is not None]
+    errors = [f"{kind} {view.errors[key]:.1e}" for kind, key in kinds if key in view.errors]
     limit = f"limit {float(facts['tolerance']):.0e}"
     return f"errors to a single device: {', '.join(errors) or 'none compared'}; {limit}"
+
+
+STEP, RATE, ERRORS = "step", "rate", "errors"
+"""The lines of figures; a figure that ``LINES`` does not name stands beside the rate."""
+LINES = {"step_ms": STEP, "flops_per_s": STEP, "verification": ERRORS}
+JOINTS = {STEP: ", "}
+TEXTS: dict[str, Callable[[RecordView, Figure], str]] = {
+    "step_ms": _step_time,
+    "samples_per_s": _samples_per_s,
+    "loss": _loss,
+    "metrics": _metrics,
+    "flops_per_s": _flops_per_s,
+    "verification": _errors,
+}
+"""How figures read that are more than a number with its title."""

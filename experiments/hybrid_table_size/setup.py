@@ -20,6 +20,7 @@ from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
+from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record, now
@@ -77,5 +78,5 @@ if __name__ == "__main__":
     alone = (before + made_s(int(sys.argv[1]))) / 2
     record.parent, record.experiment = os.environ.get(PARENT, ""), Path(__file__).parent.name
     record.metrics["setup"] = [round(setup_s / alone, 4)]
-    record.summarize()
+    summarize(record)
     print(record.to_json())

@@ -34,7 +34,6 @@ import psutil
 import typer
 
 from dpexp.record.journal.journal import JOURNAL, RECORD
-from dpexp.record.summary import SUMMARY
 from dpexp.tracking.delivery.ledger import LEDGER
 
 HERE = Path(__file__).resolve().parent
@@ -106,8 +105,7 @@ def delete_database(folder: Path, rng: random.Random) -> None:
 Damage = Callable[[Path, random.Random], None]
 FILES: list[dict[str, tuple[int, Damage]]] = [
     {
-        f"bit flipped in {RECORD}": (12, lambda folder, rng: flip(folder / RECORD, rng)),
-        f"bit flipped in {SUMMARY}": (12, lambda folder, rng: flip(folder / SUMMARY, rng)),
+        f"bit flipped in {RECORD}": (24, lambda folder, rng: flip(folder / RECORD, rng)),
         f"bit flipped in {LEDGER}": (12, lambda folder, rng: flip(folder / LEDGER, rng)),
         "run deleted in MLflow": (23, delete_mlflow_run),
     },

@@ -143,7 +143,7 @@ def server(home: Path) -> Iterator[None]:
 def many_runs(home: Path) -> dict[str, float]:
     """Seconds that ``runs.py list`` takes over ten thousand runs."""
     template = end(begin(home, "template")).parent
-    files = {name: (template / name).read_text() for name in ("journal.jsonl", "record.json", "head.json")}
+    files = {name: (template / name).read_text() for name in ("journal.jsonl", "record.json")}
     for number in range(RUNS):
         folder = home / "runs" / f"{number:012x}"
         folder.mkdir()

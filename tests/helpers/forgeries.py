@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 
 
@@ -18,7 +19,7 @@ def _device_map(record: Record) -> None:
 def _fewer_steps(record: Record) -> None:
     for values in record.steps.values():
         del values[-10:]
-    record.summarize()
+    summarize(record)
 
 
 def _faster(record: Record) -> None:
@@ -29,7 +30,7 @@ def _faster(record: Record) -> None:
 def _slower(record: Record) -> None:
     """Steps that take longer together than the run did."""
     record.steps["time_ms"] = [1000 * ms for ms in record.steps["time_ms"]]
-    record.summarize()
+    summarize(record)
 
 
 def _config(record: Record) -> None:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from dpexp.config.run_config import RunConfig
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 
 EPOCH = (30, 30, 30, 10)
@@ -93,7 +94,7 @@ def whole(
         record.memory |= dict.fromkeys(devices, 100_000_000)
     for key, value in changes.items():
         setattr(record, key, value)
-    record.summarize()
+    summarize(record)
     return record
 
 
@@ -139,7 +140,7 @@ def hybrid(
     record.timeline, record.phases = [], {}
     measure(record, sum((phases or default).values()), 100, EPOCH)
     time_phases(record, phases or default, [], 0.0)
-    record.summarize()
+    summarize(record)
     return record
 
 

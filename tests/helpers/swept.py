@@ -22,6 +22,7 @@ CLAIMS, ANSWER, COLUMNS, FIGURE, REPEATS = [], "Yes.", ("step_ms",), Bars("", "s
 PROGRAM = """
 import os, pathlib, signal, sys, time
 sys.path.insert(0, %r)
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, new_run_id
 here, name = pathlib.Path(__file__).parent, sys.argv[1]
 with open(here / "started", "a") as file:
@@ -30,7 +31,7 @@ while name == "slow" and not (here / "mended").exists():
     time.sleep(0.05)
 record = Record(run_id=new_run_id(), name=name, status="finished", parent=os.environ["DPEXP_PARENT"])
 record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
-record.summarize()
+summarize(record)
 print(record.to_json())
 """
 

@@ -20,6 +20,7 @@ from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.config.alike import merged
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report import plan, units
 from dpexp.report.findings.rules import apply_rules, headlines
@@ -149,7 +150,7 @@ def test_a_full_summary_has_memory_by_category_and_work() -> None:
     assert "FLOP" not in report.summary(record, width=120)  # the time of a small step is not of arithmetic
     record.work = {"rows": 10, "flops": work["flops"]}  # the observed step is not one of the usual size
     record.summary = {}
-    assert "flops_per_s" not in record.summarize()
+    assert "flops_per_s" not in summarize(record)
 
 
 def test_a_full_summary_has_the_share_of_the_peak_tokens_and_energy() -> None:
@@ -175,7 +176,7 @@ def test_a_full_summary_has_the_share_of_the_peak_tokens_and_energy() -> None:
     assert f"{units.number(90 / step_s)} tokens/s; 0.5 J a step of package-0, cuda:0" in text
     del work["peak"]  # an earlier dpexp, or a machine whose peak is not known
     record.summary = {}
-    assert "peak_share" not in record.summarize()
+    assert "peak_share" not in summarize(record)
 
 
 def test_note_has_the_sections_of_the_summary() -> None:

@@ -17,7 +17,8 @@ from dpexp.config.strategies.custom import CustomOptions
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
-from dpexp.record.traffic.communication import moves, totals
+from dpexp.record.traffic.communication import moves
+from dpexp.record.view import RecordView
 
 LAYOUTS = HELPERS / "layouts.py"
 EXPERIMENT = ROOT / "experiments" / "planted_bugs"
@@ -46,7 +47,7 @@ def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
     assert {tuple(row["local_shape"]) for row in weights} == {(5, 10)}
     outside = [row for row in found["shapes"] if row["module"] == "" and row["batch"] == 0]
     assert [(row["replica"], row["inputs"]) for row in outside] == [(rank, [[5, 10]]) for rank in range(4)]
-    counted = totals(Record.from_dict(found))
+    counted = RecordView(Record.from_dict(found)).bytes_moved
     assert counted is not None
     assert min(counted["forward"], counted["backward"]) > 0
     single = json.loads(run("single", "--model", "blocks", *SHORT).stdout)

@@ -7,13 +7,13 @@ docs/definitions.md says what a step is.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dpexp.record.record import Record
+from dpexp.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,14 @@ def efficiency(speed_up: float, times_devices: float) -> float:
     return speed_up / times_devices
 
 
+def typical(figures: Iterable[float]) -> float:
+    """The figure of several runs: the geometric mean of theirs; 0 if one of them is."""
+    figures = list(figures)
+    if min(figures) <= 0:
+        return 0.0
+    return figures[0] if len(figures) == 1 else math.exp(math.fsum(map(math.log, figures)) / len(figures))
+
+
 def steps_by_rows(record: Record) -> dict[int, list[float]]:
     """{rows of the batch: step times in ms}, in the order of the steps."""
     times: dict[int, list[float]] = {}
@@ -57,18 +65,12 @@ def steps_by_rows(record: Record) -> dict[int, list[float]]:
     return times
 
 
-def usual_steps(record: Record) -> Steps | None:
+def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:
     """The steps of the most frequent batch size (the larger one of equals); None without steps."""
-    rows, times = usual_times(record)
-    figures = spread(times)
-    return None if figures is None else Steps(rows, tuple(times), **figures)
-
-
-def usual_times(record: Record) -> tuple[int, list[float]]:
-    """(rows, step times in ms) of the most frequent batch size; ``(0, [])`` without steps."""
-    by_rows = steps_by_rows(record)
-    rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows), default=0)
-    return rows, by_rows.get(rows, [])
+    if not by_rows:
+        return None
+    rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows))
+    return Steps(rows, tuple(by_rows[rows]), **spread(by_rows[rows]) or {})
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any] | None:

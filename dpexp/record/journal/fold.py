@@ -5,6 +5,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from dpexp.config.ranges import ranges
+from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.journal.kept import keep, lost_bytes
@@ -12,7 +13,6 @@ from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, read_derived, seal, warn_of
 from dpexp.record.record import JournalError, Record
 from dpexp.record.schema import wrong_types
-from dpexp.record.summary import SUMMARY, RunSummary
 
 
 def fold(journal: Path) -> Record:
@@ -49,7 +49,7 @@ def fold(journal: Path) -> Record:
         raise JournalError(f"{journal} was not written by dpexp: {wrong[0]}")
     if missing := record.missing_steps():
         record.damage.append(f"{len(missing)} steps are missing: {ranges(missing)}")
-    record.summarize()
+    summarize(record)
     return record
 
 
@@ -60,16 +60,15 @@ def _without_entries(reader: JournalReader, record: Record) -> str:
 
 
 def finish(journal: Path) -> Record:
-    """Fold the journal, write the Record and its summary beside it, and return the Record.
+    """Fold the journal, write the Record beside it, and return it.
 
-    If they cannot be written, for example on a full disk, the Record's ``damage`` holds the error.
+    If it cannot be written, for example on a full disk, the Record's ``damage`` holds the error.
     """
     record = fold(journal)
     try:
         made_from = checksum(journal)
         keep(journal.with_name(RECORD), made_from["bytes"], is_damaged=bool(record.damage))
         write_atomically(journal.with_name(RECORD), seal(record.to_json(), made_from))
-        write_atomically(journal.with_name(SUMMARY), seal(RunSummary.of(record).to_json(), made_from))
     except OSError as error:
         record.damage.append(f"{RECORD} could not be written: {error.strerror}")
     return record

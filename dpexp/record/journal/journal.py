@@ -33,7 +33,6 @@ from dpexp.record.journal.kept import keep
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
 from dpexp.record.redact import redact_entry
-from dpexp.record.summary import SUMMARY
 
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
@@ -79,8 +78,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         keep(folder / RECORD, journal.path.stat().st_size)
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
-        for stale in (RECORD, SUMMARY):
-            (folder / stale).unlink(missing_ok=True)
+        (folder / RECORD).unlink(missing_ok=True)
         return journal
 
     def _open(self, folder: Path, file: Any) -> None:

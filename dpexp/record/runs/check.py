@@ -1,10 +1,9 @@
-"""Check: a run's journal, Record and summary against one another, and the repair of what derives.
+"""Check: a run's journal and Record against one another, and the repair of what derives.
 
 ``dpexp.tracking.delivery.check`` compares them with what the MLflow store holds.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,9 @@ from typing import Any
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.seal import checksum, unseal
-from dpexp.record.record import JournalError, Record
-from dpexp.record.summary import SUMMARY, RunSummary
+from dpexp.record.record import JournalError
 
 WRITE_AGAIN = "write it again from the journal"
-DERIVED: dict[str, tuple[str, Callable[[Record], str]]] = {
-    RECORD: ("record", Record.to_json),
-    SUMMARY: ("summary", lambda record: RunSummary.of(record).to_json()),
-}
-"""{file: (kind of its problems, its text for a Record)}."""
 _BY_VERSION = ("summary", "damage")
 """Keys of a Record that another version of dpexp may have computed otherwise."""
 
@@ -29,7 +22,7 @@ _BY_VERSION = ("summary", "damage")
 class Problem:
     """What is wrong with a run.
 
-    ``kind`` is journal, record, summary, ledger, missing, values, facts or system.
+    ``kind`` is journal, record, ledger, missing, values, facts or system.
     ``repair`` says what ``runs.py check --repair`` does about it; it is empty where nothing can.
     """
 
@@ -51,16 +44,13 @@ def problems(folder: Path) -> list[Problem]:
     except JournalError as error:
         return [Problem(folder.name, "journal", str(error))]
     found = [Problem(folder.name, "journal", text) for text in record.damage]
-    made_from = checksum(journal)
-    for name, (kind, text) in DERIVED.items():
-        wrong = _derived(folder / name, json.loads(text(record)), made_from)
-        if wrong:
-            found.append(Problem(folder.name, kind, f"{name}: {wrong}", WRITE_AGAIN))
+    if wrong := _derived(folder / RECORD, json.loads(record.to_json()), checksum(journal)):
+        found.append(Problem(folder.name, "record", f"{RECORD}: {wrong}", WRITE_AGAIN))
     return found
 
 
 def _derived(path: Path, expected: dict[str, Any], made_from: dict[str, Any]) -> str:
-    """What is wrong with a derived file; empty for one that the journal gave."""
+    """What is wrong with the Record's file; empty for one that the journal gave."""
     try:
         data, source = unseal(path.read_bytes())
     except FileNotFoundError:
@@ -75,6 +65,6 @@ def _derived(path: Path, expected: dict[str, Any], made_from: dict[str, Any]) ->
 
 
 def repair(folder: Path, found: list[Problem]) -> None:
-    """Write the Record and the summary again, if one of them is wrong. Raises JournalError."""
+    """Write the Record again if it is wrong. Raises JournalError."""
     if any(problem.repair == WRITE_AGAIN for problem in found):
         finish(folder / JOURNAL)

@@ -10,7 +10,6 @@ from dpexp.record.journal.durable import make_folder, private_files, write_atomi
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.record import JournalError
-from dpexp.record.summary import SUMMARY
 
 SYSTEM = "system.jsonl"
 """The system metrics of a run, which are copied as well."""
@@ -75,8 +74,7 @@ def _merge(journal: Path, folder: Path) -> None:
             f"{journal} and {folder / JOURNAL} are different journals of one run id: nothing was changed"
         )
     write_atomically(folder / JOURNAL, imported)
-    for stale in (RECORD, SUMMARY):
-        (folder / stale).unlink(missing_ok=True)
+    (folder / RECORD).unlink(missing_ok=True)
     system = journal.with_name(SYSTEM)
     if system.exists():
         write_atomically(folder / SYSTEM, system.read_bytes())

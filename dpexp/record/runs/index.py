@@ -1,7 +1,7 @@
 """The index of runs: which runs exist, and which of them an argument of the command line names.
 
-A run that has ended has a summary file, so that ten thousand runs are listed without reading ten thousand
-journals. Arguments are only compared with existing names; none becomes part of a path.
+Of a run that has ended a list reads the short keys of its Record, and not its journal. Arguments are only
+compared with existing names; none becomes part of a path.
 """
 
 import dataclasses
@@ -11,11 +11,10 @@ import shutil
 from pathlib import Path
 
 from dpexp.config.process import command
-from dpexp.record.journal.fold import fold
 from dpexp.record.journal.journal import JOURNAL, is_open
-from dpexp.record.journal.seal import read_derived, warn_of
 from dpexp.record.record import JournalError, Record
-from dpexp.record.summary import SUMMARY, RunSummary
+from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.runs.stored_record import RecordReader
 
 UNREADABLE = "unreadable"
 LAST = "last"
@@ -34,29 +33,25 @@ def folders(runs: Path) -> list[Path]:
         return []
 
 
-def read_summary(folder: Path) -> RunSummary:
-    """The summary of one run: from its file, or folded from the journal.
+def read_summary(folder: Path, reader: RecordReader | None = None) -> RunSummary:
+    """The summary of one run, from its Record, or from its journal before its end.
 
-    A list reads no journals of ended runs: of them only the length is compared. A folder without a readable
-    journal has the status ``unreadable``, and ``problem`` says why.
+    Of the journals of ended runs only the length is compared. A folder without a readable one has the status
+    ``unreadable``, and ``problem`` says why.
     """
     try:
-        data = read_derived(folder / SUMMARY, folder / JOURNAL, by_length=True)
-        return dataclasses.replace(RunSummary.from_dict(data), run_id=folder.name)
-    except (OSError, ValueError, TypeError) as unread:  # still running, or written by another version
-        try:
-            folded = RunSummary.of(fold(folder / JOURNAL))
-        except JournalError as error:
-            unreadable = RunSummary.of(Record(run_id=folder.name, status=UNREADABLE))
-            return dataclasses.replace(unreadable, problem=str(error))
-        if not isinstance(unread, FileNotFoundError):
-            warn_of(folder / SUMMARY, str(unread))
-        return dataclasses.replace(folded, run_id=folder.name)
+        summary = RunSummary.of((reader or RecordReader()).read(folder, by_length=True))
+    except JournalError as error:
+        unreadable = RunSummary.of(Record(status=UNREADABLE))
+        return dataclasses.replace(unreadable, run_id=folder.name, problem=str(error))
+    return dataclasses.replace(summary, run_id=folder.name)
 
 
 def summaries(runs: Path) -> list[RunSummary]:
     """The summaries of all runs, the newest first."""
-    return sorted(map(read_summary, folders(runs)), key=lambda run: (run.started, run.run_id), reverse=True)
+    reader = RecordReader()
+    found = (read_summary(folder, reader) for folder in folders(runs))
+    return sorted(found, key=lambda run: (run.started, run.run_id), reverse=True)
 
 
 def delete(folder: Path) -> None:

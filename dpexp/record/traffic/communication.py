@@ -12,7 +12,7 @@ What ranks send each other was counted in a step. Both are known of a Record tha
     hybrid (ranks)   all-to-all of ids and vectors         all-to-all of gradients, or all-reduce
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dpexp.record.batches import Batches, batches
 from dpexp.record.record import Record, Row
@@ -56,20 +56,10 @@ def is_known(record: Record) -> bool:
     return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
 
 
-def totals(record: Record) -> dict[str, int] | None:
-    """``{"forward": bytes, "backward": bytes}`` of a step over all devices; None where it is not known."""
-    if not is_known(record):
-        return None
-    found = {"forward": 0, "backward": 0}
-    for move in moves(record):
-        found["backward" if move.is_backward else "forward"] += move.bytes
-    return found
-
-
-def by_phase(record: Record, group: Batches | None = None) -> dict[str, int]:
-    """The bytes that each phase moves, of those that move any."""
+def by_phase(moves: Iterable[Move]) -> dict[str, int]:
+    """{phase: the bytes that it moves}, of those that move any."""
     found: dict[str, int] = {}
-    for move in moves(record, group):
+    for move in moves:
         found[move.phase] = found.get(move.phase, 0) + move.bytes
     return found
 

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpexp.record.figures.step_times import typical
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -56,14 +58,6 @@ class Interval:
         if not self.is_known:
             return f"{show(self.value)} (from one run each: no interval)"
         return f"{show(self.value)} (95% interval {show(self.low)} to {show(self.high)})"
-
-
-def typical(figures: Iterable[float]) -> float:
-    """The figure of a cell: the geometric mean of its runs' figures; 0 if one of them is."""
-    figures = list(figures)
-    if min(figures) <= 0:
-        return 0.0
-    return figures[0] if len(figures) == 1 else math.exp(math.fsum(map(math.log, figures)) / len(figures))
 
 
 def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:

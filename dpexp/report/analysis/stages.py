@@ -1,39 +1,38 @@
 """Stages of a hybrid step, each alone: how near to what the machine gives, and the step to the longest."""
 
-from dpexp.record.figures.phase_times import LIMITS, STAGES
-from dpexp.record.record import Record
-from dpexp.record.traffic.communication import by_phase
+from dpexp.record.figures.stages import LIMITS, STAGES
+from dpexp.record.view import RecordView
 from dpexp.report import units
 
 
-def lines(record: Record) -> list[str]:
+def lines(view: RecordView) -> list[str]:
     """One line, of a hybrid; none of another layout."""
-    figures = record.summary.get("stages")
+    figures, config = view.stages, view.record.config
     if not figures:
         return []
     times = {stage: figures[f"{stage}_ms"] for stage in STAGES if f"{stage}_ms" in figures}
-    alone = ", ".join(f"{stage} {units.ms(ms)}{_rate(record, stage, ms)}" for stage, ms in times.items())
+    alone = ", ".join(f"{stage} {units.ms(ms)}{_rate(view, stage, ms)}" for stage, ms in times.items())
     longest = max(times, key=lambda stage: times[stage])
     step = f"a step takes {figures['of_bound']:.2f} times the longest ({longest})"
-    if record.config.get("pipeline") and record.config.get("shard_embedding"):
+    if config.get("pipeline") and config.get("shard_embedding"):
         return [f"alone: {alone}; {step}; ahead, all tables share the exchanges that each has alone"]
     return [f"alone: {alone}; {step}, and overlap cannot bring it below 1"]
 
 
-def _rate(record: Record, stage: str, ms: float) -> str:
+def _rate(view: RecordView, stage: str, ms: float) -> str:
     """`` (62% of what memory gives, 9.8 GB/s)`` where that was measured, else the rate of lookup or copy.
 
     A virtual device needs no copy, which has no rate.
     """
-    share = record.summary["stages"].get(f"{stage}_share")
+    share = view.stages.get(f"{stage}_share")
     if share is not None:
         limit, key = LIMITS[stage]
-        most = record.work[limit][key]["max"]
+        most = view.record.work[limit][key]["max"]
         rate = f"{units.flop(most) if stage == 'dense' else units.size(round(most))}/s"
         name = {"lookup": "memory", "copy": "the link", "dense": "the device"}[stage]
         if stage == "lookup" and share > 1:
             return f" (more than the {rate} of the probe: caches have the rows, or it was disturbed)"
         return f" ({units.percent(share)} of what {name} gives, {rate})"
-    moved = by_phase(record).get("transfer", 0)
-    is_copied = stage == "lookup" or (stage == "copy" and record.execution == "real")
+    moved = view.bytes_by_phase.get("transfer", 0)
+    is_copied = stage == "lookup" or (stage == "copy" and view.record.execution == "real")
     return f" ({units.size(round(moved / ms * 1e3))}/s)" if is_copied and moved and ms else ""

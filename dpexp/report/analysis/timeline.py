@@ -12,14 +12,18 @@ these bars.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dpexp.record import device_map
-from dpexp.record.batches import Batches, Shape, batches
+from dpexp.record.batches import Batches, Shape
 from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.record import Record, Row
 from dpexp.record.traffic import communication, copies
+from dpexp.record.view import RecordView
 from dpexp.report.analysis import layout
 
 Shapes = tuple[Shape, ...]
+Groups = dict[int | None, Batches]
+"""Batches by their rows."""
+Moved = Mapping[str, int]
+"""{phase: bytes}"""
 ROUNDING = 1e-5
 """Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
@@ -83,13 +87,18 @@ class Step:
         return _by_start([bar for lane in self.lanes for bar in lane.bars])
 
 
-def steps(record: Record) -> list[Step]:
-    """Every phase-timed step of the Record, in order."""
+def steps(record: Record | RecordView) -> list[Step]:
+    """Every phase-timed step of a Record, in order."""
+    view = RecordView.of(record)
     by_step: dict[int, list[Row]] = {}
-    for row in record.timeline:
+    for row in view.record.timeline:
         by_step.setdefault(row["step"], []).append(row)
-    groups: dict[int | None, Batches] = {group.rows: group for group in reversed(batches(record))}
-    return [_step(record, number, rows, groups) for number, rows in sorted(by_step.items())]
+    groups: Groups = {group.rows: group for group in reversed(view.batches)}
+    moved = {
+        rows: communication.by_phase(communication.moves(view.record, group))
+        for rows, group in groups.items()
+    }
+    return [_step(view, number, rows, groups, moved) for number, rows in sorted(by_step.items())]
 
 
 def typical(several: list[Step]) -> Step | None:
@@ -99,21 +108,22 @@ def typical(several: list[Step]) -> Step | None:
     return alike[(len(alike) - 1) // 2] if alike else None
 
 
-def _step(record: Record, number: int, rows: list[Row], groups: dict[int | None, Batches]) -> Step:
+def _step(
+    view: RecordView, number: int, rows: list[Row], groups: Groups, moved: Mapping[int | None, Moved]
+) -> Step:
     step_rows = [row for row in rows if row["phase"] == "step"] or rows
     start = min(row["start_us"] for row in step_rows)
     end = max(row["end_us"] for row in step_rows)
-    size = rows_of(record, number)
-    group = groups.get(size)
-    moved = communication.by_phase(record, group) if group else {}
-    lanes = _lanes([_bar(row, start, group, moved) for row in rows if row["phase"] != "step"])
+    size = rows_of(view.record, number)
+    group, sent = groups.get(size), moved.get(size, {})
+    lanes = _lanes([_bar(row, start, group, sent) for row in rows if row["phase"] != "step"])
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
-        lanes += [Lane(device, None) for device in device_map.without_host(record) if device not in busy]
+        lanes += [Lane(device, None) for device in view.devices if device not in busy]
     return Step(number, start / 1000, (end - start) / 1000, size, lanes)
 
 
-def _bar(row: Row, step_start: float, group: Batches | None, moved: Mapping[str, int]) -> Bar:
+def _bar(row: Row, step_start: float, group: Batches | None, moved: Moved) -> Bar:
     inputs, outputs = _shapes(row["phase"], row["replica"], group) if group else ((), ())
     start, ms = (row["start_us"] - step_start) / 1000, (row["end_us"] - row["start_us"]) / 1000
     size = moved.get(row["phase"]) if row["replica"] is None else None

@@ -1,7 +1,8 @@
 """Memory and work of the observed step as text: a row for each kind of device, a line for its FLOPs."""
 
-from dpexp.record.figures.work_figures import CATEGORIES
+from dpexp.record.figures.work import CATEGORIES
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import units
 
 HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}
@@ -20,20 +21,18 @@ def memory_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     return columns, [(units.span(devices), *sizes) for sizes, devices in alike.items()]
 
 
-def lines(record: Record) -> list[str]:
+def lines(view: RecordView) -> list[str]:
     """What a step computes, how fast, and what is not in these figures."""
-    if note := record.work.get("note"):
+    if note := view.record.work.get("note"):
         return [f"memory and FLOPs of a step: {note}"]
-    return [
-        line for line in (_computed(record), _not_counted(record), _peak(record), _others(record)) if line
-    ]
+    return [line for line in (_computed(view), _not_counted(view.record), _peak(view), _others(view)) if line]
 
 
-def _computed(record: Record) -> str:
-    parts = [f"{units.flop(count)} in {name}" for name, count in record.summary.get("flops", {}).items()]
+def _computed(view: RecordView) -> str:
+    parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
-    return f"a step of {record.work['rows']} rows computes at least {', '.join(parts)}{rate(record)}"
+    return f"a step of {view.record.work['rows']} rows computes at least {', '.join(parts)}{_rate(view)}"
 
 
 def _not_counted(record: Record) -> str:
@@ -42,9 +41,9 @@ def _not_counted(record: Record) -> str:
     return f"not counted: {', '.join(names[:NAMED])}{more}" if names else ""
 
 
-def _peak(record: Record) -> str:
+def _peak(view: RecordView) -> str:
     """The share of the machine's peak, and how that was measured."""
-    share, peak = record.summary.get("peak_share"), record.work.get("peak")
+    share, peak = view.peak_share, view.record.work.get("peak")
     if share is None or peak is None:
         return ""
     rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
@@ -57,17 +56,16 @@ def _peak(record: Record) -> str:
     )
 
 
-def _others(record: Record) -> str:
+def _others(view: RecordView) -> str:
     """Tokens a second, and energy."""
-    tokens, joules = (record.summary.get(key) for key in ("tokens_per_s", "joules_per_step"))
+    tokens, joules = view.tokens_per_s, view.joules_per_step
     parts = [f"{units.number(tokens)} tokens/s"] if tokens else []
     if joules is not None:
-        names = ", ".join(record.work["energy"]["joules"])
+        names = ", ".join(view.record.work["energy"]["joules"])
         parts.append(f"{joules:.3g} J a step of {names}, all that runs there included")
     return "; ".join(parts)
 
 
-def rate(record: Record, joint: str = "; ") -> str:
+def _rate(view: RecordView) -> str:
     """``; 12 GFLOP/s``, where it is known."""
-    per_second = record.summary.get("flops_per_s")
-    return f"{joint}{units.flop(per_second)}/s" if per_second else ""
+    return f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s else ""

@@ -3,10 +3,12 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpexp.record.figures.phase_times import Phase
 from dpexp.record.journal.fold import load
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
-from dpexp.report.analysis.phases import Phase, phases
+from dpexp.report.analysis.phases import is_visible
 from dpexp.report.compare.grouping import Cell, Group
 from dpexp.report.compare.tables import dates, labels, run_ids, shown
 from dpexp.report.figures import palette, style
@@ -20,7 +22,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     """A stacked bar for each cell: the median of each phase of a step, without phases inside others."""
     stacks: list[tuple[Cell, list[Phase]]] = []
     for cell in shown(group)[:MOST_BARS]:
-        top_level = [phase for phase in phases(load(cell.folder)) if phase.depth == 0]
+        top_level = [phase for phase in RecordView(load(cell.folder)).phases if phase.depth == 0]
         if top_level:
             stacks.append((cell, top_level))
     if not stacks:
@@ -28,7 +30,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
     for row, (_, stack) in enumerate(stacks):
         left = 0.0
-        for phase in (phase for phase in stack if phase.is_visible):
+        for phase in (phase for phase in stack if is_visible(phase)):
             color = palette.color(phase.name)
             axes.barh(row, phase.median, left=left, height=0.66, color=color, **style.EDGE)
             left += phase.median

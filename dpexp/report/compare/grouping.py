@@ -19,11 +19,14 @@ from typing import Any
 
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.device_map import without_host
-from dpexp.record.figures.step_times import efficiency, rate, spread, usual_times
+from dpexp.record.figures.figure import Figure
+from dpexp.record.figures.step_times import efficiency, spread, typical
 from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.stored_record import RecordReader
+from dpexp.record.view import RecordView
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
-from dpexp.report.compare.run_records import GroupKey, RunRecords
+from dpexp.report.compare.group_key import GroupKey, GroupKeys
 
 
 @dataclass
@@ -40,9 +43,21 @@ class Cell:
         return self.runs[0]
 
     @cached_property
+    def views(self) -> list[RecordView]:
+        return [RecordView(run) for run in self.runs]
+
+    @property
     def times(self) -> list[list[float]]:
         """Step times in ms of the usual batch, run by run."""
-        return [usual_times(run)[1] for run in self.runs]
+        return [view.usual_times for view in self.views]
+
+    def number(self, figure: Figure) -> float | None:
+        """A figure of these runs; None where it is not known."""
+        return figure.of_runs([figure.number(view) for view in self.views])
+
+    def pooled(self, figure: Figure) -> dict[str, float]:
+        """{median, iqr, min, max, n} of the samples of all runs."""
+        return spread([sample for view in self.views for sample in figure.of(view)]) or {}
 
     @property
     def devices(self) -> int:
@@ -66,32 +81,12 @@ class Cell:
     @property
     def typical_ms(self) -> float:
         """The step time of the cell: the geometric mean of its runs' medians."""
-        return intervals.typical(self.medians.values())
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return rate(self.rows, self.typical_ms)
-
-    def gradient_error(self) -> float | None:
-        """The largest of the runs; None where one was not checked."""
-        errors = [run.verification.get("gradient_error") for run in self.runs]
-        known = [float(error) for error in errors if error is not None]
-        return max(known) if len(known) == len(errors) else None
+        return typical(self.medians.values())
 
     def memory(self) -> dict[str, int]:
         """Peak bytes by device, the largest of the runs."""
         devices = dict.fromkeys(device for run in self.runs for device in run.memory)
         return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
-
-    def activation_bytes(self) -> int | None:
-        """The activations of the device that has most, in the run that has most; None where not known."""
-        found = [run.summary.get("memory_bytes", {}).get("activations") for run in self.runs]
-        return max((count for count in found if count is not None), default=None)
-
-    def flops_per_s(self) -> float | None:
-        """The FLOPs of a step, equal in all runs, over the step time of the cell; None where not known."""
-        flops = sum(self.first.summary.get("flops", {}).values())
-        return 1000 * flops / self.typical_ms if flops and "flops_per_s" in self.first.summary else None
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
@@ -164,20 +159,20 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
-    records, left_out = RunRecords(), []
+    keys, left_out = GroupKeys(), []
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
-    found, unreadable = _read(folders, records)
+    found, unreadable = _read(folders)
     hosts = _hosts(found.values())
     for folder, record in found.items():
-        rows, times = usual_times(record)
-        if record.status != "finished" or not times:
+        usual = RecordView(record).usual
+        if record.status != "finished" or usual is None:
             why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
-        (execution, machine, work), config = records.keys(record)
+        (execution, machine, work), config = keys.of(record)
         key = (execution, (hosts.get(record.parent, machine[0]), *machine[1:]), work)
-        cell = cells.setdefault((key, config, rows), Cell(rows, folder))
+        cell = cells.setdefault((key, config, usual.rows), Cell(usual.rows, folder))
         if not cell.runs:
             groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.runs.append(record)
@@ -185,12 +180,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return Comparison(ranked, left_out + unreadable, unreadable)
 
 
-def _read(folders: Iterable[Path], records: RunRecords) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
+def _read(folders: Iterable[Path]) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
     """The runs by folder, and those that cannot be read, each with the reason."""
-    found, unreadable = {}, []
+    reader, found, unreadable = RecordReader(), {}, []
     for folder in folders:
         try:
-            found[folder] = records.read(folder)
+            found[folder] = reader.read(folder)
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
     return found, unreadable

@@ -14,7 +14,8 @@ from rich.cells import cell_len
 
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
-from dpexp.report.compare.run_records import RunRecords
+from dpexp.record.runs.stored_record import RecordReader
+from dpexp.report.compare.group_key import GroupKeys
 from dpexp.report.render.run_list import prefixes, printable, shortened
 from dpexp.report.sections import Section
 
@@ -81,25 +82,25 @@ class History:
 def is_sweep(folder: Path) -> bool:
     """Whether the folder is that of a sweep, which stands for its runs; False where it cannot be read."""
     try:
-        return RunRecords().read(folder).strategy == SWEEP_STRATEGY
+        return RecordReader().read(folder).strategy == SWEEP_STRATEGY
     except JournalError:  # which the comparison reports
         return False
 
 
 def history(folders: Sequence[Path]) -> History:
     """Read the runs of these folders, without their tables."""
-    records, unreadable = RunRecords(), []
+    reader, keys, unreadable = RecordReader(), GroupKeys(), []
     found: dict[object, Related] = {}
     for folder in folders:
         try:
-            record = records.read(folder)
+            record = reader.read(folder)
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
             continue
         if record.strategy == SWEEP_STRATEGY:
             found.setdefault(record.run_id, Related()).sweep = record
             continue
-        (_, *same), config = records.keys(record)
+        (_, *same), config = keys.of(record)
         key = record.parent or tuple(same)
         found.setdefault(key, Related()).add(folder, record, config)
     begun = [one for one in found.values() if one.folders]

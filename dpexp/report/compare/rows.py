@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from dpexp.record.figures.figure import At
+from dpexp.record.figures.registry import figures
 from dpexp.report.compare import tables
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 
@@ -43,9 +45,8 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
-    speed_up, config = cell.speed_up(group.baseline), cell.first.config
-    is_known = cell is not group.baseline and speed_up.is_known
-    return {
+    config = cell.first.config
+    row = {
         "comparison": number,
         "name": cell.first.name,
         "runs": [run.run_id for run in cell.runs],
@@ -58,16 +59,24 @@ def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
         "execution": group.execution,
         "host": group.machine[0],
         "is_baseline": cell is group.baseline,
-        "step_ms": cell.typical_ms,
-        "step_ms_iqr": cell.step_ms["iqr"],
-        "steps": cell.step_ms["n"],
-        "samples_per_s": cell.samples_per_s,
-        "speed_up": speed_up.value,
-        "speed_up_low": speed_up.low if is_known else None,
-        "speed_up_high": speed_up.high if is_known else None,
-        "verdict": tables.verdict(speed_up) if is_known else "",
-        "peak_bytes": max(cell.memory().values(), default=None),
-        "activation_bytes": cell.activation_bytes(),
-        "flops_per_s": cell.flops_per_s(),
-        "gradient_error": cell.gradient_error(),
+    }
+    for figure in figures(At.ROWS):
+        if figure.name == "speed_up":
+            row |= _speed_up(group, cell)
+            continue
+        row[figure.name] = cell.number(figure)
+        if figure.is_sampled:
+            row[f"{figure.name}_iqr"] = cell.pooled(figure)["iqr"]
+    return row
+
+
+def _speed_up(group: Group, cell: Cell) -> dict[str, Any]:
+    """Over the baseline of the group, with the ends of its interval."""
+    found = cell.speed_up(group.baseline)
+    is_known = cell is not group.baseline and found.is_known
+    return {
+        "speed_up": found.value,
+        "speed_up_low": found.low if is_known else None,
+        "speed_up_high": found.high if is_known else None,
+        "verdict": tables.verdict(found) if is_known else "",
     }

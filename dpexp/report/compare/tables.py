@@ -1,7 +1,9 @@
 """A comparison as report sections: a table and sentences for each group, for terminal, Markdown and HTML."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from dpexp.record.figures.figure import At, Figure
+from dpexp.record.figures.registry import figures
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import Interval
@@ -113,20 +115,40 @@ def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
 
 
 def _row(cell: Cell, baseline: Cell, scales: bool) -> dict[str, str]:
-    step = cell.step_ms
-    speed_up = None if cell is baseline else cell.speed_up(baseline)
-    error = cell.gradient_error()
-    return {
+    row = {
         "strategy": cell.first.strategy,
         "devices": str(cell.devices),
         "execution": cell.first.execution,
-        "step ms [IQR] n": f"{cell.typical_ms:.3g} [{step['iqr']:.2g}] {step['n']:.0f}",
-        "samples/s": units.number(cell.samples_per_s) if cell.samples_per_s else "-",
-        "speed-up [95%]": f"{_interval(speed_up)} {verdict(speed_up)}".strip() if speed_up else "baseline",
-        **({"efficiency": units.percent(cell.efficiency(baseline))} if scales else {}),
-        "peak memory": _memory(cell),
-        "gradient error": "not checked" if error is None else f"{error:.1e}" if error else "0",
     }
+    for figure in figures(At.TABLE):
+        if figure.name != "efficiency" or scales:
+            row[_title(figure)] = TEXTS.get(figure.name, _text)(cell, figure, baseline)
+    return row
+
+
+def _title(figure: Figure) -> str:
+    return f"{figure.title} {figure.unit} [IQR] n" if figure.is_sampled else figure.title
+
+
+def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
+    number = cell.number(figure)
+    if number is None:
+        return figure.unknown
+    if not figure.is_sampled:
+        return units.text(number, figure.unit)
+    samples = cell.pooled(figure)
+    return f"{number:.3g} [{samples['iqr']:.2g}] {samples['n']:.0f}"
+
+
+def _speed_up(cell: Cell, figure: Figure, baseline: Cell) -> str:
+    if cell is baseline:
+        return "baseline"
+    found = cell.speed_up(baseline)
+    return f"{_interval(found)} {verdict(found)}".strip()
+
+
+def _efficiency(cell: Cell, figure: Figure, baseline: Cell) -> str:
+    return units.text(cell.efficiency(baseline), figure.unit)
 
 
 def _interval(interval: Interval) -> str:
@@ -139,9 +161,17 @@ def _end(value: float) -> str:
     return "<0.01" if value < 0.01 else ">100" if value > 100 else f"{value:.2f}"
 
 
-def _memory(cell: Cell) -> str:
+def _memory(cell: Cell, figure: Figure, baseline: Cell) -> str:
     memory = sorted(cell.memory().items(), key=lambda item: layout.device_order(item[0]))
     if len(memory) > 3:
         device, most = max(memory[1:], key=lambda item: item[1])
         return f"{memory[0][0]} {units.size(memory[0][1])}, at most {device} {units.size(most)}"
     return ", ".join(f"{device} {units.size(count)}" for device, count in memory) or "-"
+
+
+TEXTS: Mapping[str, Callable[[Cell, Figure, Cell], str]] = {
+    "speed_up": _speed_up,
+    "efficiency": _efficiency,
+    "peak_memory": _memory,
+}
+"""How figures read that are more than a number of the cell: ``(cell, figure, baseline) -> text``."""

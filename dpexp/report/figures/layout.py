@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.patheffects import withStroke
 
-from dpexp.record.batches import batches
-from dpexp.record.record import Record
-from dpexp.record.traffic import communication, copies
+from dpexp.record.traffic import copies
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.figures import palette, style
@@ -53,9 +52,9 @@ class Box:
 Arrow = tuple[Box, Box, dict[str, int]]
 
 
-def layout_figure(record: Record) -> Figure:
+def layout_figure(view: RecordView) -> Figure:
     """The layout of a Record that has a device map."""
-    boxes = _boxes(record)
+    record, boxes = view.record, _boxes(view)
     numbers = sorted({box.column for box in boxes})
     columns = [[box for box in boxes if box.column == number] for number in numbers]
     height = max(map(_stack_height, columns))
@@ -70,16 +69,16 @@ def layout_figure(record: Record) -> Figure:
     axes.set_ylim(-0.15, height + 0.1)
     for box in boxes:
         _draw(axes, box)
-    for source, target, sent in _arrows(record, boxes):
+    for source, target, sent in _arrows(view, boxes):
         _connect(axes, source, target, sent)
     style.title(axes, f"{record.strategy} on {layout.stage(record)}: what lies where")
     return figure
 
 
-def _boxes(record: Record) -> list[Box]:
-    rows, used = _rows(record), record.devices["used"]
+def _boxes(view: RecordView) -> list[Box]:
+    rows, used = _rows(view), view.record.devices["used"]
     boxes: list[Box] = []
-    for place in layout.places(record):
+    for place in layout.places(view.record):
         if place.own or place.copies or place.device in used:
             column = 0 if place.device == "cpu" else 1 if place.own else 2
             boxes.append(Box([place.device], _lines(place, rows, used), column))
@@ -92,9 +91,9 @@ def _boxes(record: Record) -> list[Box]:
     return [*(box for box in boxes if box.column != 2), *groups.values()]
 
 
-def _rows(record: Record) -> dict[str, int]:
+def _rows(view: RecordView) -> dict[str, int]:
     """{device: rows of the largest batch that its replica computes}"""
-    group = max(batches(record), key=lambda group: group.rows, default=None)
+    group = view.largest
     call = next(iter(copies.replicated_calls(group)), None) if group else None
     return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
@@ -156,11 +155,11 @@ def _draw(axes: Axes, box: Box) -> None:
         axes.text(left, y, style.escape(line), fontsize=LETTERS, color=style.INK, va="center")
 
 
-def _arrows(record: Record, boxes: list[Box]) -> list[Arrow]:
+def _arrows(view: RecordView, boxes: list[Box]) -> list[Arrow]:
     """(from, to, {what: bytes to or from each device}) for every pair of boxes that exchange something."""
     box_of = {device: box for box in boxes for device in box.devices}
     found: dict[tuple[int, int], Arrow] = {}
-    for move in communication.moves(record):
+    for move in view.moves:
         source, target = box_of.get(move.source), box_of.get(move.target)
         if source is None or target is None or source is target:
             continue

@@ -4,13 +4,9 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpexp.record import device_map
-from dpexp.record.batches import batches
-from dpexp.record.figures import phase_times
-from dpexp.record.figures.step_times import steps_by_rows, usual_steps
-from dpexp.record.record import Record, union_length
+from dpexp.record.figures.phase_times import union_length
+from dpexp.record.view import RecordView
 from dpexp.report.analysis.intervals import Interval, mean_interval
-from dpexp.report.analysis.phases import phases
 from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
 
 ENOUGH = 8
@@ -48,17 +44,15 @@ def _interval(values: list[float]) -> Interval:
 class Evidence:
     """A Record, and the facts that several rules read."""
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.phases = {phase.name: phase for phase in phases(record)}
-        self.step_ms = phase_times.step_ms(record)  # the median of the phase-timed steps
-        self.batches = batches(record)
-        self.usual = usual_steps(record)
-        self.devices = device_map.without_host(record)
+    def __init__(self, view: RecordView) -> None:
+        self.view, self.record = view, view.record
+        self.phases = {phase.name: phase for phase in view.phases}
+        self.step_ms = view.timed_ms  # the median of the phase-timed steps
+        self.batches, self.usual, self.devices = view.batches, view.usual, view.devices
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""
-        usual = phase_times.usual_numbers(self.record)
+        usual = self.view.usual_numbers
         intervals: dict[int, list[tuple[float, float]]] = {}
         for row in self.record.timeline:
             if row["replica"] is not None and (usual is None or row["step"] in usual):
@@ -101,7 +95,7 @@ class Evidence:
     @cached_property
     def growth(self) -> Growth | None:
         """None without two batch sizes, one at least twice the other, that ran on equally many devices."""
-        by_rows = {rows: times for rows, times in steps_by_rows(self.record).items() if len(times) >= ENOUGH}
+        by_rows = {rows: times for rows, times in self.view.by_rows.items() if len(times) >= ENOUGH}
         few, many = min(by_rows, default=0), max(by_rows, default=0)
         replicas = {len(group.split) for group in self.batches if group.rows in (few, many)}
         if not by_rows or many < 2 * few or len(replicas) > 1:

@@ -2,7 +2,6 @@
 
 import statistics
 
-from dpexp.record.figures import phase_times
 from dpexp.report import units
 from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, Evidence
@@ -15,7 +14,7 @@ APART = 1.1
 @rule(place=55, headline="look-ahead beside serial steps")
 def look_ahead(evidence: Evidence) -> Finding | None:
     """Steps that look ahead take a different time than the phase-timed steps, which do not."""
-    usual, serial = evidence.usual, phase_times.step_samples(evidence.record)
+    usual, serial = evidence.usual, evidence.view.timed_steps
     if not evidence.record.config.get("pipeline") or usual is None or min(usual.n, len(serial)) < ENOUGH:
         return None
     ratio = ratio_within_run(usual.times, serial)

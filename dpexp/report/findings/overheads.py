@@ -3,7 +3,6 @@
 import math
 
 from dpexp.record import device_map
-from dpexp.record.traffic import communication
 from dpexp.report import units
 from dpexp.report.findings.evidence import Evidence, Growth
 from dpexp.report.findings.rules import Finding, rule
@@ -136,7 +135,7 @@ def transfer(evidence: Evidence) -> Finding | None:
         return None
     if record.config.get("pipeline", True) or phase.share <= SMALL:
         return None
-    moved = sum(move.bytes for move in communication.moves(record) if move.phase == "transfer")
+    moved = sum(move.bytes for move in evidence.view.moves if move.phase == "transfer")
     return Finding(
         f"The transfer from the host is not overlapped: it takes {units.percent(phase.share)} of a step "
         f"({units.ms(phase.median)} for {units.size(moved)}), while the accelerator waits.",

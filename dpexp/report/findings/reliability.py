@@ -2,7 +2,6 @@
 
 import statistics
 
-from dpexp.record.figures import phase_times
 from dpexp.report import units
 from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence
@@ -32,7 +31,7 @@ def noise(evidence: Evidence) -> Finding | None:
 @rule(place=160, headline="phases leave time out")
 def phase_sum(evidence: Evidence) -> Finding | None:
     """The phases do not cover the step, or timing them made it slower."""
-    coverage = evidence.record.summary.get("phase_coverage")
+    coverage = evidence.view.phase_coverage
     if coverage is not None and coverage < COVERED:
         return Finding(
             f"The phases don't add up to the step: {units.percent(1 - coverage)} of "
@@ -40,7 +39,7 @@ def phase_sum(evidence: Evidence) -> Finding | None:
             "Read the phases as parts of what they cover; a larger --batch-size makes the gaps smaller.",
             {"coverage": coverage},
         )
-    usual, timed = evidence.usual, phase_times.step_samples(evidence.record)
+    usual, timed = evidence.usual, evidence.view.timed_steps
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
     slower = ratio_within_run(timed, usual.times)

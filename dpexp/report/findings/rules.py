@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import findings
 from dpexp.report.findings.evidence import Evidence
 
@@ -61,9 +62,9 @@ def rules() -> tuple[Rule, ...]:
     return tuple(sorted(found, key=lambda each: (each.place, each.name)))
 
 
-def apply_rules(record: Record) -> dict[str, Finding]:
+def apply_rules(record: Record | RecordView) -> dict[str, Finding]:
     """{name of the rule: its finding} for every rule that finds something, by place."""
-    evidence = Evidence(record)
+    evidence = Evidence(RecordView.of(record))
     return {each.name: found for each in rules() if (found := each.find(evidence)) is not None}
 
 

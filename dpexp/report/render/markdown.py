@@ -4,8 +4,9 @@ import html
 import re
 from collections.abc import Sequence
 
+from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
-from dpexp.report.analysis.phases import Phase
+from dpexp.report.analysis.phases import phase_text
 from dpexp.report.sections import Section, Table
 
 WIDTH = 24
@@ -59,7 +60,7 @@ def _bars(bars: Sequence[Phase]) -> str:
     lines = [
         f"{'  ' * bar.depth + bar.name:<{longest}}  "
         f"{'█' * min(WIDTH, max(1, round(bar.share * WIDTH))):<{WIDTH}}  "
-        f"{units.percent(bar.share):>5}  {bar.text}"
+        f"{units.percent(bar.share):>5}  {phase_text(bar)}"
         for bar in bars
     ]
     return "```text\n" + "\n".join(lines) + "\n```"

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
+from dpexp.record.figures.phase_times import Phase
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import sections as report_sections
 from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
-from dpexp.report.analysis.phases import Phase
+from dpexp.report.analysis.phases import is_visible, phase_text
 from dpexp.report.analysis.timeline import Bar, Lane, Step
 from dpexp.report.figures import palette
 from dpexp.report.sections import Section, Table
@@ -45,10 +47,10 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
     return document(f"Timeline of {name}", content, heading=heading, meta=meta)
 
 
-def fragment(record: Record) -> str:
+def fragment(view: RecordView) -> str:
     """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
-    chosen = timeline.typical(timeline.steps(record))
-    content = report_sections.sections(record, full=True)
+    chosen = timeline.typical(timeline.steps(view))
+    content = report_sections.sections(view, full=True)
     parts = [section(part) for part in content]
     if chosen is not None:
         titles = [part.title for part in content]
@@ -165,9 +167,9 @@ def _row(cells: Iterable[str]) -> str:
 def _phase(bar: Phase) -> str:
     width = min(100.0, 100 * bar.share)
     color = palette.color(bar.name)
-    drawn = f'<i style="width:{width:.1f}%;background:{color}"></i>' if bar.is_visible else ""
+    drawn = f'<i style="width:{width:.1f}%;background:{color}"></i>' if is_visible(bar) else ""
     return (
         f'<tr><td style="padding-left:{1 + bar.depth}em">{escape(bar.name)}</td>'
         f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td>'
-        f"<td>{bar.text}</td></tr>"
+        f"<td>{phase_text(bar)}</td></tr>"
     )

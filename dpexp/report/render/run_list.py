@@ -11,7 +11,9 @@ from itertools import groupby, pairwise
 from rich.cells import cell_len, set_cell_size
 
 from dpexp.config.ranges import consecutive, span
-from dpexp.record.summary import RunSummary
+from dpexp.record.figures.figure import At
+from dpexp.record.figures.registry import figures
+from dpexp.record.runs.run_summary import RunSummary
 from dpexp.report import units
 
 GAP = 2
@@ -48,7 +50,6 @@ def runs(
 
 def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> Columns:
     verified = {True: "yes", False: "no", None: "-"}
-    steps = [summary.step_ms for summary in summaries]
     table = {
         "run": [summary.run_id for summary in summaries],
         "name": [summary.name for summary in summaries],
@@ -56,13 +57,28 @@ def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> C
         "execution": [summary.execution for summary in summaries],
         "devices": [device_ranges(summary.devices) for summary in summaries],
         "verified": [verified[summary.verified] for summary in summaries],
-        "step": [units.ms(step["median"]) if step else "-" for step in steps],
-        "spread": [units.ms(step["iqr"] / 2) if step else "" for step in steps],
+        **_figures(summaries),
         "status": [_status(summary) for summary in summaries],
         "MLflow": [delivered.get(summary.run_id, "") for summary in summaries],
         "started": [summary.started[:16].replace("T", " ") for summary in summaries],
     }
     return {title: list(map(printable, cells)) for title, cells in table.items()}
+
+
+def _figures(summaries: Sequence[RunSummary]) -> Columns:
+    """The figures of the registry; of the one with samples half its interquartile range beside its median."""
+    columns: Columns = {}
+    for figure in figures(At.LIST):
+        values = [summary.figures.get(figure.name) for summary in summaries]
+        numbers = [value["median"] if figure.is_sampled and value else value for value in values]
+        columns[figure.title] = [
+            figure.unknown if number is None else units.text(number, figure.unit) for number in numbers
+        ]
+        if figure.is_sampled:
+            columns["spread"] = [
+                units.text(value["iqr"] / 2, figure.unit) if value else "" for value in values
+            ]
+    return columns
 
 
 def _fitted(table: Columns, width: int, ids: Iterable[str]) -> Columns:

@@ -16,8 +16,9 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
-from dpexp.report.analysis.phases import Phase
+from dpexp.report.analysis.phases import is_visible, phase_text
 from dpexp.report.figures.palette import color as phase_color
 from dpexp.report.sections import Section, Table
 
@@ -122,16 +123,18 @@ def _list(table: Table) -> RenderableType:
 
 
 def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
-    names, texts = (max(map(len, each)) for each in ([*map(_indented, bars)], [bar.text for bar in bars]))
+    names, texts = (
+        max(map(len, each)) for each in ([*map(_indented, bars)], [phase_text(bar) for bar in bars])
+    )
     longest = max(6, min(40, width - names - texts - 15))  # 2 of indentation, 6 between, 5 of a share
     grid = Grid.grid(padding=(0, 2, 0, 0))
     for bar in bars:
-        length = min(longest, max(1, round(bar.share * longest))) if bar.is_visible else 0
+        length = min(longest, max(1, round(bar.share * longest))) if is_visible(bar) else 0
         grid.add_row(
             Text(_indented(bar)),
             Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
             Text(units.percent(bar.share), justify="right"),
-            Text(bar.text),
+            Text(phase_text(bar)),
         )
     return grid
 

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from dpexp.config.run_config import digest
-from dpexp.record.figures.phase_times import stage_figures
-from dpexp.record.figures.step_times import spread, usual_times
+from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Record, Row, present
+from dpexp.record.view import RecordView
 
 DECIDED = ("execution", "data", "devices", "device_map", "shapes", "verification", "digest")
 """What the config decides on one kind of machine: equal in all runs of a cell."""
@@ -84,7 +84,7 @@ def _work(record: Record) -> Iterator[str]:
     memory = record.work.get("memory")
     if memory and memory["row_bytes"] not in _row_bytes(record):
         yield f"work.memory has rows of {memory['row_bytes']} bytes, and no table of its device map has"
-    given, recorded = (each.get("stages", {}) for each in (stage_figures(record), record.summary))
+    given, recorded = RecordView(record).stages, record.summary.get("stages", {})
     for name in (name for name in recorded if name.endswith("_share")):
         if not math.isclose(recorded[name], given.get(name, math.nan), rel_tol=1e-6):
             computed = given.get(name)
@@ -100,7 +100,7 @@ def _row_bytes(record: Record) -> set[int]:
 def _summary(record: Record) -> Iterator[str]:
     """Of the full batches' steps, or of all, as older versions of dpexp summarized them."""
     recorded = record.summary.get("step_ms")
-    of_full, of_all = spread(usual_times(record)[1]), spread(present(record.steps["time_ms"]))
+    of_full, of_all = spread(RecordView(record).usual_times), spread(present(record.steps["time_ms"]))
     if not any(_is_close(recorded, figures) for figures in (of_full, of_all)):
         yield f"summary.step_ms is {recorded}, but its steps give {of_full}"
 

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpexp.record.batches import batches
 from dpexp.record.record import Row
 from dpexp.report import units
 from dpexp.report.figures import palette, style
@@ -82,7 +81,7 @@ def figure_data(spec: Spec, runs: RunsByCell) -> list[Row]:
     return [
         {"label": f"{label}, {group.rows} rows", "rows": group.split or [group.rows]}
         for label, of_cell in measured
-        for group in batches(of_cell[0].record)
+        for group in of_cell[0].view.batches
     ]
 
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
-from dpexp.record import device_map
-from dpexp.record.batches import batches
-from dpexp.record.figures.phase_times import samples as phase_samples
-from dpexp.record.figures.step_times import spread, usual_times
+from dpexp.record.figures.figure import At, Figure
+from dpexp.record.figures.registry import figures
+from dpexp.record.figures.step_times import spread, typical
 from dpexp.record.record import present
-from dpexp.record.traffic import communication
+from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.analysis.intervals import typical
 from dpexp.report.analysis.shapes import call_texts
 from dpexp.study.experiment.records import MeasuredRun
 
@@ -33,13 +31,30 @@ class Metric:
     is_timed: bool = False
 
 
-def _sample_us(run: MeasuredRun, _: str) -> list[float]:
-    rows, times = usual_times(run.record)
-    return [1000 * ms / rows for ms in times]
+def _of_figure(figure: Figure) -> Metric:
+    """A figure of the registry; the argument is the key of one that has several."""
+    is_timed = figure.is_sampled or figure.varies
+
+    def of(run: MeasuredRun, key: str) -> Any:
+        value = _value(figure, run.view, key)
+        if value is None:
+            return [] if is_timed else math.nan
+        return [float(value)] if figure.varies else value
+
+    return Metric(figure.title, of, lambda value: units.text(value, figure.unit), is_timed)
 
 
-def _phase_ms(run: MeasuredRun, phase: str) -> list[float]:
-    return phase_samples(run.record, phase) if phase in run.record.phases else []
+def _value(figure: Figure, view: RecordView, key: str) -> Any:
+    """The figure at its key, without a key all of it; None where it is not known."""
+    found = figure.of(view)
+    if not isinstance(found, Mapping):
+        return found
+    if not key and not figure.is_sampled:
+        return figure.number(view)
+    try:
+        return found[key]
+    except KeyError:
+        return None
 
 
 def _wall_s(run: MeasuredRun, _: str) -> list[float]:
@@ -49,23 +64,15 @@ def _wall_s(run: MeasuredRun, _: str) -> list[float]:
     return [] if run.wall_s is None else [run.wall_s]
 
 
-def _peak_bytes(run: MeasuredRun, device: str) -> list[float]:
-    return [float(run.record.memory[device or "cpu"])]
-
-
-def _moved_bytes(run: MeasuredRun, what: str) -> int:
-    return sum(move.bytes for move in communication.moves(run.record) if what in ("", move.what))
-
-
 def _split(run: MeasuredRun, _: str) -> str:
-    return "; ".join(units.repeated(map(str, group.split or [group.rows])) for group in batches(run.record))
+    return "; ".join(units.repeated(map(str, group.split or [group.rows])) for group in run.view.batches)
 
 
 def _replica_shapes(run: MeasuredRun, module: str) -> str:
     """Inputs and outputs of a module in its replicas, batch by batch."""
     return "; ".join(
         " -> ".join(call_texts(call))
-        for group in batches(run.record)
+        for group in run.view.batches
         for call in group.calls
         if call.module == module and call.scope == ("replica" if group.split else "outside")
     )
@@ -75,11 +82,6 @@ def _verified(run: MeasuredRun, _: str) -> bool | None:
     """None if nothing was checked: a program that only measures, or --no-check."""
     verification = run.record.verification
     return verification.get("passed") is True if verification.get("checked") else None
-
-
-def _error(run: MeasuredRun, kind: str) -> float:
-    found = run.record.verification.get(f"{kind}_error")
-    return math.nan if found is None else float(found)
 
 
 def _loss(run: MeasuredRun, samples: str) -> float:
@@ -95,12 +97,12 @@ def _loss(run: MeasuredRun, samples: str) -> float:
     return total / weight
 
 
+def _usual_rows(run: MeasuredRun, _: str) -> int:
+    return 0 if run.view.usual is None else run.view.usual.rows
+
+
 def _metric(run: MeasuredRun, name: str) -> list[float]:
     return present(run.record.metrics.get(name, []))
-
-
-def _small(value: float) -> str:
-    return "-" if math.isnan(value) else "0" if value == 0 else f"{value:.1e}"
 
 
 def _number(value: Any) -> str:
@@ -112,32 +114,21 @@ def _yes(verified: bool | None) -> str:
 
 
 METRICS: Mapping[str, Metric] = {
-    "step_ms": Metric("step", lambda run, _: usual_times(run.record)[1], units.ms, True),
-    "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
-    "phase_ms": Metric("{}", _phase_ms, units.ms, True),
+    **{figure.name: _of_figure(figure) for figure in figures(At.CLAIM)},
     "time_ms": Metric("{}", lambda run, name: _metric(run, f"{name}_ms"), units.ms, True),
     "wall_s": Metric("whole process", _wall_s, lambda seconds: units.ms(1000 * seconds), True),
     "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
-    "moved_bytes": Metric("moved a step", _moved_bytes, units.size),
-    "parameter_bytes": Metric(
-        "parameters", lambda run, _: device_map.parameter_bytes(run.record), units.size
-    ),
-    "replicated_bytes": Metric(
-        "copied to replicas a step", lambda run, _: device_map.replicated_bytes(run.record), units.size
-    ),
     "split": Metric("rows a device, by batch", _split, str),
     "shapes": Metric("inputs -> outputs of {}", _replica_shapes, str),
     "verified": Metric("equal to a single device", _verified, _yes),
-    "error": Metric("error of {}s", _error, _small),
     "loss": Metric("loss", _loss, _number),
     "metric": Metric("{}", lambda run, name: float(_metric(run, name)[-1]), _number),
-    "peak_bytes": Metric("peak memory of {}", _peak_bytes, units.size, True),
     "execution": Metric("execution", lambda run, _: run.record.execution, str),
     "model": Metric("model", lambda run, _: str(run.record.config.get("model")), str),
     "strategy": Metric("strategy", lambda run, _: run.record.strategy, str),
     "weights": Metric("weights", lambda run, _: str(run.record.digest.get("weights"))[:12], str),
     "steps": Metric("steps", lambda run, _: len(present(run.record.steps["time_ms"])), str),
-    "rows": Metric("batch", lambda run, _: usual_times(run.record)[0], str),
+    "rows": Metric("batch", _usual_rows, str),
 }
 
 

@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record, Row
+from dpexp.record.view import RecordView
 
 SWEEP, CHECKSUMS = "sweep.json", "SHA256SUMS"
 
@@ -36,6 +38,11 @@ class MeasuredRun(PlannedRun):
     record: Record
     wall_s: float | None = None
     looks: tuple[int, int] | None = None
+
+    @cached_property
+    def view(self) -> RecordView:
+        """The figures of its Record."""
+        return RecordView(self.record)
 
 
 RunsByCell = Mapping[str, Sequence[MeasuredRun]]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.record.figures.step_times import usual_times
 from dpexp.record.record import Record, Row, present
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import intervals
 from dpexp.report.sections import Section, Table
@@ -188,7 +188,7 @@ def _time(then: Record, now: Sequence[Record]) -> Check:
     what = "time of a step"
     if reason := incomparable(then, now[0]):
         return Check(what, None, False, f"not comparable: {reason}")
-    before, after = usual_times(then)[1], [usual_times(record)[1] for record in now]
+    before, *after = (RecordView(record).usual_times for record in (then, *now))
     if not before or not all(after):
         return Check(what, None, False, "no steps to compare")
     found = intervals.against_one(list(map(statistics.median, after)), statistics.median(before))

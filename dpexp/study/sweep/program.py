@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpexp.engine.facts.environment import environment, torch_environment
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, new_run_id, now
 from dpexp.record.runs.begin import PARENT
 
@@ -33,5 +34,5 @@ def program_record(
         steps={"time_ms": times, "loss": [None] * len(times), "samples": [rows] * len(times)},
         metrics=dict(metrics),
     )
-    record.summarize()
+    summarize(record)
     return record

@@ -25,12 +25,13 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 from dpexp.config.strategy_registry import REFERENCE
-from dpexp.record.figures.step_times import speed_up, usual_steps
+from dpexp.record.figures.step_times import speed_up
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
 from dpexp.record.record import Record, Row, new_run_id
 from dpexp.record.runs.index import summaries
+from dpexp.record.view import RecordView
 from dpexp.study.experiment.claims import judge
 from dpexp.study.experiment.experiment import RECORDS, ClaimOutcome, Experiment
 from dpexp.study.experiment.records import (
@@ -157,9 +158,9 @@ class Sweep:
             by_round.setdefault(path.stem.rpartition(".r")[2], []).append(read_record(path))
         rows = []
         for records in by_round.values():
-            single = next((usual_steps(each) for each in records if each.strategy == REFERENCE), None)
+            single = next((RecordView(each).usual for each in records if each.strategy == REFERENCE), None)
             for record in records:
-                usual = usual_steps(record)
+                usual = RecordView(record).usual
                 if single is not None and usual is not None and usual.rows == single.rows and usual.median:
                     rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
         return rows

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dpexp.record.figures.step_times import usual_steps
+from dpexp.record.figures.figure import At
+from dpexp.record.figures.registry import figures
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic import communication
+from dpexp.record.view import RecordView
 
 MAX_KEY = 250
 MAX_PARAM = 6000
@@ -37,14 +38,12 @@ KINDS = ("steps", "phases", "metrics", "system")
 _SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
 """The keys of a summary that every delivery wrote from the first version on. An earlier end of the run may
 have had them, and the last has not."""
-_LATER = ("bytes_moved", "peak_memory", "verification")
-"""The keys beside a Record's summary that are single metrics as well."""
-HEADLINES = ("step_ms", "bytes_moved", "peak_MB", "max_error")
-"""Figures by which runs are compared, rounded: the columns of MLflow's list of runs, with ``speed_up``."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
+HEADLINES = tuple(figure.name for figure in figures(At.COLUMN) if figure.name != SPEED_UP)
+"""Figures by which runs are compared, rounded: the columns of MLflow's list of runs, with ``speed_up``."""
 _COLUMNS = (
-    *(f"metrics.`{key}`" for key in (HEADLINES[0], SPEED_UP, *HEADLINES[1:])),
+    *(f"metrics.`{figure.name}`" for figure in figures(At.COLUMN)),
     *(f"tags.`dpexp.{key}`" for key in ("strategy", "execution", "verified")),
 )
 VIEW = "dpexp"
@@ -102,7 +101,7 @@ def series(record: Record) -> dict[str, list[Any]]:
     return found
 
 
-def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
+def expected_metrics(record: Record | RecordView) -> dict[str, dict[int, float]]:
     """What MLflow must have of a Record that was delivered: {metric: {step: value}}, each point once.
 
     The samples in ``system.jsonl`` (``system/…``) are not in the Record.
@@ -111,7 +110,7 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         key: {
             step: stored_value(value) for step, value in enumerate(values) if isinstance(value, int | float)
         }
-        for key, values in series(record).items()
+        for key, values in series(RecordView.of(record).record).items()
     }
     single = {key: {0: stored_value(value)} for key, value in summary_metrics(record).items()}
     return {key: points for key, points in (by_step | single).items() if points}
@@ -128,36 +127,21 @@ def is_same_value(one: float, other: float) -> bool:
     return math.isclose(first, second, rel_tol=1e-9) or (math.isnan(first) and math.isnan(second))
 
 
-def summary_metrics(record: Record) -> dict[str, float]:
-    """Every number of the Record's summary under its path: ``summary/step_ms/median``.
+def summary_metrics(record: Record | RecordView) -> dict[str, float]:
+    """Every number of the summary as the Record has it, under its path: ``summary/step_ms/median``.
 
-    None of a run that was killed and can resume: its numbers are not final, and a metric keeps every value.
+    Beside it the figures that are metrics only, and ``HEADLINES``. None of a run that was killed and can
+    resume: its numbers are not final, and a metric keeps every value.
     """
+    view = RecordView.of(record)
+    record = view.record
     can_resume = record.config.get("snapshot_every") or record.config.get("resume")
     if record.status == "killed" and can_resume:
         return {}
-    moved, errors = communication.totals(record), _errors(record)
-    more = {"bytes_moved": moved or {}, "peak_memory": record.memory, "verification": errors}
-    return dict(_numbers("summary", record.summary | more)) | _headlines(record, moved, errors)
-
-
-def _errors(record: Record) -> dict[str, float]:
-    errors = {key: value for key, value in record.verification.items() if key.endswith("_error")}
-    return {key: float(value) for key, value in errors.items() if value is not None}
-
-
-def _headlines(
-    record: Record, moved: Mapping[str, int] | None, errors: Mapping[str, float]
-) -> dict[str, float]:
-    """The figures of ``HEADLINES`` that are known, short enough for a column of MLflow's table."""
-    usual = usual_steps(record)
-    figures = {
-        "step_ms": None if usual is None else float(f"{usual.median:.4g}"),
-        "bytes_moved": None if moved is None else sum(moved.values()),
-        "peak_MB": max(record.memory.values()) / 1e6 if record.memory else None,
-        "max_error": float(f"{max(errors.values()):.2g}") if errors else None,
-    }
-    return {key: float(value) for key, value in figures.items() if value is not None}
+    metrics = {figure.name: figure.summarized(view) for figure in figures(At.METRIC)}
+    columns = {figure.name: figure.rounded(view) for figure in figures(At.COLUMN)}
+    known = {name: float(value) for name, value in columns.items() if value is not None}
+    return dict(_numbers("summary", record.summary | metrics)) | known
 
 
 def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -172,7 +156,8 @@ def is_own_metric(record: Record, key: str) -> bool:
     """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
     kind, _, name = key.partition("/")
     if kind == "summary":
-        own = map(valid_key, (*_SUMMARY, *_LATER, *record.summary))
+        registered = (figure.name for figure in figures(At.SUMMARY | At.METRIC))
+        own = map(valid_key, (*registered, *record.summary))
         return name.partition("/")[0] in set(own)
     return kind in ("system", "time_ms") or key in HEADLINES or key in series(record)
 

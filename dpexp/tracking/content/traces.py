@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis.timeline import Bar, Step, steps, typical
 
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
 MS = 1_000_000  # nanoseconds
 
 
-def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
+def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, seen: Record | RecordView) -> None:
     """Log selected steps of the Record as traces of the MLflow run."""
     import mlflow
 
     mlflow.set_tracking_uri(uri)
-    for step in select_steps(steps(record)):
-        _log(step, experiment_id, mlflow_run_id, record)
+    view = RecordView.of(seen)
+    for step in select_steps(steps(view)):
+        _log(step, experiment_id, mlflow_run_id, view.record)
     mlflow.flush_trace_async_logging()
 
 

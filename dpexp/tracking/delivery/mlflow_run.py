@@ -11,6 +11,7 @@ from types import MappingProxyType
 from dpexp import report
 from dpexp.config import names
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.tracking.content import content
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import short_message
@@ -41,25 +42,26 @@ class MlflowRun:
             long_values = {"params": long_params, "tags": long_tags}
             self.store.client.log_dict(self.run_id, long_values, content.LONG_VALUES)
 
-    def write_summary(self, record: Record) -> None:
+    def write_summary(self, view: RecordView) -> None:
         """Write the summary's numbers that differ from the store's."""
+        record = view.record
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
         known = self._summary()
         new = [
             Point(key, value, ended, 0)
-            for key, value in content.summary_metrics(record).items()
+            for key, value in content.summary_metrics(view).items()
             if key not in known or not content.is_same_value(known[key], value)
         ]
         for start in range(0, len(new), BATCH):
             self.store.log_points(self.run_id, new[start : start + BATCH])
 
-    def has_other_summary(self, record: Record) -> bool:
+    def has_other_summary(self, view: RecordView) -> bool:
         """Whether the store has a number of a summary that is not this Record's: of an earlier end."""
-        values = content.summary_metrics(record)
+        values = content.summary_metrics(view)
         return any(
             key not in values or not content.is_same_value(value, values[key])
             for key, value in self._summary().items()
-            if content.is_own_metric(record, key)
+            if content.is_own_metric(view.record, key)
         )
 
     def _summary(self) -> dict[str, float]:
@@ -80,29 +82,29 @@ class MlflowRun:
             self.store.client.log_text(self.run_id, text, name)
         self.store.client.log_artifact(self.run_id, str(record_file))
 
-    def write_note(self, record: Record) -> list[str]:
+    def write_note(self, view: RecordView) -> list[str]:
         """Write note and dataset. Returns what could not be written."""
-        return _attempt(record, {"note": self._note, "dataset": self._dataset})
+        return _attempt(view, {"note": self._note, "dataset": self._dataset})
 
-    def write_figures(self, record: Record, comparison: Path) -> list[str]:
+    def write_figures(self, view: RecordView, comparison: Path) -> list[str]:
         """Write what is drawn from the Record, and a sweep's comparison. Returns what could not be drawn."""
         if comparison.is_dir():
             self.store.client.log_artifacts(self.run_id, str(comparison), comparison.name)
-        return _attempt(record, {"trace": self._traces, "figures": self._figures})
+        return _attempt(view, {"trace": self._traces, "figures": self._figures})
 
-    def _note(self, record: Record) -> None:
+    def _note(self, view: RecordView) -> None:
         """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
-        text = content.storable(report.note(record))
+        text = content.storable(report.note(view))
         if len(text) > content.MAX_TAG:
             self.store.client.log_text(self.run_id, text, "note.md")
         note = content.truncate(text, content.MAX_TAG, "note.md")
         self.store.client.set_tag(self.run_id, "mlflow.note.content", note)
 
-    def _dataset(self, record: Record) -> None:
+    def _dataset(self, view: RecordView) -> None:
         """The run's data as a dataset input of MLflow: runs on the same data share one dataset."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        data = record.data
+        record, data = view.record, view.record.data
         if not data:
             return
         known = json.dumps(data, sort_keys=True, default=str).encode()
@@ -116,27 +118,27 @@ class MlflowRun:
         context = InputTag("mlflow.data.context", "eval" if record.config.get("eval") else "train")
         self.store.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, [context])])
 
-    def _traces(self, record: Record) -> None:
+    def _traces(self, view: RecordView) -> None:
         from dpexp.tracking.content.traces import log_traces
 
         experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
         if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
-            log_traces(self.store.uri, experiment_id, run_id, record)
+            log_traces(self.store.uri, experiment_id, run_id, view)
 
-    def _figures(self, record: Record) -> None:
+    def _figures(self, view: RecordView) -> None:
         with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:
-            if report.write_files(record, Path(folder)):
+            if report.write_files(view, Path(folder)):
                 self.store.client.log_artifacts(self.run_id, folder)
 
 
-def _attempt(record: Record, writers: Mapping[str, Callable[[Record], None]]) -> list[str]:
+def _attempt(view: RecordView, writers: Mapping[str, Callable[[RecordView], None]]) -> list[str]:
     """Call each writer. Returns the errors that the Record's content caused; raises those of the store."""
     from mlflow.exceptions import MlflowException
 
     problems = []
     for name, write in writers.items():
         try:
-            write(record)
+            write(view)
         except (MlflowException, OSError):  # the store's: the delivery is retried
             raise
         except Exception as error:  # whatever a figure fails on, the run itself is delivered

@@ -17,6 +17,7 @@ from dpexp.record.journal.fold import load, load_closed
 from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, is_open
 from dpexp.record.journal.seal import checksum
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.tracking.content import additions, content, speed_ups
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.content.samples import Samples
@@ -177,19 +178,19 @@ class Upload:
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
         run = self.attach()
-        problems = run.write_figures(load(self.folder), self.folder / COMPARISON)
+        problems = run.write_figures(RecordView(load(self.folder)), self.folder / COMPARISON)
         now = checksum(self.journal)
         entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
         ledger.write(self.folder, self.store.name, entry)
         return problems
 
-    def _without_other_summary(self, run: MlflowRun, record: Record) -> MlflowRun:
+    def _without_other_summary(self, run: MlflowRun, view: RecordView) -> MlflowRun:
         """The run, rebuilt if it has the summary of an earlier end, after which the run was resumed.
 
         A sweep without steps keeps its MLflow run, which is the parent of others.
         """
-        has_steps = any(content.series(record).values())
-        if not has_steps or self._is_behind or not run.has_other_summary(record):
+        has_steps = any(content.series(view.record).values())
+        if not has_steps or self._is_behind or not run.has_other_summary(view):
             return run
         self.rebuild()
         self.advance()
@@ -204,16 +205,17 @@ class Upload:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
         record = load_closed(self.folder)
+        view = RecordView(record)
         self.advance()
-        run = self._without_other_summary(self.attach(), record)
+        run = self._without_other_summary(self.attach(), view)
         run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
-        run.write_summary(record)
+        run.write_summary(view)
         self.store.write_view(run.experiment_id)
         speed_ups.write(run, self.folder, record)
         if self._may_exist:
             additions.copy(run, record, self._samples)
         run.write_files(record, self.folder / RECORD)
-        problems = run.write_note(record)
+        problems = run.write_note(view)
         ended = content.to_epoch_ms(record.ended)
         self.store.client.set_terminated(run.run_id, record.status.upper(), ended)
         if self._search() not in (None, run):  # another machine delivers it too, and its run stays

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.record.figures.step_times import usual_times
 from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import JournalError, Record
-from dpexp.record.summary import RunSummary
+from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.view import RecordView
 from dpexp.report import summary
 from dpexp.report.render import run_list
 
@@ -43,7 +43,7 @@ def test_a_lost_line_leaves_a_hole_and_other_steps_keep_their_numbers(runs: Path
     assert record.damage == ["line 4: 1 lines before it are lost", "25 steps are missing: 25-49"]
     assert record.summary["missing_steps"] == 25
     assert record.summary["step_ms"]["n"] == 75
-    assert usual_times(record)[1] == whole.steps["time_ms"][:25] + whole.steps["time_ms"][50:]
+    assert RecordView(record).usual_times == whole.steps["time_ms"][:25] + whole.steps["time_ms"][50:]
 
 
 def test_lost_lines_at_the_end_of_the_steps_are_missed(runs: Path) -> None:

@@ -24,7 +24,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.record.batches import batches
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.communication import by_phase, is_known, moves, totals
+from dpexp.record.traffic.communication import by_phase, is_known, moves
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
@@ -303,7 +304,7 @@ def test_records_have_the_bytes_that_were_observed() -> None:
         "gather backward": 120,
         "replicate backward": 48,
     }
-    assert totals(hybrid()) == {"forward": 30 * 10 * 4, "backward": 30 * 10 * 4}
+    assert RecordView(hybrid()).bytes_moved == {"forward": 30 * 10 * 4, "backward": 30 * 10 * 4}
 
 
 COUNTED = [
@@ -329,9 +330,9 @@ def test_collectives_belong_to_the_phase_that_they_ran_in() -> None:
         ("all-to-all", "all_to_all_ids", "cpu:1", "cpu:0", 8),
         ("broadcast", "forward", "cpu:2", "cpu:0", 6),
     ]
-    assert totals(record) == {"forward": 14, "backward": 48}
+    assert RecordView(record).bytes_moved == {"forward": 14, "backward": 48}
     last = next(group for group in batches(record) if group.rows == 10)
-    assert by_phase(record, last) == {}  # they were counted in a step of 30 rows
+    assert by_phase(moves(record, last)) == {}  # they were counted in a step of 30 rows
 
 
 @pytest.mark.parametrize("lost", ["shapes", "device_map", "bytes", "moved", "collectives"])
@@ -347,7 +348,7 @@ def test_of_a_record_that_lacks_something_it_is_not_known_what_moves(lost: str) 
             setattr(record, lost, [])
         assert is_known(record) is not had
         assert (moves(record) == []) is had
-        assert (totals(record) is None) is had
+        assert (RecordView(record).bytes_moved is None) is had
         assert ("forward moves" in report.summary(record, full=True)) is not had
 
 

@@ -20,15 +20,16 @@ from record_factory import hybrid, whole
 
 from dpexp import report
 from dpexp.commands.report import _chosen as choose
+from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
-from dpexp.record.summary import RunSummary
+from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.runs.stored_record import KEYS, TABLES, RecordReader
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison, Group, compare
-from dpexp.report.compare.run_records import KEYS, RunRecords
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content.content import summary_metrics
 
@@ -97,13 +98,14 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
     """As in an epoch whose last batch is small and slow: a mean over all steps would be another figure."""
     record = whole(2)
     record.steps["time_ms"] = [1.25 if rows == 30 else 80.0 for rows in record.steps["samples"]]
-    record.summarize()
-    (group,) = compare([save(record, 0)]).groups
-    cell = group.cells[0]
+    summarize(record)
+    compared = compare([save(record, 0)])
+    cell = compared.groups[0].cells[0]
     summary = report.summary(record, width=100)
     listed = run_list.runs([RunSummary.of(record)], {})
     metrics = summary_metrics(record)
-    assert (cell.step_ms["median"], cell.samples_per_s) == (1.25, 24_000)
+    (row,) = rows.rows(compared)
+    assert (cell.step_ms["median"], row["step_ms"], row["samples_per_s"]) == (1.25, 1.25, 24_000)
     assert (metrics["summary/step_ms/median"], metrics["summary/samples_per_s"]) == (1.25, 24_000)
     assert metrics["summary/step_ms/n"] == cell.step_ms["n"] == 75
     assert "1.25 ms" in summary
@@ -164,10 +166,10 @@ def test_an_interval_of_two_runs_that_differ_much_hides_nothing_else(save: Save)
 
 
 def test_runs_of_a_cell_do_not_add_up_their_rates(save: Save) -> None:
-    (one,) = compare([save(whole(2), 0)]).groups
-    (three,) = compare([save(whole(2), number) for number in (1, 2, 3)]).groups
-    assert len(three.cells[0].runs) == 3
-    assert three.cells[0].samples_per_s == pytest.approx(one.cells[0].samples_per_s)
+    (one,) = rows.rows(compare([save(whole(2), 0)]))
+    (three,) = rows.rows(compare([save(whole(2), number) for number in (1, 2, 3)]))
+    assert len(three["runs"]) == 3
+    assert three["samples_per_s"] == pytest.approx(one["samples_per_s"])
 
 
 def test_the_memory_of_a_cell_is_the_largest_of_its_runs(save: Save) -> None:
@@ -396,13 +398,13 @@ def test_only_the_named_runs_are_read_where_none_stands_for_others(
     folders = [save(single(), 1), save(whole(2), 2)]
     save(whole(4), 3)
     read: list[Path] = []
-    original = RunRecords.read
+    original = RecordReader.read
 
-    def counted(self: RunRecords, folder: Path) -> Record:
+    def counted(self: RecordReader, folder: Path) -> Record:
         read.append(folder)
         return original(self, folder)
 
-    monkeypatch.setattr(RunRecords, "read", counted)
+    monkeypatch.setattr(RecordReader, "read", counted)
     chosen, *_ = choose([folder.name for folder in folders])
     assert sorted(read) == chosen == folders
     chosen, *_ = choose([sweep.name, folders[0].name])
@@ -432,25 +434,27 @@ def test_an_edited_file_is_not_a_repeat(save: Save) -> None:
 # --- many runs -----------------------------------------------------------------------------------
 
 
-def test_a_record_without_tables_equals_the_full_record_in_the_other_keys(save: Save) -> None:
+def test_a_stored_record_reads_its_tables_when_one_is_looked_at(save: Save) -> None:
     folder = save(whole(2), 0)
-    without_tables, record = RunRecords().read(folder), load(folder)
+    stored, record = RecordReader().read(folder), load(folder)
     for key in KEYS:
-        assert getattr(without_tables, key.decode()) == getattr(record, key.decode())
-    assert without_tables.timeline == []
+        assert getattr(stored, key.decode()) == getattr(record, key.decode())
+    assert not vars(stored).keys() & TABLES
+    assert stored.timeline == record.timeline
+    assert stored.to_dict() == record.to_dict()
 
 
 def test_a_record_with_another_json_layout_is_read(save: Save) -> None:
     folder = save(whole(2), 0)
     record = load(folder)
     (folder / "record.json").write_text(json.dumps(record.to_dict(), indent=4))
-    assert RunRecords().read(folder).steps == record.steps
+    assert RecordReader().read(folder).steps == record.steps
 
 
 def test_infinite_numbers_are_read(save: Save) -> None:
     record = whole(2)
     record.steps["loss"][0] = float("inf")
-    assert RunRecords().read(save(record, 0)).steps["loss"][0] == float("inf")
+    assert RecordReader().read(save(record, 0)).steps["loss"][0] == float("inf")
 
 
 def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:

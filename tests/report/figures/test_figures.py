@@ -22,6 +22,7 @@ from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
 from dpexp.report.figures import palette, style
@@ -91,7 +92,8 @@ def test_a_run_that_recorded_nothing_has_no_figures(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def figures(record: Record) -> list[Figure]:
-    found = [timeline_figure(record, timeline.steps(record)), phases_figure(record), layout_figure(record)]
+    view = RecordView(record)
+    found = [timeline_figure(record, timeline.steps(view)), phases_figure(view), layout_figure(view)]
     for figure in found:
         draw(figure)
     return found
@@ -106,7 +108,7 @@ def test_axes_have_three_round_ticks_or_more(figures: list[Figure]) -> None:
 
 
 def test_modules_keep_their_end_and_their_layer() -> None:
-    texts = {text.get_text() for text in texts_of(layout_figure(deep()))}
+    texts = {text.get_text() for text in texts_of(layout_figure(RecordView(deep())))}
     for name in DEEP:
         shown = next(text for text in texts if text.startswith(units.short_name(name, 40)))
         assert shown.endswith("40 B")
@@ -116,7 +118,7 @@ def test_modules_keep_their_end_and_their_layer() -> None:
 def test_a_phase_of_0_percent_is_not_drawn() -> None:
     record = whole(2, phases=PHASES | {"scatter": 0.0, "gather": 0.0001})
     steps = timeline.steps(record)
-    for figure, count in ((phases_figure(record), 5), (timeline_figure(record, steps), 7)):
+    for figure, count in ((phases_figure(RecordView(record)), 5), (timeline_figure(record, steps), 7)):
         assert len(figure.axes[0].patches) == count
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from record_factory import EPOCH, PHASES, hybrid, measure, time_phases, whole
 
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report.findings.rules import Finding, apply_rules, rules
 
@@ -32,7 +33,7 @@ def timed(times: list[float], sizes: tuple[int, ...] = (30,), **changes: Any) ->
     record = whole(2, phases=BUSY, **changes)
     rows = list(itertools.islice(itertools.cycle(sizes), len(times)))
     record.steps = {"time_ms": times, "loss": [1.0] * len(times), "samples": rows}
-    record.summarize()
+    summarize(record)
     return record
 
 
@@ -208,7 +209,7 @@ def stepping(ms: float, **changes: Any) -> Record:
     record.timeline, record.phases = [], {}
     measure(record, ms, 100, EPOCH)
     time_phases(record, {"embedding": 0.5, "dense": 0.5}, [], 0.0, 20)
-    record.summarize()
+    summarize(record)
     return record
 
 
@@ -329,7 +330,7 @@ def test_gaps_between_phases_are_found() -> None:
     for row in record.timeline:
         if row["phase"] == "backward":
             row["end_us"] -= 20_000
-    record.summarize()
+    summarize(record)
     found = finding(record, "phase_sum")
     assert found.figures["coverage"] == pytest.approx(1 - 20 / sum(BUSY.values()))
 
@@ -340,7 +341,7 @@ def test_a_phase_pass_slower_than_the_steps_is_found() -> None:
         row | {"step": row["step"] + 3 * repeat} for repeat in range(4) for row in record.timeline
     ]
     measure(record, sum(BUSY.values()) / 2, 100, (30,))
-    record.summarize()
+    summarize(record)
     assert finding(record, "phase_sum").figures["ratio"] == pytest.approx(2.0, rel=0.05)
 
 

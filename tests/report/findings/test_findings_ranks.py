@@ -9,6 +9,7 @@ import pytest
 from launching import run
 from record_factory import whole
 
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report.findings.rules import apply_rules
 
@@ -37,7 +38,7 @@ def ddp_run(compute_ms: list[float], allreduce_ms: float = 1.0, overlap_ms: floa
         for rank, ms in enumerate(compute_ms):
             row("forward", rank, step_start, ms / 2)
             row("backward_compute", rank, step_start + 500 * ms, ms / 2)
-    record.summarize()
+    summarize(record)
     return record
 
 

@@ -11,6 +11,7 @@ from record_factory import hybrid, parameter_row
 import dpexp
 from dpexp.config.run_config import RunConfig, digest
 from dpexp.engine.dry_run import dry_run
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, Row
 from dpexp.study.experiment.agreement import contradictions, unpredicted
 
@@ -61,7 +62,7 @@ def probed() -> Record:
     record = hybrid()
     record.config_digest = digest(record.config)
     record.work = {"rows": 30, "memory": MEMORY}
-    record.summarize()
+    summarize(record)
     assert contradictions(record) == []
     return record
 
@@ -77,7 +78,7 @@ def probed() -> Record:
 )
 def test_forged_bandwidths_contradict_the_record(probed: Record, forged: Row, found: str) -> None:
     probed.work |= forged
-    probed.summarize()
+    summarize(probed)
     assert found in "; ".join(contradictions(probed))
 
 

@@ -18,6 +18,7 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig, digest
 from dpexp.engine.facts.environment import git
+from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report.render import terminal
 from dpexp.study.reproduce.reproduce import config_of, reproduce
@@ -104,7 +105,7 @@ def faster(factor: float, *changes: float) -> list[Record]:
 def test_times_are_compared_by_an_interval_over_new_runs() -> None:
     then, _ = pair()
     then.steps["time_ms"] = whole(2, step_ms=2.0).steps["time_ms"]
-    then.summarize()
+    summarize(then)
     now, *repeats = faster(1.0, 1.0, 1.03, 0.98)
     now.config_digest, now.digest, now.data = then.config_digest, then.digest, then.data
     result = compare_records(then, now, repeats)

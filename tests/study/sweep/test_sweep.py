@@ -49,7 +49,7 @@ if sys.argv[1] == "fragile" and not pathlib.Path(__file__).with_name("mended").e
     os.kill(os.getpid(), signal.SIGKILL)
 record = Record(run_id=new_run_id(), name=sys.argv[1], status="finished", parent=os.environ["DPEXP_PARENT"])
 record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
-record.summarize()
+summarize(record)
 print(record.to_json())
 """
 
@@ -136,7 +136,7 @@ record.steps["time_ms"] = [ms] * 3
 
 def test_until_decided_a_sweep_ends_after_the_round_that_decides_its_claims(experiment: Experiment) -> None:
     program = experiment.folder / "program.py"
-    program.write_text(program.read_text().replace("record.summarize()", VARIES + "record.summarize()"))
+    program.write_text(program.read_text().replace("summarize(record)", VARIES + "summarize(record)"))
     sweep = Sweep.new(experiment, limit=6)
     planned = [PlannedRun("quick", number) for number in range(1, 7)]
     completed = sweep.run(planned, lambda completed: None)

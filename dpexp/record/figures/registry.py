@@ -1,0 +1,124 @@
+"""The registry of figures: every number that is computed from a Record, and where it stands.
+
+Terminal, MLflow, comparisons, lists and experiments read it, and the ``summary`` of a Record is made from it:
+a new figure is one entry. Where figures stand side by side, they do in this order. docs/definitions.md says
+what they mean, docs/extending.md adds one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from dpexp.record.device_map import parameter_bytes, replicated_bytes
+from dpexp.record.figures.figure import At, Figure, largest_known, largest_of
+from dpexp.record.view import RecordView
+
+
+def _of_two_runs(view: RecordView) -> None:
+    """Unknown in a single run: a comparison or sweep computes it."""
+
+
+def _sample_us(view: RecordView) -> list[float]:
+    usual = view.usual
+    return [] if usual is None else [1000 * ms / usual.rows for ms in usual.times]
+
+
+def _loss(view: RecordView) -> dict[str, float]:
+    return {"first": view.losses[0], "last": view.losses[-1]} if view.losses else {}
+
+
+def _bytes_by_kind(view: RecordView) -> Counter[str]:
+    """{scatter and the like: bytes}"""
+    found: Counter[str] = Counter()
+    for move in view.moves:
+        found[move.what] += move.bytes
+    return found
+
+
+def _megabytes(view: RecordView) -> dict[str, float]:
+    return {device: count / 1e6 for device, count in view.record.memory.items()}
+
+
+def _errors_by_kind(view: RecordView) -> dict[str, float]:
+    """{gradient and the like: its error}"""
+    return {name.removesuffix("_error"): error for name, error in view.errors.items()}
+
+
+def _missing_steps(view: RecordView) -> int | None:
+    return len(view.record.missing_steps()) or None
+
+
+def _nonfinite(view: RecordView) -> dict[str, dict[str, int]]:
+    """{name: {nan, inf, first}} of losses and metrics that are not finite; ``first`` is an index."""
+    flags = {}
+    for name, values in {"loss": view.record.steps["loss"], **view.record.metrics}.items():
+        indices = [i for i, value in enumerate(values) if value is not None and not math.isfinite(value)]
+        if indices:
+            nan = sum(1 for i in indices if math.isnan(values[i]))
+            flags[name] = {"nan": nan, "inf": len(indices) - nan, "first": indices[0]}
+    return flags
+
+
+_RATE = At.TERMINAL | At.SUMMARY | At.ROWS
+FIGURES = (
+    Figure(
+        "step_ms", "step", "ms", lambda view: view.usual_times,
+        _RATE | At.COLUMN | At.LIST | At.TABLE | At.CLAIM, digits=4, is_sampled=True, is_kept=True,
+    ),
+    Figure("steps", "steps", "", lambda view: len(view.usual_times), At.ROWS, of_runs=sum),
+    Figure(
+        "samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.TABLE, is_kept=True
+    ),
+    Figure("sample_us", "time per sample", "µs", _sample_us, At.CLAIM, is_sampled=True),
+    Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.COLUMN | At.TABLE | At.ROWS),
+    Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
+    Figure("loss", "loss", "", _loss, At.TERMINAL),
+    Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL),
+    Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY, is_kept=True),
+    Figure("phase_ms", "{}", "ms", lambda view: view.phase_samples, At.CLAIM, is_sampled=True),
+    Figure(
+        "phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, At.SUMMARY, is_kept=True
+    ),
+    Figure("stages", "stages", "", lambda view: view.stages, At.SUMMARY),
+    Figure("bytes_moved", "moved", "B", lambda view: view.bytes_moved, At.METRIC | At.COLUMN),
+    Figure("moved_bytes", "moved a step", "B", _bytes_by_kind, At.CLAIM),
+    Figure("parameter_bytes", "parameters", "B", lambda view: parameter_bytes(view.record), At.CLAIM),
+    Figure(
+        "replicated_bytes", "copied to replicas a step", "B",
+        lambda view: replicated_bytes(view.record), At.CLAIM,
+    ),
+    Figure("peak_memory", "peak memory", "B", lambda view: view.record.memory, At.METRIC | At.TABLE),
+    Figure(
+        "peak_bytes", "peak memory of {}", "B", lambda view: view.record.memory, At.ROWS | At.CLAIM,
+        varies=True, of_parts=max, of_runs=largest_of,
+    ),
+    Figure("peak_MB", "peak memory", "MB", _megabytes, At.COLUMN, of_parts=max),
+    Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
+    Figure(
+        "activation_bytes", "activations", "B",
+        lambda view: view.memory_bytes.get("activations"), At.ROWS, of_runs=largest_known,
+    ),
+    Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
+    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _RATE),
+    Figure("peak_share", "share of the peak", "share", lambda view: view.peak_share, At.SUMMARY),
+    Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, At.SUMMARY),
+    Figure("joules_per_step", "energy a step", "J", lambda view: view.joules_per_step, At.SUMMARY),
+    Figure("verification", "errors", "error", lambda view: view.errors, At.METRIC | At.TERMINAL),
+    Figure(
+        "max_error", "largest error", "error", lambda view: view.errors, At.COLUMN, digits=2, of_parts=max
+    ),
+    Figure(
+        "gradient_error", "gradient error", "error", lambda view: view.errors.get("gradient_error"),
+        At.TABLE | At.ROWS, unknown="not checked", of_runs=largest_of,
+    ),
+    Figure("error", "error of {}s", "error", _errors_by_kind, At.CLAIM, of_parts=max),
+    Figure("missing_steps", "steps missing", "", _missing_steps, At.SUMMARY),
+    Figure("nonfinite", "not finite", "", _nonfinite, At.SUMMARY),
+)  # fmt: skip
+
+
+def figures(at: At) -> Iterator[Figure]:
+    """Those that stand at one of these places, in the order of the registry."""
+    return (figure for figure in FIGURES if at & figure.at)

@@ -1,0 +1,190 @@
+"""RecordView: a Record, and what follows from its raw samples and rows, each computed once.
+
+Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ::
+
+    Record ── RecordView ──┬── steps       usual, by_rows                         figures/step_times.py
+                           ├── phases      phases, phase_samples, stages          figures/phase_times.py
+                           ├── batches     batches, largest                       batches.py
+                           ├── traffic     moves, bytes_moved, bytes_by_phase     traffic/communication.py
+                           └── work        flops, flops_per_s, peak_share, …      figures/work.py
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from functools import cached_property
+
+from dpexp.record.batches import Batches, batches
+from dpexp.record.device_map import without_host
+from dpexp.record.figures import phase_times, step_times, work
+from dpexp.record.figures.phase_times import Phase
+from dpexp.record.figures.stages import stages
+from dpexp.record.figures.step_times import Steps, spread
+from dpexp.record.record import Record, present
+from dpexp.record.traffic import communication
+from dpexp.record.traffic.move import Move
+
+
+class RecordView:
+    """The figures of one Record, which must not change meanwhile. Times are in ms, sizes in bytes."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    @classmethod
+    def of(cls, record: Record | RecordView) -> RecordView:
+        """The view of a Record; a view, which several screens share, is itself."""
+        return record if isinstance(record, RecordView) else cls(record)
+
+    # --- steps ---
+
+    @cached_property
+    def by_rows(self) -> dict[int, list[float]]:
+        """{rows of the batch: times of its measured steps}"""
+        return step_times.steps_by_rows(self.record)
+
+    @cached_property
+    def usual(self) -> Steps | None:
+        """The measured steps of the most frequent batch size, which the step time is of."""
+        return step_times.usual_steps(self.by_rows)
+
+    @property
+    def usual_times(self) -> list[float]:
+        """The times of those steps."""
+        return list(self.usual.times) if self.usual is not None else []
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.usual is None else self.usual.samples_per_s
+
+    @cached_property
+    def losses(self) -> list[float]:
+        """The losses of the measured steps, without lost ones."""
+        return present(self.record.steps["loss"])
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """{name: the last value of what was measured once an epoch}"""
+        found = {name: present(values) for name, values in self.record.metrics.items()}
+        return {name: values[-1] for name, values in found.items() if values}
+
+    @cached_property
+    def errors(self) -> dict[str, float]:
+        """{output_error and the like: the relative error to a single device}"""
+        found = self.record.verification.items()
+        return {key: float(value) for key, value in found if key.endswith("_error") and value is not None}
+
+    # --- phases ---
+
+    @cached_property
+    def usual_numbers(self) -> set[int] | None:
+        """The phase-timed steps that phases are of: of the usual batch size; None where sizes are unknown."""
+        return phase_times.usual_numbers(self.record, 0 if self.usual is None else self.usual.rows)
+
+    @cached_property
+    def phase_samples(self) -> dict[str, list[float]]:
+        """{phase: its times in those steps}"""
+        return phase_times.phase_samples(self.record, self.usual_numbers)
+
+    @cached_property
+    def phase_medians(self) -> dict[str, float]:
+        """{phase: its median time}"""
+        return {name: statistics.median(times) for name, times in self.phase_samples.items() if times}
+
+    @cached_property
+    def timed_steps(self) -> list[float]:
+        """The times of those steps themselves."""
+        return phase_times.step_samples(self.record, self.usual_numbers)
+
+    @property
+    def timed_ms(self) -> float:
+        """Their median; 0 without any."""
+        return statistics.median(self.timed_steps or [0.0])
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """The phases by their start, each followed by the phases inside it."""
+        total, found = self.timed_ms, []
+        for name, depth in phase_times.phase_tree(self.record):
+            if (figures := spread(self.phase_samples[name])) is not None:
+                median, iqr, n = (figures[key] for key in ("median", "iqr", "n"))
+                share = median / total if total and math.isfinite(total + median) else 0.0
+                found.append(Phase(name, depth, median, iqr, n, share, self.bytes_by_phase.get(name, 0)))
+        return found
+
+    @cached_property
+    def phase_coverage(self) -> float | None:
+        """The share of the phase-timed steps that is inside a phase."""
+        return phase_times.coverage(self.record.timeline)
+
+    @cached_property
+    def stages(self) -> dict[str, float]:
+        """The stages of a hybrid, each alone, and how near the step is to the longest."""
+        return stages(self.phase_samples, self.usual, self.record.work)
+
+    # --- batches and traffic ---
+
+    @cached_property
+    def batches(self) -> list[Batches]:
+        """The batches of an epoch; those with equal shapes are one group."""
+        return batches(self.record)
+
+    @cached_property
+    def largest(self) -> Batches | None:
+        """The group of the largest batch."""
+        return max(self.batches, key=lambda group: group.rows, default=None)
+
+    @cached_property
+    def devices(self) -> list[str]:
+        """The devices in use, without the host."""
+        return without_host(self.record)
+
+    @cached_property
+    def moves(self) -> list[Move]:
+        """What a step of the largest batch moves between devices."""
+        return communication.moves(self.record, self.largest)
+
+    @cached_property
+    def bytes_moved(self) -> dict[str, int] | None:
+        """{forward and backward: bytes over all devices} of that step; None where it is not known."""
+        if not communication.is_known(self.record):
+            return None
+        found = {"forward": 0, "backward": 0}
+        for move in self.moves:
+            found["backward" if move.is_backward else "forward"] += move.bytes
+        return found
+
+    @cached_property
+    def bytes_by_phase(self) -> dict[str, int]:
+        """{phase: the bytes that it moves in that step}"""
+        return communication.by_phase(self.moves)
+
+    # --- memory and work ---
+
+    @cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """{category: bytes of the device that has most of it} in the observed step."""
+        return work.memory_bytes(self.record.memory_use)
+
+    @cached_property
+    def flops(self) -> dict[str, int]:
+        """{forward and backward: floating-point operations} of the observed step."""
+        return work.flops(self.record.work)
+
+    @property
+    def flops_per_s(self) -> float | None:
+        return work.per_second(self.record.work, sum(self.flops.values()), self.usual)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return work.per_second(self.record.work, self.record.work.get("tokens") or 0, self.usual)
+
+    @property
+    def peak_share(self) -> float | None:
+        """The FLOP/s as a share of the machine's peak."""
+        return work.peak_share(self.record.work, self.flops_per_s)
+
+    @property
+    def joules_per_step(self) -> float | None:
+        return work.joules_per_step(self.record.work)
