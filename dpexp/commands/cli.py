@@ -35,10 +35,10 @@ from dpexp.config.errors import (
     text_of,
     unknown,
 )
+from dpexp.config.factories.spec import Spec
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.spec import Spec
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.record import JournalError
 from dpexp.record.redact import redact

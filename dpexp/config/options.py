@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
-from dpexp.config.spec import Spec
+from dpexp.config.factories.spec import Spec
 
 SPEC = "names something outside dpexp"
 """``Annotated[str, SPEC]`` is the type of an option that names a folder or a host; a Spec names code."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import SPEC, control_option, validate
 

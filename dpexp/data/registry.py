@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dpexp.config.factory import Factory
-from dpexp.config.registry import Entry, Option, Registry
+from dpexp.config.factories.factory import Factory
+from dpexp.config.factories.registry import Entry, Option, Registry
 
 if TYPE_CHECKING:
     from dpexp.data.base import Source

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
 from dpexp.config.options import option_fields, to_json
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, options_with_role

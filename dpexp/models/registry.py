@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
+from dpexp.config.factories.registry import Entry, Option, Registry
 from dpexp.config.features import Features
-from dpexp.config.registry import Entry, Option, Registry
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.tables import placed_tables
 from dpexp.training.eager_optimizers import eager

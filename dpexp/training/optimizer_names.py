@@ -1,6 +1,6 @@
 """The optimizers that ``--optimizer`` names. Importing this imports no torch."""
 
-from dpexp.config.registry import Entry, Option, Registry
+from dpexp.config.factories.registry import Entry, Option, Registry
 
 _MOMENTUM = Option("momentum", float, 0.9, "The fraction of the last step that is taken again.", min=0)
 

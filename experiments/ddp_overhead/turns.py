@@ -49,7 +49,7 @@ def bare(rows: int, features: Any, *, alone: bool) -> Iterator[None]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from dpexp.config.spec import Spec
+    from dpexp.config.factories.spec import Spec
     from dpexp.models.registry import MODELS, build
 
     torch.manual_seed(0)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories.spec import Spec
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, option_names, options_with_role
-from dpexp.config.spec import Spec
 from dpexp.config.strategies.block import BlockOptions
 from dpexp.config.strategies.custom import CustomOptions
 from dpexp.config.strategies.hybrid import HybridOptions

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
+from dpexp.config.factories.registry import Registry
+from dpexp.config.factories.spec import SpecField
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option
-from dpexp.config.registry import Registry
-from dpexp.config.spec import SpecField
 from dpexp.config.strategy_options import Entry, LaunchOptions
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset

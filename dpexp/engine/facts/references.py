@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp import live
-from dpexp.config.factory import Factory
+from dpexp.config.factories.factory import Factory
 from dpexp.config.options import flag_name, option_fields, spec_options, to_json
 from dpexp.config.run_config import RunConfig
 from dpexp.data.registry import LOSSES, SOURCES

@@ -20,9 +20,9 @@ from record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories.spec import Spec
 from dpexp.config.options import SPEC, option, option_fields, spec_options
 from dpexp.config.run_config import RunConfig
-from dpexp.config.spec import Spec
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.data.registry import LOSSES, SOURCES
@@ -36,7 +36,7 @@ from dpexp.training.optimizer_names import OPTIMIZERS
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
 from pathlib import Path
-from dpexp.config.spec import Spec
+from dpexp.config.factories.spec import Spec
 from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.models.linear import Linear
 from dpexp.models.registry import MODELS

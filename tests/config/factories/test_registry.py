@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factory import Factory
-from dpexp.config.registry import Entry, Option, Registry
-from dpexp.config.spec import Spec
+from dpexp.config.factories.factory import Factory
+from dpexp.config.factories.registry import Entry, Option, Registry
+from dpexp.config.factories.spec import Spec
 
 ENTRIES = {
     "box": Entry(

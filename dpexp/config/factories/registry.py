@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.errors import ConfigError, no_file, shown, unknown
-from dpexp.config.factory import Factory, unknown_option
+from dpexp.config.factories.factory import Factory, unknown_option
+from dpexp.config.factories.spec import Spec, parse_options
 from dpexp.config.options import as_type
-from dpexp.config.spec import Spec, parse_options
 
 _LISTED = re.compile(r"(\w+)[\s,]+(\w+\s*=.*)", re.DOTALL)
 """``linear,in=5``: a name and options without the colon between."""
