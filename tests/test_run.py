@@ -173,6 +173,8 @@ def test_a_layout_that_fails_verification_exits_with_1_and_is_recorded(dpexp_hom
     done = cli("whole", "--virtual", "2", "--model", f"{USER_ERRORS}:Centered", "--no-track")
     assert done.returncode == 1
     assert "does not compute what a single device computes" in done.stderr
+    assert ": step 1 (30 rows): outputs differ by 2.8e-01; " in done.stderr
+    assert "allowed 1e-12" in done.stderr
     assert "Traceback" not in done.stderr
     record = only_run(dpexp_home)
     assert record.status == "failed"
@@ -221,9 +223,12 @@ def test_without_mlflow_a_run_is_recorded_like_any_other_and_exits_with_3(
         check=False,
     )
     assert done.returncode == 3
+    assert "mlflow cannot be imported here (No module named 'mlflow')" in done.stderr
     assert "sync" in done.stderr
     assert "Traceback" not in done.stderr
     assert only_run(dpexp_home).status == "finished"
+    assert not (dpexp_home / "mlflow.db").exists()
+    assert script("runs.py", "sync").returncode == 0
 
 
 def test_run_raises_the_error_that_ended_it_after_recording_it(dpexp_home: Path) -> None:
@@ -331,19 +336,21 @@ def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_s
 def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sync(
     dpexp_home: Path,
 ) -> None:
-    words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", str(PATIENCE_S), "--quiet"]
+    words = ["single", "--devices", "cpu", "--steps", "2", "--track-timeout", str(PATIENCE_S)]
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts requests and answers none
         store = f"http://127.0.0.1:{silent.getsockname()[1]}"
         process = shared().start(SCRIPT, *words, MLFLOW_TRACKING_URI=store)
         try:
+            assert process.first_line().startswith("Run single-linear-cpu"), "the summary does not wait"
             wait_until(lambda: list(dpexp_home.glob("runs/*/record.json")))
             wait_until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text())
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate()
+            stdout, stderr = process.communicate()
         finally:
             process.kill()
     record = only_run(dpexp_home)
     assert (process.returncode, record.status) == (3, "finished")
+    assert "verified" in stdout
     assert stderr.strip() == (
         "interrupted while waiting; the uploader continues; to make sure: "
         f"python scripts/runs.py sync {record.run_id}"

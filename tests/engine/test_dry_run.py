@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_lines import HELPERS
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
@@ -20,6 +21,7 @@ from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 from dpexp.timing import Timer
 
+MIXING = f"{HELPERS / 'user_error_cases.py'}:TwoDevices"
 LAYOUTS: list[tuple[str, Any]] = [
     ("single", {}),
     ("whole", {}),
@@ -127,10 +129,12 @@ def test_a_dry_run_of_ranks_names_the_device_of_each(
     assert planned["devices"]["used"] == [f"cpu:{rank}" for rank in range(ranks)]
 
 
-def test_a_planned_layout_that_mixes_devices_is_refused(mixing: str) -> None:
-    options = {"place": ["left=cuda:0", "right=cuda:1"]}
-    with pytest.raises(PlacementError, match=r"mixes devices cuda:[01] and cuda:[01] at mixing\.py:10"):
-        dry_run(RunConfig("place", model=mixing, devices="cuda:0,cuda:1", options=options))
+def test_a_planned_layout_that_mixes_devices_is_refused() -> None:
+    options = {"place": ["first=cuda:0", "second=cuda:1"]}
+    with pytest.raises(
+        PlacementError, match=r"mixes devices cuda:[01] and cuda:[01] at user_error_cases\.py"
+    ):
+        dry_run(RunConfig("place", model=MIXING, devices="cuda:0,cuda:1", options=options))
 
 
 def test_the_real_model_and_batch_are_not_changed() -> None:
@@ -143,40 +147,20 @@ def test_the_real_model_and_batch_are_not_changed() -> None:
     )
 
 
-@pytest.fixture
-def mixing(tmp_path: Path) -> str:
-    source = tmp_path / "mixing.py"
-    source.write_text(
-        "import torch\n"
-        "class Mixing(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.left = torch.nn.Linear(5, 2)\n"
-        "        self.right = torch.nn.Linear(5, 2)\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "    def forward(self, x):\n"
-        "        return self.left(x) * self.right(x)\n"
-        "def build():\n"
-        "    return Mixing()\n"
-    )
-    return f"{source}:build"
-
-
 @pytest.mark.parametrize(
     ("strategy", "options", "named"),
     [
-        ("place", {"place": ["left=cpu", "right=cpu:1"]}, ("cpu", "cpu:1")),
-        ("place", {"place": ["left=cpu:1"]}, ("cpu:1", "cpu:0")),
+        ("place", {"place": ["first=cpu", "second=cpu:1"]}, ("cpu", "cpu:1")),
+        ("place", {"place": ["first=cpu:1"]}, ("cpu:1", "cpu:0")),
     ],
 )
 def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
-    mixing: str, strategy: str, options: Any, named: tuple[str, str]
+    strategy: str, options: Any, named: tuple[str, str]
 ) -> None:
-    prepared = prepare(RunConfig(strategy, model=mixing, virtual=2, options=options))
+    prepared = prepare(RunConfig(strategy, model=MIXING, virtual=2, options=options))
     with pytest.raises(PlacementError) as caught:
         predict(prepared, [next(prepared.batches(0))])
     message = str(caught.value)
-    assert "mixing.py:10 (return self.left(x) * self.right(x))" in message
+    assert re.search(r"user_error_cases\.py:\d+ \(return self\.second\(self\.first\(x\)\) \+", message)
     for device in named:
         assert device in message

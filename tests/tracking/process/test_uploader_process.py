@@ -16,7 +16,7 @@ import needs
 import pytest
 from command_lines import ROOT, script
 from mlflow_reader import everything, history, only_run
-from tracking_processes import Driver, drive, wait_until, wait_until_gone
+from tracking_processes import Driver, drive, wait_until
 
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD
@@ -143,19 +143,6 @@ def test_a_stopped_uploader_never_holds_up_the_run(dpexp_home: Path, uri: str) -
     assert len(delivered_steps(uri, driver.run_id)) == 20000
 
 
-def test_without_mlflow_a_run_is_recorded_like_any_other(dpexp_home: Path, uri: str, tmp_path: Path) -> None:
-    (tmp_path / "mlflow").mkdir()
-    (tmp_path / "mlflow" / "__init__.py").write_text("raise ImportError('No module named mlflow')")
-    driver = drive("finish", before=(), PYTHONPATH=str(tmp_path))
-    delivery = driver.delivery()
-    assert driver.wait() == 3
-    assert "mlflow cannot be imported here (No module named mlflow)" in delivery["message"]
-    assert not (dpexp_home / "mlflow.db").exists()
-    assert load(dpexp_home / "runs" / driver.run_id).status == "finished"
-    assert script("runs.py", "sync").returncode == 0
-    assert len(delivered_steps(uri, driver.run_id)) == 50
-
-
 def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str) -> None:
     drivers = [drive("finish", steps=20) for _ in range(4)]
     for driver in drivers:
@@ -266,14 +253,6 @@ def wait_for_points(home: Path, uri: str, driver: Driver, steps: int) -> None:
     ledger = home / "runs" / driver.run_id / "delivery.json"
     wait_until(ledger.exists, "an MLflow run")
     wait_until(lambda: len(delivered_steps(uri, driver.run_id)) == steps, f"{steps} steps in MLflow")
-
-
-@pytest.mark.usefixtures("home_with_store")
-def test_an_uploader_ends_with_its_run(dpexp_home: Path) -> None:
-    driver = drive("finish", steps=10)
-    driver.delivery()
-    wait_until_gone(driver.uploader)
-    assert (dpexp_home / "runs" / driver.run_id / "delivery.json").exists()
 
 
 READER = """

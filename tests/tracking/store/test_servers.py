@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import journals
 import pytest
-from command_lines import PATIENCE_S, ROOT, SCRIPT, script, shared, wait
+from command_lines import ROOT, script, shared, wait
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
 from servers import LyingServer, Proxy, mlflow_server, postgres
@@ -217,17 +216,6 @@ def test_two_machines_that_deliver_one_journal_create_one_run(tmp_path: Path, se
         output = wait(sync)
         assert sync.returncode == 0, output
     assert steps_of(address, "copied") == list(range(100))
-
-
-def test_the_summary_is_printed_before_the_delivery_has_ended(proxy: Proxy) -> None:
-    proxy.hangs = True
-    words = ("single", "--devices", "cpu", "--steps", "3", "--track-timeout", str(PATIENCE_S))
-    command = shared().start(SCRIPT, *words, MLFLOW_TRACKING_URI=proxy.address)
-    assert command.first_line().startswith("Run single-linear-cpu")
-    command.send_signal(signal.SIGINT)
-    stdout, stderr = command.communicate()
-    assert "verified" in stdout
-    assert "interrupted while waiting; the uploader continues" in stderr
 
 
 def test_the_experiment_and_the_login_of_mlflows_variables_are_used(proxy: Proxy) -> None:

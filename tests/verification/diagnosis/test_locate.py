@@ -40,6 +40,10 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
             "it is 1.5 times",
         ],
     ),
+    "output scaled a little": (
+        wrapped("second", lambda module, inputs: module(inputs) * 1.001),
+        [OUTPUT + "the wrapper around module 'second'", "it is 1.001 times"],
+    ),
     "inside a module": (
         wrapped("second", lambda module, inputs: module(inputs * 2)),
         [OUTPUT + "module 'second'"],
