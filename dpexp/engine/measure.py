@@ -34,6 +34,7 @@ from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import TimedStep, timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
+from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 
 FLUSH_SECONDS = 0.5
@@ -244,12 +245,19 @@ class Measurement:
             self.journal.set(device_map=pack(rows))
 
     def count_collectives(self) -> None:
-        """Count what the ranks send in a further step."""
+        """Count what the ranks send in a further step of a full batch, and of a smaller last one."""
         if not self._group.members:
             return
-        with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
-            self.trainer.step(next(self.prepared.local_batches(0)))
-        by_rank = self._group.all_gather(count.rows())
+        ends = 0, self.prepared.batches_per_epoch - 1
+        batches = [next(self.prepared.local_batches(0, first=number)) for number in ends]
+        self.trainer.step(batches[0])  # after an evaluation FSDP2 gathers some parameters twice
+        counted: dict[int, list[Row]] = {}
+        for batch in batches:
+            if batch.global_rows not in counted:
+                with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
+                    self.trainer.step(batch)
+                counted[batch.global_rows] = [{"rows": batch.global_rows, **row} for row in count.rows()]
+        by_rank = self._group.all_gather([row for rows in counted.values() for row in rows])
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})
 

@@ -118,7 +118,15 @@ _ROUNDING: Kind = {
     "compile?": MAYBE_FLAG,
 }
 _SAMPLES: Kind = {"*": [MAYBE_NUMBER]}
-_COLLECTIVE: Kind = {"rank": INT, "what": TEXT, "phase?": TEXT, "backward": FLAG, "to?": INT, "bytes": INT}
+_COLLECTIVE: Kind = {
+    "rank": INT,
+    "rows?": INT,
+    "what": TEXT,
+    "phase?": TEXT,
+    "backward": FLAG,
+    "to?": INT,
+    "bytes": INT,
+}
 RECORD: Kind = {
     "schema": INT,
     **dict.fromkeys(("run_id", "name", "experiment", "strategy", "execution", "status"), TEXT),

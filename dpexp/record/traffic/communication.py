@@ -24,10 +24,7 @@ TRANSFER = "embedding.transfer"
 
 
 def moves(record: Record, group: Batches | None = None) -> list[Move]:
-    """What a step of these batches moves, by default of the largest; nothing where that is not known.
-
-    Between ranks it is known of batches as large as the largest.
-    """
+    """What a step of these batches moves, by default of the largest; nothing where that is not known."""
     if not is_known(record):
         return []
     largest = max(batches(record), key=lambda group: group.rows)
@@ -35,8 +32,8 @@ def moves(record: Record, group: Batches | None = None) -> list[Move]:
     found = list(transfers(record, group, trains))
     if not record.devices.get("ranks"):
         found += between_replicas(record, group, trains)
-    elif group.rows == largest.rows:
-        found += _between_ranks(record)
+    else:
+        found += _between_ranks(record, group.rows, group.rows == largest.rows)
     return [move for move in found if move.source != move.target and move.bytes > 0]
 
 
@@ -64,10 +61,14 @@ def by_phase(moves: Iterable[Move]) -> dict[str, int]:
     return found
 
 
-def _between_ranks(record: Record) -> Iterator[Move]:
-    """The collectives that were counted: pieces to their rank, of others all to the next one of a ring."""
+def _between_ranks(record: Record, rows: int, are_most: bool) -> Iterator[Move]:
+    """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
+
+    Older Records have those of a batch of the most rows.
+    """
     ring = [rank["device"] for rank in record.devices["ranks"]]
-    for row in record.summary["collectives"]:
+    counted = record.summary["collectives"]
+    for row in (row for row in counted if row.get("rows") == rows or (are_most and "rows" not in row)):
         target = row.get("to", (row["rank"] + 1) % len(ring))
         if row["rank"] < len(ring) and target < len(ring):
             ends = ring[row["rank"]], ring[target]
