@@ -54,3 +54,18 @@ def test_a_strategy_is_two_files(checkout: Path, dpexp_home: Path) -> None:
     assert on == {"block1": "cpu:0", "block2": "cpu:1", "block3": "cpu:1"}
     assert "The first submodules on one device, the others on another." in run(checkout, "--help")
     assert "--first" in run(checkout, "halves", "--help")
+
+
+def test_a_finding_is_one_file(checkout: Path, dpexp_home: Path) -> None:
+    words = ("whole", "--virtual", "4", "--full", "--no-track")
+    found = "Of a batch of 30 rows some replicas compute 8 and others 6, and wait."
+    assert found not in joined(run(checkout, *words))
+    assert add("A finding", checkout) == ["dpexp/report/findings/uneven_split.py"]
+    summary = joined(run(checkout, *words))
+    assert f"{found} Choose a --batch-size that 4 divides, such as 32." in summary
+    assert found not in joined(run(checkout, "whole", "--virtual", "3", "--full", "--no-track"))
+
+
+def joined(printed: str) -> str:
+    """The text with its lines joined."""
+    return " ".join(printed.split())
