@@ -1,28 +1,23 @@
-"""Measurement: the passes over a placed model, and their flush to the journal.
+"""Measurement: the passes over a placed model, and what they add to the journal.
 
-    warm_up -> resume -> time_steps -> record_digests -> time_phases -> profile
-
-Time, loss and rows of a measured step stay in memory (a loss on its accelerator) until the next flush, which
-happens between two steps.
+warm_up -> resume -> time_steps -> record_digests -> count_collectives -> time_phases -> profile
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
 from dpexp import devices, tensors
-from dpexp.data.batch import Batch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.facts.environment import cpu_name
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.step_log import StepLog
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.phases import time_phases
 from dpexp.measurement.probes.bandwidth import link, memory
@@ -31,15 +26,11 @@ from dpexp.measurement.probes.host_traffic import observed_traffic
 from dpexp.measurement.probes.peak import peak
 from dpexp.measurement.probes.probe import probed
 from dpexp.measurement.step_profile import StepProfile
-from dpexp.measurement.steps import TimedStep, timed_steps
+from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
-
-FLUSH_SECONDS = 0.5
-"""Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
-ranks flush, and check for SIGTERM, after the number of steps that took this long before."""
 
 STEPS_BEFORE_RESTORE = 2
 """Steps that a resumed run takes before it loads a snapshot, warm-up included. DDP rebuilds its buckets
@@ -67,15 +58,11 @@ class Measurement:
     on_flush: Callable[[], None]
     observations: Observations
     signals: SignalHandler
-    _pending: list[TimedStep] = field(default_factory=list)
-    """The steps since the last flush."""
 
     def __post_init__(self) -> None:
         self._config, self._group = self.prepared.config, self.prepared.group
-        self._done = 0  # steps in the journal
-        self._stops = False  # a rank received SIGTERM
-        self._steps_per_flush = 1  # of several ranks
-        self._started = self._flush_at = 0.0
+        self._log = StepLog(self.journal, self._group, self.signals, self.progress, self.on_flush)
+        self._started = 0.0
 
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
@@ -91,9 +78,9 @@ class Measurement:
         if snapshots is None:
             return
         state = snapshots.newest()
-        self._done = state["step"] if state is not None else 0
-        lengths = {f"steps.{key}": self._done for key in ("time_ms", "loss", "samples")}
-        self.journal.truncate(lengths | {"metrics.accuracy": self._done // self.prepared.batches_per_epoch})
+        self._log.written = done = state["step"] if state is not None else 0
+        lengths = {f"steps.{key}": done for key in ("time_ms", "loss", "samples")}
+        self.journal.truncate(lengths | {"metrics.accuracy": done // self.prepared.batches_per_epoch})
         if state is not None:
             self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
             self.trainer.load_state_dict(state)
@@ -102,24 +89,18 @@ class Measurement:
 
     def time_steps(self) -> None:
         """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
-        config, per_epoch, resumed_at = self._config, self.prepared.batches_per_epoch, self._done
+        config, per_epoch, resumed_at = self._config, self.prepared.batches_per_epoch, self._log.written
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
         energy = EnergyMeter(self.prepared.selection.used, self._group.is_first_on_host)
         self._started = time.perf_counter()
-        self._flush_at = self._started + FLUSH_SECONDS
+        self._log.restart_interval()
         try:
             for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
                 first = max(0, resumed_at - epoch * per_epoch)
-                left = total - epoch * per_epoch - first
-                local = islice(self.prepared.local_batches(epoch, first=first), left)
-                with (
-                    self.signals.deferred() if self.prepared.snapshots is not None else nullcontext(),
-                    self.trainer.ahead(local) as batches,
-                ):
-                    self._time(batches)
+                self._time_epoch(epoch, first, total - epoch * per_epoch - first)
                 if config.epochs is not None:
                     self._log_accuracy()
             if config.epochs is None:
@@ -127,22 +108,23 @@ class Measurement:
             self._flush()
             self._log_energy(energy, total - resumed_at)
         except BaseException:
-            if self._group.size == 1 and self._pending:  # several ranks can no longer add up their losses
-                self._log([step.ms for step in self._pending], [float(step.loss) for step in self._pending])
+            self._log.keep()
             raise
 
-    def _time(self, batches: Iterable[Batch]) -> None:
-        is_one_process, options = self._group.size == 1, self._config.options.rank_options
-        snapshot_every = options.snapshot_every if options is not None else None
-        for measured in timed_steps(self.trainer, batches):
-            self._pending.append(measured)
-            pending = len(self._pending)
-            done = self._done + pending
-            saves = snapshot_every is not None and done % snapshot_every == 0
-            saves = saves or (self._stops and self._may_save(done))
-            is_due = time.perf_counter() >= self._flush_at or self.signals.requested
-            if saves or (is_due if is_one_process else pending >= self._steps_per_flush):
-                self._flush(saves)
+    def _time_epoch(self, epoch: int, first: int, count: int) -> None:
+        """Measure so many steps of an epoch at most, from its batch ``first`` on."""
+        local = islice(self.prepared.local_batches(epoch, first=first), count)
+        may_stop = self.signals.deferred() if self.prepared.snapshots is not None else nullcontext()
+        options = self._config.options.rank_options
+        every = options.snapshot_every if options is not None else None
+        with may_stop, self.trainer.ahead(local) as batches:
+            for step in timed_steps(self.trainer, batches):
+                self._log.pending.append(step)
+                done = self._log.count
+                saves = every is not None and done % every == 0
+                saves = saves or (self._log.stops and self._may_save(done))
+                if saves or self._log.is_due:
+                    self._flush(saves)
 
     def _flush(self, saves: bool = False) -> None:
         """Write the pending steps to the journal, and a snapshot if ``saves`` or a rank received SIGTERM.
@@ -150,57 +132,22 @@ class Measurement:
         All ranks call it after the same step. Raises RunError for a loss that is not finite, and Terminated,
         in all ranks, if one received SIGTERM.
         """
-        if not self._pending:
-            return
-        times_ms, losses, stops = self._gather()
-        self._log(times_ms, losses)
-        self._pending = []
-        self.journal.flush()
-        self._flush_at = time.perf_counter() + FLUSH_SECONDS
-        self.on_flush()
-        self.progress.advance(len(losses), times_ms[-1], losses[-1])
-        for step, loss in enumerate(losses, self._done):
+        before, losses = self._log.written, self._log.flush()
+        for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
                 raise RunError(self._nonfinite_message(step, loss))
-        self._done += len(losses)
-        snapshots = self.prepared.snapshots
-        self._stops = stops
-        if snapshots is not None and not self._may_save(self._done):
+        done, stops, snapshots = self._log.written, self._log.stops, self.prepared.snapshots
+        if not losses or (snapshots is not None and not self._may_save(done)):
             return
         if snapshots is not None and (saves or stops):
-            state = {"step": self._done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
-            snapshots.save(self._done, state | self.trainer.state_dict())
+            state = {"step": done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
+            snapshots.save(done, state | self.trainer.state_dict())
         if stops:
             self.signals.terminate()
 
     def _may_save(self, done: int) -> bool:
         """Whether no gradients are accumulated after so many steps: a snapshot has none."""
         return done % self._config.accumulate == 0
-
-    def _gather(self) -> tuple[list[float], list[float], bool]:
-        """(times in ms, losses, whether a rank received SIGTERM) of the pending steps, the same on all ranks.
-
-        The time of a step is that of its slowest rank. Its loss is that of the rows of all ranks.
-        """
-        times, pending_losses, weights, _ = zip(*self._pending, strict=True)
-        times_ms, losses = list(times), list(pending_losses)
-        if not self.trainer.placed.outputs_on_host:
-            losses = torch.stack(losses).cpu().double().tolist()  # MPS has no float64
-        if self._group.size == 1:
-            return times_ms, losses, self.signals.requested
-        terms = [loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)]
-        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self.signals.requested)])
-        by_step = list(zip(*by_rank, strict=True))
-        by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
-        losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
-        times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
-        mean_ms = sum(times_ms) / len(times_ms)
-        self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
-        return times_ms, losses, any(by_step[-1])
-
-    def _log(self, times_ms: list[float], losses: list[float]) -> None:
-        rounded, samples = [round(ms, 6) for ms in times_ms], [step.rows for step in self._pending]
-        self.journal.extend({"steps.time_ms": rounded, "steps.loss": losses, "steps.samples": samples})
 
     def _nonfinite_message(self, step: int, loss: float) -> str:
         message = f"the loss became {loss} in step {step}"

@@ -1,0 +1,111 @@
+"""Step log: measured steps on their way to the journal.
+
+They stay in memory (a loss on its accelerator) until the next flush, which happens between two steps.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.signals import SignalHandler
+from dpexp.engine.progress import ProgressBar
+from dpexp.measurement.steps import TimedStep
+from dpexp.record.journal.journal import Journal
+
+FLUSH_SECONDS = 0.5
+"""Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
+ranks flush, and check for SIGTERM, after the number of steps that took this long before."""
+
+
+class StepLog:
+    """``written`` counts the steps in the journal. ``on_flush`` is called after each write to it.
+
+    All ranks add the same steps, and call every method after the same one.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        group: ProcessGroup,
+        signals: SignalHandler,
+        progress: ProgressBar,
+        on_flush: Callable[[], None],
+    ) -> None:
+        self.written, self.pending = 0, list[TimedStep]()
+        self.stops = False  # a rank received SIGTERM
+        self._journal, self._group, self._signals = journal, group, signals
+        self._progress, self._on_flush = progress, on_flush
+        self._steps_per_flush = 1  # of several ranks
+        self.restart_interval()
+
+    def restart_interval(self) -> None:
+        """The flush interval begins now."""
+        self._flush_at = time.perf_counter() + FLUSH_SECONDS
+
+    @property
+    def count(self) -> int:
+        """All steps so far, those in memory included."""
+        return self.written + len(self.pending)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the flush interval is over, or a signal waits for a flush."""
+        if self._group.size > 1:
+            return len(self.pending) >= self._steps_per_flush
+        return time.perf_counter() >= self._flush_at or self._signals.requested
+
+    def flush(self) -> list[float]:
+        """Write the pending steps to the journal; returns their losses, of the rows of all ranks."""
+        if not self.pending:
+            return []
+        times_ms, losses = self._gather()
+        self._write(times_ms, losses)
+        self._journal.flush()
+        self.restart_interval()
+        self._on_flush()
+        self._progress.advance(len(losses), times_ms[-1], losses[-1])
+        return losses
+
+    def keep(self) -> None:
+        """After an error: write what this process has, unless only all ranks together know the losses."""
+        if self._group.size == 1 and self.pending:
+            self._write([step.ms for step in self.pending], [float(step.loss) for step in self.pending])
+
+    def _gather(self) -> tuple[list[float], list[float]]:
+        """(times in ms, losses) of the pending steps, the same on all ranks.
+
+        The time of a step is that of its slowest rank. Its loss is that of the rows of all ranks.
+        """
+        times_ms, losses = [step.ms for step in self.pending], _on_host([step.loss for step in self.pending])
+        if self._group.size == 1:
+            self.stops = self._signals.requested
+            return times_ms, losses
+        terms = [
+            loss * step.weight if step.weight else 0.0
+            for loss, step in zip(losses, self.pending, strict=True)
+        ]
+        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self._signals.requested)])
+        by_step = list(zip(*by_rank, strict=True))
+        by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
+        losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
+        times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
+        mean_ms = sum(times_ms) / len(times_ms)
+        self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
+        self.stops = any(by_step[-1])
+        return times_ms, losses
+
+    def _write(self, times_ms: list[float], losses: list[float]) -> None:
+        rounded, rows = [round(ms, 6) for ms in times_ms], [step.rows for step in self.pending]
+        self._journal.extend({"steps.time_ms": rounded, "steps.loss": losses, "steps.samples": rows})
+        self.written += len(losses)
+        self.pending = []
+
+
+def _on_host(losses: list[float | torch.Tensor]) -> list[float]:
+    """The losses as numbers; those on an accelerator are read together."""
+    on_device = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    if not on_device:
+        return [float(loss) for loss in losses]
+    return torch.stack(on_device).cpu().double().tolist()  # MPS has no float64
