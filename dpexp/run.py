@@ -166,7 +166,7 @@ def _begin(
 ) -> tuple[Prepared, Journal]:
     """The prepared run and its journal, with the description of the run; nothing is written before."""
     from dpexp.engine.observations import run_facts
-    from dpexp.engine.prepare import prepare_ranks
+    from dpexp.engine.prepare_ranks import prepare_ranks
 
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end

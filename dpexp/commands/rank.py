@@ -54,7 +54,7 @@ def run_rank() -> None:
 def _leave_ended_run(config: RunConfig, world: World) -> NoReturn:
     """Exit a rank that was restarted for an error in the teardown, or for a host that joins too late."""
     if world.size > world.local_size:
-        from dpexp.engine.prepare import refuse_ranks
+        from dpexp.engine.prepare_ranks import refuse_ranks
 
         end_with_launcher()
         with suppress(LostContact):

@@ -98,7 +98,7 @@ def work(rows: int, steps: int, answer: Path) -> None:
     from dpexp.distributed.world import World
     from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
-    from dpexp.engine.prepare import prepare_ranks
+    from dpexp.engine.prepare_ranks import prepare_ranks
     from dpexp.engine.progress import ProgressBar
     from dpexp.record.journal.journal import Journal, NullJournal
     from dpexp.timing import Timer

@@ -31,7 +31,7 @@ from tracking_processes import wait_until_gone
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.engine.prepare import check_same_computation
+from dpexp.engine.prepare_ranks import check_same_computation
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.record import Record
 from dpexp.training.snapshots import DamagedError, Snapshots, read, undamaged, write

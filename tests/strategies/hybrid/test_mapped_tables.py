@@ -14,7 +14,8 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.prepare import Prepared, prepare, prepare_ranks
+from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare_ranks import prepare_ranks
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import mapped_tables
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount
