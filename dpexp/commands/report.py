@@ -162,7 +162,4 @@ def _folder(runs: Path, name: str) -> Path:
     path = Path(name)
     if (path / RECORD).is_file() or (path / JOURNAL).is_file():
         return path
-    try:
-        return index.find(runs, name)
-    except index.UnknownRunError as error:
-        raise ConfigError(str(error)) from None
+    return index.find(runs, name)

@@ -11,8 +11,9 @@ import typer
 
 from dpexp.commands import cli
 from dpexp.commands.help_panels import epilog
+from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
-from dpexp.config.process import command, home
+from dpexp.config.process import home
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def sweep(
         _show(experiment, missing, len(planned))
         return
     failed = _run(current, missing, _way(current, on, slurm or []))
-    _show_results(experiment, current, track=track)
+    show_results(current, track=track)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
@@ -138,18 +139,6 @@ def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str 
         raise ConfigError(
             "--on: the rounds of --until-decided follow one another: give a number with --repeat"
         )
-
-
-def _show_results(experiment: Experiment, current: Sweep, *, track: bool) -> None:
-    """Write the comparison, deliver the runs with it, and print what the sweep shows."""
-    from dpexp.study.sweep.grid import Grid
-
-    comparison = _comparison(current)
-    if track:
-        _deliver(current)
-    typer.echo(comparison if isinstance(experiment, Grid) else _verdicts(experiment, current))
-    if current.limit is not None:
-        typer.echo(_decided(current), err=True)
 
 
 def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
@@ -241,47 +230,3 @@ def _line(done: CompletedRun) -> str:
     step = done.record.summary.get("step_ms")
     step_time = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
     return f"{done.planned.name}: {step_time}{done.wall_s:.1f} s in total"
-
-
-def _deliver(current: Sweep) -> None:
-    from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import StoreError
-
-    try:
-        results = list(sync.deliver(home(), current.run_folders()))
-    except StoreError as error:
-        typer.echo(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
-        return
-    failed = [result for result in results if not result.is_well]
-    typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
-    for result in failed:
-        typer.echo(f"{result.run_id}: {result.message}", err=True)
-
-
-def _verdicts(experiment: Experiment, current: Sweep) -> str:
-    from dpexp.report.render import terminal
-    from dpexp.study.experiment import claims
-
-    return terminal.text(claims.sections(experiment, current.records))
-
-
-def _decided(current: Sweep) -> str:
-    undecided = len(current.undecided())
-    result = (
-        f"{undecided} claims about time stay undecided" if undecided else "all claims about time are decided"
-    )
-    return f"after {current.rounds} of at most {current.limit} rounds {result}"
-
-
-def _comparison(current: Sweep) -> str:
-    """The comparison of the runs, which is also written beside their Records."""
-    from dpexp.record.journal.journal import COMPARISON
-    from dpexp.report.compare import files, tables
-    from dpexp.report.compare.grouping import compare
-    from dpexp.report.render import terminal
-
-    _, *runs = current.run_folders()
-    compared = compare(runs)
-    page, *_ = files.write(compared, current.folder / COMPARISON)
-    written = f"this comparison, with its figures: {page.parent}"
-    return f"{terminal.text(tables.sections(compared), piped=terminal.WIDE)}\n{written}"

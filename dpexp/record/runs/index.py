@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from dpexp.config.errors import ConfigError
 from dpexp.config.process import command
 from dpexp.record.journal.journal import JOURNAL, is_open
 from dpexp.record.record import JournalError, Record
@@ -20,7 +21,7 @@ UNREADABLE = "unreadable"
 LAST = "last"
 
 
-class UnknownRunError(LookupError):
+class UnknownRunError(ConfigError):
     """A name of no run, or of several: the message lists similar ones."""
 
 

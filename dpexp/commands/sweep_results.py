@@ -1,0 +1,68 @@
+"""What a sweep prints at its end: the comparison of its runs or the verdicts, and what was delivered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from dpexp.config.process import command, home
+
+if TYPE_CHECKING:
+    from dpexp.study.sweep.sweep import Sweep
+
+
+def show_results(current: Sweep, *, track: bool) -> None:
+    """Write the comparison, deliver the runs with it, and print what the sweep shows."""
+    from dpexp.study.sweep.grid import Grid
+
+    comparison = _comparison(current)
+    if track:
+        _deliver(current)
+    typer.echo(comparison if isinstance(current.experiment, Grid) else _verdicts(current))
+    if current.limit is not None:
+        typer.echo(_decided(current), err=True)
+
+
+def _deliver(current: Sweep) -> None:
+    from dpexp.tracking.delivery import sync
+    from dpexp.tracking.errors import StoreError
+
+    try:
+        results = list(sync.deliver(home(), current.run_folders()))
+    except StoreError as error:
+        typer.echo(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
+        return
+    failed = [result for result in results if not result.is_well]
+    typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
+    for result in failed:
+        typer.echo(f"{result.run_id}: {result.message}", err=True)
+
+
+def _verdicts(current: Sweep) -> str:
+    from dpexp.report.render import terminal
+    from dpexp.study.experiment import claims
+
+    return terminal.text(claims.sections(current.experiment, current.records))
+
+
+def _decided(current: Sweep) -> str:
+    undecided = len(current.undecided())
+    result = (
+        f"{undecided} claims about time stay undecided" if undecided else "all claims about time are decided"
+    )
+    return f"after {current.rounds} of at most {current.limit} rounds {result}"
+
+
+def _comparison(current: Sweep) -> str:
+    """The comparison of the runs, which is also written beside their Records."""
+    from dpexp.record.journal.journal import COMPARISON
+    from dpexp.report.compare import files, tables
+    from dpexp.report.compare.grouping import compare
+    from dpexp.report.render import terminal
+
+    _, *runs = current.run_folders()
+    compared = compare(runs)
+    page, *_ = files.write(compared, current.folder / COMPARISON)
+    written = f"this comparison, with its figures: {page.parent}"
+    return f"{terminal.text(tables.sections(compared), piped=terminal.WIDE)}\n{written}"
