@@ -83,13 +83,13 @@ def check(
     The exit code is 1 if something is wrong and was not repaired, and 3 if MLflow cannot be asked.
     """
     from dpexp.record.runs import index
-    from dpexp.tracking.delivery import sync
+    from dpexp.tracking.delivery.repair import checked
     from dpexp.tracking.errors import StoreError
 
     folders = list(map(find_run, runs)) if runs else index.folders(runs_folder())
     rows, failure = [], ""
     try:
-        for row in sync.checked(home(), folders, with_store=store, mend=repair):
+        for row in checked(home(), folders, with_store=store, mend=repair):
             rows.append(row)
     except StoreError as error:
         failure = str(error)

@@ -1,4 +1,4 @@
-"""Sync: delivers runs later, closes runs whose process died, repairs. ``scripts/runs.py`` calls it."""
+"""Sync: delivers runs later, and closes runs whose process died. ``scripts/runs.py`` calls it."""
 
 import contextlib
 import os
@@ -10,11 +10,8 @@ from pathlib import Path
 from dpexp.record.journal.durable import private_files
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
-from dpexp.record.record import JournalError, Row, present
+from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
-from dpexp.record.runs.check import Problem
-from dpexp.record.runs.check import problems as record_problems
-from dpexp.record.runs.check import repair as repair_record
 from dpexp.record.runs.index import folders
 from dpexp.tracking.delivery import check, ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
@@ -23,13 +20,8 @@ from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import Store
 
 DELIVERY_LOCK_TIMEOUT_S = 60.0
-REPAIRS = 2  # of one run in a check: the first may uncover what needs another
 SKIPPED = "skipped"
 NOT_DELIVERED = "not delivered"
-
-
-class RunNotComparedError(StoreError):
-    """One run could not be compared with the store; others perhaps can."""
 
 
 @dataclass(frozen=True)
@@ -96,55 +88,7 @@ def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
     return [each for each in others if _sweep_of(each) in wanted and ledger.is_complete(each, store)]
 
 
-def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
-    """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
-    found = [*record_problems(folder), *check.ledger_problems(folder)]
-    if not with_store:
-        return found
-    store = Store.from_environment(home)
-    try:
-        return [*found, *check.store_problems(store, folder)]
-    except StoreError:
-        raise
-    except Exception as error:  # any store, any driver
-        text = f"run {folder.name}: the store {store.name} cannot be asked: {short_message(error)}"
-        raise RunNotComparedError(text) from error
-
-
-def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -> Iterator[Row]:
-    """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be, of sweeps first.
-
-    Raises StoreError; where that is about some of the runs, after the rows of all others.
-    """
-    failures = []
-    for folder in sorted(runs, key=_is_child) if mend else runs:
-        try:
-            found, left = _repaired(home, folder, with_store, mend)
-        except RunNotComparedError as error:
-            failures.append(str(error))
-            continue
-        for problem in dict.fromkeys([*found, *left]):
-            yield vars(problem) | {"repaired": problem not in left}
-    if failures:
-        raise StoreError("; ".join(failures))
-
-
-def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[list[Problem], list[Problem]]:
-    """The problems of one run, and those that are left; a repair may uncover others, which need another."""
-    found = left = problems(home, folder, with_store=with_store)
-    tried: set[str] = {""}
-    for _ in range(REPAIRS if mend else 0):
-        repairs = {problem.repair for problem in left}
-        if repairs <= tried:
-            break
-        tried |= repairs
-        repair(home, folder, left)
-        left = problems(home, folder, with_store=with_store)
-        found = [*found, *left]
-    return found, left
-
-
-def _is_child(folder: Path) -> bool:
+def is_child(folder: Path) -> bool:
     """Whether a run belongs to a sweep, whose MLflow run it names: that may be new after a repair."""
     return _sweep_of(folder) is not None
 
@@ -157,14 +101,6 @@ def _sweep_of(folder: Path) -> Path | None:
         return None
 
 
-def repair(home: Path, folder: Path, found: list[Problem]) -> None:
-    """Write again what derives from the journal, and deliver again what is missing or wrong in the store."""
-    repair_record(folder, found)
-    repairs = {problem.repair for problem in found}
-    if repairs & {check.AGAIN, check.NEW_RUN}:
-        list(deliver(home, [folder], again=True, new_run=check.NEW_RUN in repairs))
-
-
 def deliver(
     home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False
 ) -> Iterator[Result]:
@@ -173,7 +109,7 @@ def deliver(
     Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
     """
     store = Store.from_environment(home)
-    for folder in sorted(runs, key=_is_child) if new_run else runs:
+    for folder in sorted(runs, key=is_child) if new_run else runs:
         if not again and ledger.is_complete(folder, store.name):
             yield Result(folder.name, "already")
         elif not _has_ended(folder):

@@ -14,7 +14,7 @@ from mlflow_reader import only_run
 
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.seal import checksum
-from dpexp.tracking.delivery import ledger, sync
+from dpexp.tracking.delivery import ledger, repair, sync
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.errors import StoreError
 
@@ -36,7 +36,7 @@ def delivered(home: Path, run_id: str, parent: str = "") -> Path:
 
 
 def kinds(home: Path, folders: list[Path], *, mend: bool) -> list[tuple[str, str, bool]]:
-    rows = sync.checked(home, folders, with_store=True, mend=mend)
+    rows = repair.checked(home, folders, with_store=True, mend=mend)
     return [(row["run"], row["kind"], row["repaired"]) for row in rows]
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_cannot_be_compared_hides_no_other(dpexp_home: Path, uri: str
     now = checksum(bad / "journal.jsonl")
     ledger.write(bad, uri, LedgerEntry("1", "\ud800", True, now["bytes"], now["crc"]))
     MlflowClient(uri).delete_run(only_run(uri, "good").info.run_id)
-    rows = sync.checked(dpexp_home, [bad, good], with_store=True, mend=False)
+    rows = repair.checked(dpexp_home, [bad, good], with_store=True, mend=False)
     assert next(rows)["run"] == "good"
     with pytest.raises(StoreError, match="run bad: "):
         next(rows)

@@ -18,7 +18,7 @@ from mlflow_reader import artifact_folder, everything, only_run
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.tracking.content import content
-from dpexp.tracking.delivery import ledger, sync
+from dpexp.tracking.delivery import ledger, repair, sync
 from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.sqlite_file import SqliteFile
@@ -62,7 +62,7 @@ def changed(home: Path, run_id: str, statement: str) -> None:
 
 
 def checked(home: Path, folder: Path) -> list[tuple[str, str]]:
-    return [(problem.kind, problem.repair) for problem in sync.problems(home, folder, with_store=True)]
+    return [(problem.kind, problem.repair) for problem in repair.problems(home, folder, with_store=True)]
 
 
 def test_what_a_delivery_wrote_has_no_problem(home: Path) -> None:
@@ -104,14 +104,14 @@ def test_what_a_journal_loses_after_delivery_stays_in_the_store(home: Path, uri:
     journal.write_bytes(b"".join(left[damage]))
     for _ in range(2):
         list(sync.deliver(home, [folder], again=True, new_run=True))
-        sync.repair(home, folder, sync.problems(home, folder, with_store=True))
-        assert {problem.kind for problem in sync.problems(home, folder, with_store=True)} == {
+        repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+        assert {problem.kind for problem in repair.problems(home, folder, with_store=True)} == {
             "journal",
             "ledger",
         }
         assert everything(uri, run_id) == before
     changed(home, run_id, "UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?")
-    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
     assert only_run(uri, run_id).data.tags["dpexp.damage"]
 
 
@@ -158,7 +158,7 @@ def test_what_differs_in_the_store_is_found_and_repaired(
     before = everything(uri, run_id)
     changed(home, run_id, statement)
     assert checked(home, folder) == [(found, NEW_RUN if found == "values" else AGAIN)]
-    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
     assert checked(home, folder) == []
     assert everything(uri, run_id) == before
 
@@ -167,7 +167,7 @@ def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     folder = delivered(home, "artifact")
     (artifact_folder(only_run(uri, "artifact")) / "shapes.json").unlink()
     assert checked(home, folder) == [("facts", AGAIN)]
-    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
     assert checked(home, folder) == []
 
 
@@ -193,7 +193,7 @@ def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path
             home, "added", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?"
         )
         assert checked(home, folder) == [("values", NEW_RUN), ("system", "")]
-        sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+        repair.repair(home, folder, repair.problems(home, folder, with_store=True))
         assert only_run(uri, "added").info.run_id != mlflow_run
         assert everything(uri, "added") == before
         assert checked(home, folder) == [("system", "")]
@@ -231,7 +231,7 @@ def test_samples_that_only_mlflow_has_are_reported_and_stay(home: Path, uri: str
     else:
         path.write_bytes(b"")
     assert checked(home, folder) == [("system", "")]
-    sync.repair(home, folder, sync.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
     assert everything(uri, folder.name) == before
 
 
@@ -243,10 +243,10 @@ def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
         content = bytearray(whole)
         content[place] ^= 1 << (place % 7)
         path.write_bytes(content)
-        found = sync.problems(home, folder, with_store=False)
+        found = repair.problems(home, folder, with_store=False)
         assert [problem.kind for problem in found] == ["ledger"], place
         assert ledger.read(folder) == {}
-    sync.repair(home, folder, found)
+    repair.repair(home, folder, found)
     assert checked(home, folder) == []
 
 

@@ -24,7 +24,7 @@ from dpexp.record.record import Record
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.tracking.content import content
 from dpexp.tracking.content.samples import Samples
-from dpexp.tracking.delivery import ledger, sync, upload
+from dpexp.tracking.delivery import ledger, repair, sync, upload
 from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.store.store import Store
 
@@ -140,7 +140,7 @@ def test_a_sweeps_runs_get_their_speed_ups_whichever_is_delivered_first(
     for journal in (sweep, run) if first == "sweep" else (run, sweep):
         deliver(home, journals.end(journal))
     assert only_run(uri, "child").data.metrics["speed_up"] == 1.5
-    assert sync.problems(home, run.folder, with_store=True) == []
+    assert repair.problems(home, run.folder, with_store=True) == []
     deliver(home, run.path)
     assert [value for _, value, _ in everything(uri, "child")["metrics"]["speed_up"]] == [1.5]
 
