@@ -16,10 +16,10 @@ from typing import Literal
 
 from dpexp.config.errors import ConfigError, shown
 
-Role = Literal["rows", "parameters", "stages"]
+MeshRole = Literal["rows", "parameters", "stages"]
 """What the ranks along a dimension split: the rows of a batch, parameters, or the model into stages."""
 
-ROLES: Mapping[str, Role] = {"dp": "rows", "pp": "stages"}
+ROLES: Mapping[str, MeshRole] = {"dp": "rows", "pp": "stages"}
 """The role of a dimension by how its name begins; of any other it is ``parameters``."""
 
 _SIZE = re.compile(r"[1-9]\d{0,3}", re.ASCII)
@@ -33,7 +33,7 @@ class Dimension:
     size: int
 
     @property
-    def role(self) -> Role:
+    def role(self) -> MeshRole:
         """What the ranks along it split."""
         return next((role for prefix, role in ROLES.items() if self.name.startswith(prefix)), "parameters")
 

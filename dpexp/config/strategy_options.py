@@ -12,7 +12,7 @@ from dpexp.config.options import SPEC, control_option, validate
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """A strategy in the registry: ``layout`` is the class that lays the model out, as ``module:Class``.
 
     The class is imported on first use, because it needs torch. ``model`` is the default of ``--model``,
@@ -36,7 +36,7 @@ class StrategyOptions:
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
-    strategy: ClassVar[Entry]
+    strategy: ClassVar[StrategyEntry]
     emulated: ClassVar[int] = 0
     mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False

@@ -24,6 +24,6 @@ def dimensions_of(device_mesh: Any) -> tuple[Dimension, ...]:
     return tuple(map(Dimension, names, sizes))
 
 
-def mesh_of(device_mesh: Any) -> Mesh:
+def as_mesh(device_mesh: Any) -> Mesh:
     """The Mesh of a DeviceMesh, whose ranks may be in any order."""
     return Mesh(dimensions_of(device_mesh), tuple(device_mesh.mesh.flatten().tolist()))

@@ -62,16 +62,16 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     )
 
 
-def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, ranks: int) -> None:
+def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, dp_size: int) -> None:
     """Raises ConfigError where SyncBatchNorm would count the stand-in of a rank without rows."""
     names = synchronized(model)
     sizes = {min(config.batch_size, samples), samples % config.batch_size} - {0}
     for rows in sorted(sizes) if names and not config.eval else ():
-        used = len(chunk_sizes(rows, ranks))
-        if used < ranks:
+        used = len(chunk_sizes(rows, dp_size))
+        if used < dp_size:
             raise ConfigError(
                 f"SyncBatchNorm ({listed(names)}) needs rows on every rank, and a batch of {rows} rows "
-                f"has some on {used} of {ranks}: choose another --batch-size, or fewer ranks"
+                f"has some on {used} of {dp_size}: choose another --batch-size, or fewer ranks"
             )
 
 

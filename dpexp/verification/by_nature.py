@@ -88,9 +88,9 @@ def set_comparable_mode(
     return notes
 
 
-def hook_notes(model: nn.Module, ranks: int) -> list[str]:
+def hook_notes(model: nn.Module, dp_size: int) -> list[str]:
     """A note about hooks on parameters, which ranks call before the gradients are added up."""
-    names = hooked_parameters(model) if ranks > 1 else []
+    names = hooked_parameters(model) if dp_size > 1 else []
     if not names:
         return []
     return [f"hooks on {listed(names)} get the gradient of the rank's own rows, before the all-reduce"]
@@ -101,7 +101,7 @@ class WrittenByShards:
     """Buffers and parameters that the forward of several shards writes, and how far they were apart."""
 
     original: Mapping[str, torch.Tensor]  # buffers before the first step
-    ranks: int
+    dp_size: int
     tolerance: float
     apart: dict[str, float] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class WrittenByShards:
         return {
             f"{part.name}.{key}".lstrip(".")
             for part in parts(layout.placed.module)
-            if part.pieces > 1 or (self.ranks > 1 and not isinstance(part.module, SYNCHRONIZED))
+            if part.pieces > 1 or (self.dp_size > 1 and not isinstance(part.module, SYNCHRONIZED))
             for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
         }
 
@@ -148,7 +148,7 @@ class WrittenByShards:
         for of_rank in group.all_gather(self.apart):
             apart |= {name: max(value, apart.get(name, 0.0)) for name, value in of_rank.items()}
         names = listed((f"{name} (by {apart[name]:.1e})" for name in sorted(apart)), most=5)
-        why = _RANKS if self.ranks > 1 else _REPLICAS
+        why = _RANKS if self.dp_size > 1 else _REPLICAS
         return [f"the forward writes to {names}, which differs from a single device: {why}"] if apart else []
 
 

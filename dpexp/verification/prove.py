@@ -15,7 +15,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
-from dpexp.distributed.device_mesh import mesh_of
+from dpexp.distributed.device_mesh import as_mesh
 from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
@@ -97,6 +97,6 @@ def _process_group(mesh: Any) -> Iterator[ProcessGroup]:
         )
     group = distributed.new_group(backend="gloo")
     try:
-        yield TorchProcessGroup(mesh_of(mesh), group)
+        yield TorchProcessGroup(as_mesh(mesh), group)
     finally:
         distributed.destroy_process_group(group)

@@ -163,8 +163,8 @@ class SideBySide:
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
             losses = self.group.all_gather_numbers([found.loss, part.weight])
-            by_chunk = self.group.one_of_each_dp_rank(losses)
-            found.loss = math.fsum(loss * weight for loss, weight in by_chunk if weight)
+            by_dp_rank = self.group.one_of_each_dp_rank(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_dp_rank if weight)
 
     def _equalize(self, expected: Step) -> None:
         """Give the layout the reference's dense gradients, from which its own differ by rounding."""

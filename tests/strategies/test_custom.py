@@ -13,7 +13,6 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategies.custom import CustomOptions
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
@@ -117,23 +116,6 @@ def test_a_layout_over_devices_is_one_process() -> None:
 def test_a_layout_that_cannot_run_is_refused_before_a_run_opens(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(RunConfig("custom", options=options))
-
-
-@pytest.mark.parametrize("mesh", ["dp", "dp=0", "dp=2,dp=2", "=2", "dp=two", "dp=2;tp=2"])
-def test_a_mesh_that_cannot_be_read_is_refused(mesh: str) -> None:
-    with pytest.raises(ConfigError, match="write NAME=SIZE"):
-        CustomOptions(layout="a:b", mesh=mesh)
-
-
-def test_dimensions_named_dp_split_the_rows() -> None:
-    options = CustomOptions(layout="a:b", mesh="dp_replicate=2,tp=2,dp_shard=3")
-    assert options.ranks == 12
-    mesh = options.mesh_of(12)
-    assert [mesh.dp_rank(rank) for rank in range(12)] == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
-    assert mesh.ranks_by_dp_rank == ((0, 3), (1, 4), (2, 5), (6, 9), (7, 10), (8, 11))
-    assert [dimension.role for dimension in mesh.dimensions] == ["rows", "parameters", "rows"]
-    with pytest.raises(ConfigError, match="has 12 ranks, and 4 run"):
-        options.mesh_of(4)
 
 
 def test_a_dry_run_names_the_ranks_of_each_part_of_a_batch() -> None:

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from dpexp.config.options import option
-from dpexp.config.strategy_options import Entry, ReplicateOptions
+from dpexp.config.strategy_options import ReplicateOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class BlockOptions(ReplicateOptions):
     """Options of ``block``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="block",
         help="Only the named submodules in DataParallel.",
         layout="dpexp.strategies.replicas.block:Block",

@@ -9,7 +9,7 @@ from dpexp.config.factories.registry import Registry
 from dpexp.config.factories.spec import SpecField
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option
-from dpexp.config.strategy_options import Entry, LaunchOptions
+from dpexp.config.strategy_options import LaunchOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class CustomOptions(LaunchOptions):
     Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
     """
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="custom",
         help="Your own layout: a function that takes the model and a device mesh or devices.",
         layout="dpexp.strategies.custom:Custom",

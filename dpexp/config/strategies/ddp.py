@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from dpexp.config.options import option
-from dpexp.config.strategy_options import Entry, LaunchOptions
+from dpexp.config.strategy_options import LaunchOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class DdpOptions(LaunchOptions):
     """Options of ``ddp``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="ddp",
         help="DistributedDataParallel: one process a device, under torchrun.",
         layout="dpexp.strategies.ranks.ddp:Ddp",

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from dpexp.config.options import option
-from dpexp.config.strategy_options import Entry, LaunchOptions
+from dpexp.config.strategy_options import LaunchOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class FsdpOptions(LaunchOptions):
     """Options of ``fsdp``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="fsdp",
         help="FSDP2 fully_shard: one process a device, each with a part of every parameter.",
         layout="dpexp.strategies.ranks.fsdp:Fsdp",

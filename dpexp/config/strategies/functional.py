@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from dpexp.config.strategy_options import DataParallelOptions, Entry
+from dpexp.config.strategy_options import DataParallelOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class FunctionalOptions(DataParallelOptions):
     """Options of ``functional``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="functional",
         help="data_parallel(module, inputs, devices), composed of the four primitives.",
         layout="dpexp.strategies.replicas.functional:Functional",

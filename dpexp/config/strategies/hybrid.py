@@ -5,14 +5,14 @@ from typing import Annotated
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import SPEC, control_option, option
-from dpexp.config.strategy_options import Entry, RankOptions
+from dpexp.config.strategy_options import RankOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class HybridOptions(RankOptions):
     """Options of ``hybrid``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="hybrid",
         help="Named submodules stay on the host, the rest goes to the accelerators.",
         layout="dpexp.strategies.hybrid.hybrid:Hybrid",

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpexp.config.options import option
-from dpexp.config.strategy_options import Entry, StrategyOptions
+from dpexp.config.strategy_options import StrategyEntry, StrategyOptions
 
 
 @dataclass(frozen=True)
 class PlaceOptions(StrategyOptions):
     """Options of ``place``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="place",
         help="Each submodule on the device that a device map names.",
         layout="dpexp.strategies.place:Place",

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from dpexp.config.strategy_options import Entry, StrategyOptions
+from dpexp.config.strategy_options import StrategyEntry, StrategyOptions
 
 
 @dataclass(frozen=True)
 class SingleOptions(StrategyOptions):
     """Options of ``single``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="single",
         help="The model on one device: the reference.",
         layout="dpexp.strategies.single:Single",

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from dpexp.config.strategy_options import DataParallelOptions, Entry
+from dpexp.config.strategy_options import DataParallelOptions, StrategyEntry
 
 
 @dataclass(frozen=True)
 class WholeOptions(DataParallelOptions):
     """Options of ``whole``."""
 
-    strategy = Entry(
+    strategy = StrategyEntry(
         name="whole",
         help="The whole model in DataParallel.",
         layout="dpexp.strategies.replicas.whole:Whole",

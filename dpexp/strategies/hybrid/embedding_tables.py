@@ -13,7 +13,7 @@ from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
-from dpexp.strategies.hybrid.table_shards import Shard
+from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.shards import Shards
 from dpexp.strategies.tables import Table
@@ -22,7 +22,7 @@ from dpexp.timing import Timer
 
 
 def shards_of(
-    tables: Sequence[Table], shards: Mapping[torch.Tensor, tuple[Shard, ...]], timer: Timer
+    tables: Sequence[Table], shards: Mapping[torch.Tensor, Split], timer: Timer
 ) -> dict[int, ShardedEmbedding]:
     """What this rank has of each table, by the id of the table, from the shards of each weight.
 
@@ -89,9 +89,9 @@ class TableSync(RowWeightedSync):
     """
 
     def __init__(
-        self, world_size: int, module: nn.Module, hosts: Sequence[str], shards: TableShards, timer: Timer
+        self, dp_size: int, module: nn.Module, hosts: Sequence[str], shards: TableShards, timer: Timer
     ) -> None:
-        super().__init__(world_size)
+        super().__init__(dp_size)
         prefixes = tuple(f"{host}." for host in hosts)
         named = named_parameters(module)
         self.tables = {name: table for name, table in named.items() if name.startswith(prefixes)}
@@ -113,7 +113,7 @@ class TableSync(RowWeightedSync):
         assert table.grad is not None, f"table {name} got no gradient"
         gradient = table.grad.coalesce() if table.grad.is_sparse else table.grad
         distributed.all_reduce(gradient)
-        table.grad = gradient / self.world_size
+        table.grad = gradient / self.dp_size
 
 
 def _is_by_column(table: ShardedEmbedding) -> bool:

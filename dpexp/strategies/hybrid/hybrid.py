@@ -158,7 +158,7 @@ class Hybrid(Replicating):
                 host_modules=tuple(on_host),
             )
         table_shards = TableShards(self.group, model)
-        sync = TableSync(self.group.size, model, hosts, table_shards, timer)
+        sync = TableSync(self.group.dp_size, model, hosts, table_shards, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
         return Placed(
             module, HOST, device, used, sync, table_shards, prefetch, timer=timer, host_modules=tuple(on_host)

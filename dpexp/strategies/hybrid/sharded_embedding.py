@@ -29,7 +29,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from dpexp.devices import HOST
-from dpexp.strategies.hybrid.table_shards import Shards
+from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.tables import Table, TablePart
 from dpexp.timing import Timer
 
@@ -40,7 +40,7 @@ class ShardedEmbedding(TablePart):
     Every rank must call it equally often, in the same order. Raises IndexError for ids that the table lacks.
     """
 
-    def __init__(self, table: Table, shards: Shards, timer: Timer) -> None:
+    def __init__(self, table: Table, shards: Split, timer: Timer) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = self.full_shape = tuple(table.weight.shape)
         self.padding_idx, self.sparse = table.padding_idx, table.sparse
@@ -111,7 +111,7 @@ class ShardedEmbedding(TablePart):
 class ShardedEmbeddingBag(ShardedEmbedding):
     """An ``nn.EmbeddingBag`` of which this rank has one shard; the rank of a bag pools its vectors."""
 
-    def __init__(self, table: nn.EmbeddingBag, shards: Shards, timer: Timer) -> None:
+    def __init__(self, table: nn.EmbeddingBag, shards: Split, timer: Timer) -> None:
         super().__init__(table, shards, timer)
         self.mode, self.include_last_offset = table.mode, table.include_last_offset
 

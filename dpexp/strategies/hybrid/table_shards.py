@@ -48,13 +48,13 @@ class Shard:
         return f"columns {self.columns[0]} to {self.columns[-1]}"
 
 
-Shards = tuple[Shard, ...]
+Split = tuple[Shard, ...]
 """The shard of each rank."""
 
 
 def plan_shards(
     tables: Sequence[torch.Tensor], ranks: int, by: str, *, columns: bool = True
-) -> dict[torch.Tensor, Shards]:
+) -> dict[torch.Tensor, Split]:
     """The shards of each table, by its weight ``(rows, dim)``.
 
     ``by`` is ``row``, ``table``, ``column`` or ``auto``: the largest tables first, a table goes as a whole to
@@ -76,15 +76,15 @@ def plan_shards(
     return found
 
 
-def _whole(shape: tuple[int, int], ranks: int, owner: int) -> Shards:
+def _whole(shape: tuple[int, int], ranks: int, owner: int) -> Split:
     return tuple(Shard(range(shape[0] if rank == owner else 0), range(shape[1])) for rank in range(ranks))
 
 
-def _by_row(shape: tuple[int, int], ranks: int) -> Shards:
+def _by_row(shape: tuple[int, int], ranks: int) -> Split:
     return tuple(Shard(rows, range(shape[1])) for rows in _split(shape[0], ranks))
 
 
-def _by_column(shape: tuple[int, int], ranks: int) -> Shards:
+def _by_column(shape: tuple[int, int], ranks: int) -> Split:
     return tuple(Shard(range(shape[0]), columns) for columns in _split(shape[1], ranks))
 
 

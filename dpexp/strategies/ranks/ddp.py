@@ -32,13 +32,16 @@ from dpexp.timing import Timer
 
 
 class RowWeightedSync(GradientSync):
-    """Weights the loss of a rank, by its rows say: the average over ranks is then the mean over all rows."""
+    """Weights the loss of a rank, by its rows say: the average over ranks is then the mean over all rows.
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    ``dp_size`` is the number of parts into which the ranks split the rows.
+    """
+
+    def __init__(self, dp_size: int) -> None:
+        self.dp_size = dp_size
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        scale = batch.weight * self.world_size
+        scale = batch.weight * self.dp_size
         (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
 
@@ -58,7 +61,7 @@ class Ddp(Strategy):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
         module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
-        return Placed(module, device, device, (device,), RowWeightedSync(self.group.size), timer=timer)
+        return Placed(module, device, device, (device,), RowWeightedSync(self.group.dp_size), timer=timer)
 
 
 def ddp_module(

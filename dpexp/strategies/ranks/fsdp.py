@@ -115,7 +115,7 @@ class Fsdp(Strategy):
             for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
-        sync = RowWeightedSync(self.group.size)
+        sync = RowWeightedSync(self.group.dp_size)
         return Placed(model, device, device, (device,), sync, UnitShards(units), timer=timer)
 
 
