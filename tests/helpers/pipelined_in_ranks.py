@@ -207,10 +207,11 @@ def tables(group: ProcessGroup) -> None:
         shape |= {"sparse": not values.get("eval")}
         plain = {key: value for key, value in shape.items() if key != "lookahead"}
         runs = []
-        for each in (trainer(group, **plain), trainer(group, **shape, pipeline=True)):
-            run = Run(each)
+        for each in (plain, shape | {"pipeline": True}):
+            prepared, steps = prepared_trainer(group, **each)
+            run = Run(steps)
             for epoch in range(3):
-                run.train(list(each.prepared.local_batches(epoch)))
+                run.train(list(prepared.local_batches(epoch)))
             runs.append(run)
         serial, pipelined = runs
         pipelined.assert_same_bits(serial, name)

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from dpexp.data.batch import Batch
-from dpexp.strategies.hybrid import lookups
 from dpexp.strategies.hybrid.look_ahead import LookAhead
+from dpexp.strategies.hybrid.lookups import Lookup
+from dpexp.strategies.tables import tables
 from dpexp.training.trainer import Trainer
 
 POINTS = 4
@@ -82,9 +83,9 @@ class RowChecker:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """Hooks on the table, the dense part and the optimizers."""
-        read_ahead, read_rows = self.look_ahead._read_ahead, lookups.Lookup._rows
+        read_ahead, read_rows = self.look_ahead._read_ahead, Lookup._rows
         model = self.trainer.placed.module
-        table = next(table for host in self.look_ahead._hosts for table in lookups.tables(host))
+        table = next(table for host in self.look_ahead._hosts for table in tables(host))
 
         def begin(batch: Batch) -> Any:
             self._wait(0)
@@ -103,7 +104,7 @@ class RowChecker:
             # a read while an update writes is logged before its end, and so counts as stale
             self._add("read", self._batch if is_ahead else self._step, args[0])
 
-        def read_again(lookup: lookups.Lookup, stale: torch.Tensor) -> Any:
+        def read_again(lookup: Lookup, stale: torch.Tensor) -> Any:
             self._add("again", self._step, lookup.ids.reshape(-1)[stale])
             return read_rows(lookup, stale)
 
@@ -125,7 +126,7 @@ class RowChecker:
             self._reach(3)
 
         self.look_ahead._read_ahead = begin  # type: ignore[method-assign]
-        lookups.Lookup._rows = read_again  # type: ignore[method-assign]
+        Lookup._rows = read_again  # type: ignore[method-assign]
         optimizers = self.trainer.optimizers
         assert optimizers is not None
         hooks = [
@@ -137,7 +138,7 @@ class RowChecker:
         try:
             yield
         finally:
-            lookups.Lookup._rows = read_rows  # type: ignore[method-assign]
+            Lookup._rows = read_rows  # type: ignore[method-assign]
             for hook in hooks:
                 hook.remove()
 

@@ -47,10 +47,8 @@ class ExchangedLookup(Lookup):
         """A lookup with these arguments, that is to be exchanged."""
         distinct, positions = torch.unique(arguments["input"], return_inverse=True)
         distinct = distinct.long()
-        table.check(distinct)
-        first, end = (each.tolist() for each in table.pieces(distinct))
+        asked, pool = table.places(distinct), table.pool(distinct)
         found = table.weight.new_empty(len(distinct), table.embedding_dim)
-        asked, pool = [slice(*each) for each in zip(first, end, strict=True)], table.pool(distinct)
         lookup = cls(table, arguments, found, None, distinct, positions, found, pool, asked)
         lookup.vectors = lookup._pooled("meta")
         return lookup

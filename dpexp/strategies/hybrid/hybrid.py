@@ -4,16 +4,28 @@
     ids --> embedding on cpu --transfer--> linear in DataParallel --> outputs       (several)
 
 A batch needs a few rows of a large table: they are cheap to move, the table is not. ``--sparse`` makes its
-gradient as small as those rows. ``--pipeline`` looks up the next batches while the accelerator computes this
-one: see ``look_ahead``, and ``sharded_look_ahead`` for tables split over ranks.
+gradient as small as those rows. Under torchrun each rank has one accelerator, with the dense part in
+DistributedDataParallel. Every rank has the tables on its host; with ``--shard-embedding`` a part of each.
 
-Under torchrun each rank has one accelerator, with the dense part in DistributedDataParallel. Every rank has
-the tables on its host, their gradients all-reduced; with ``--shard-embedding`` it has a shard of each.
+Who calls whom, a step of a batch from top to bottom::
+
+    prefetch.ahead                look_ahead, sharded_look_ahead   --pipeline: the next batches, in a thread
+      HostCall.run                  host_calls                     the host modules, up to their lookups
+      exchange                      exchanged_lookups              over ranks: ids and vectors of all tables
+    HostStage -> table            here                             the host modules of this batch
+      LookAhead._look_up            look_ahead                     vectors from ahead, if there are some
+        read_again                    lookups, exchanged_lookups   of rows that were written since
+      ShardedEmbedding.vectors      sharded_embedding              else over ranks: one table at a time
+    Transfer, Stage -> dense      here
+    TableSync.backward            embedding_tables                 over ranks: all-reduce of the tables
+    prefetch.writing              look_ahead                       notes the rows that the update writes
+
+    before the run    table_shards: which rank has what;  mapped_tables: ``--table-file``, tables on a disk
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +39,8 @@ from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs
 from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.hybrid.embedding_tables import TableShards, TableSync, replaced, shards_of
+from dpexp.strategies.hybrid.host_calls import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.look_ahead import LookAhead
-from dpexp.strategies.hybrid.lookups import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
@@ -144,25 +156,22 @@ class Hybrid(Replicating):
             return Stage(dense, "dense", device, timer)
 
         rewire(model, hosts, wrap, device)
-        prefetch = self._prefetch(on_host, device)
         used = (HOST, *(each for each in devices if each != HOST))
+        placed = partial(
+            Placed,
+            input_device=HOST,
+            output_device=device,
+            devices=used,
+            prefetch=self._prefetch(on_host, device),
+            timer=timer,
+            host_modules=tuple(on_host),
+        )
         if not self.group.members:
-            return Placed(
-                model,
-                HOST,
-                device,
-                used,
-                prefetch=prefetch,
-                timer=timer,
-                forward_phase="",
-                host_modules=tuple(on_host),
-            )
+            return placed(model, forward_phase="")
         table_shards = TableShards(self.group, model)
         sync = TableSync(self.group.dp_size, model, hosts, table_shards, timer)
         module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
-        return Placed(
-            module, HOST, device, used, sync, table_shards, prefetch, timer=timer, host_modules=tuple(on_host)
-        )
+        return placed(module, gradient_sync=sync, shards=table_shards)
 
     def _prefetch(self, hosts: Sequence[nn.Module], device: torch.device) -> Prefetch:
         options = self.options

@@ -40,7 +40,8 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.devices import Copies
-from dpexp.strategies.hybrid.lookups import AllLookedUp, Gradients, HostCall, Lookup, host_calls, in_graph
+from dpexp.strategies.hybrid.host_calls import AllLookedUp, HostCall, host_calls
+from dpexp.strategies.hybrid.lookups import Gradients, Lookup, in_graph
 from dpexp.strategies.prefetch import Prefetch
 from dpexp.strategies.tables import PlacedTable, placed_tables
 

@@ -61,14 +61,11 @@ class ShardedEmbedding(TablePart):
         return functional.embedding
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:
-        self.check(ids)
-        first, end = self.pieces(ids)
-        asked = end - first
+        places = self.places(ids)
+        asked = _lengths(places)
         with self.timer.phase("all_to_all_ids", HOST):
             wanted = all_to_all(asked, [1] * len(asked), [1] * len(asked))
-            sent = torch.cat(
-                [ids[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
-            )
+            sent = torch.cat([ids[place] for place in places])
             found = all_to_all(sent, asked.tolist(), wanted.tolist())
         own = functional.embedding(
             found - self.shard.rows.start, self.weight, self.padding_row, sparse=self.sparse
@@ -85,21 +82,20 @@ class ShardedEmbedding(TablePart):
         )
 
     def asked(self, ids: torch.Tensor) -> torch.Tensor:
-        first, end = self.pieces(ids)
-        return end - first
+        return _lengths(self.places(ids))
 
-    def check(self, ids: torch.Tensor) -> None:
-        """Raises IndexError where the table lacks one of these ids, ascending."""
+    def places(self, ids: torch.Tensor) -> list[slice]:
+        """Of distinct ids ``(n,)``, ascending, where those of each rank's rows are.
+
+        Raises IndexError where the table lacks one.
+        """
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.num_embeddings:
             raise IndexError(
                 f"ids {int(ids[0])} to {int(ids[-1])} in a table of {self.num_embeddings} rows: they must be "
                 f"0 to {self.num_embeddings - 1}"
             )
-
-    def pieces(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of distinct ids, ascending, where those of each rank's rows begin and end."""
         bounds = torch.tensor([(shard.rows.start, shard.rows.stop) for shard in self.shards])
-        return torch.searchsorted(ids, bounds).unbind(1)
+        return [slice(*each) for each in torch.searchsorted(ids, bounds).tolist()]
 
     @property
     def padding_row(self) -> int | None:
@@ -133,6 +129,10 @@ class ShardedEmbeddingBag(ShardedEmbedding):
             include_last_offset=self.include_last_offset,
             padding_idx=padding[0][0] if padding else None,
         )
+
+
+def _lengths(places: Sequence[slice]) -> torch.Tensor:
+    return torch.tensor([place.stop - place.start for place in places])
 
 
 class _AllToAll(torch.autograd.Function):
