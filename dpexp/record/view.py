@@ -142,13 +142,22 @@ class RecordView:
 
     @cached_property
     def moves(self) -> list[Move]:
-        """What a step of the largest batch moves between devices."""
-        return communication.moves(self.record, self.largest)
+        """What a step of the largest batch moves between devices; empty where it is not known."""
+        return [] if self.largest is None else self.moves_of(self.largest)
+
+    @cached_property
+    def _is_traffic_known(self) -> bool:
+        return communication.is_known(self.record, self.batches)
+
+    def moves_of(self, group: Batches) -> list[Move]:
+        """The same of a step of these batches."""
+        is_largest = self.largest is not None and group.rows == self.largest.rows
+        return communication.moves(self.record, group, is_largest) if self._is_traffic_known else []
 
     @cached_property
     def bytes_moved(self) -> dict[str, int] | None:
         """{forward and backward: bytes over all devices} of that step; None where it is not known."""
-        if not communication.is_known(self.record):
+        if not self._is_traffic_known:
             return None
         found = {"forward": 0, "backward": 0}
         for move in self.moves:

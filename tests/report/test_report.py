@@ -293,6 +293,29 @@ def test_public_functions_stay_functions_after_every_submodule_was_imported() ->
     assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
 
 
+def test_a_device_map_says_which_part_of_a_module_a_rank_has() -> None:
+    record = whole(4)
+    record.devices["ranks"] = [{"rank": rank, "host": "a", "device": f"cpu:{rank}"} for rank in range(4)]
+    (weight, bias), record.device_map = record.device_map[:2], []
+    for rank in range(4):
+        shard = {
+            "rank": rank,
+            "device": f"cpu:{rank}",
+            "replicas": [],
+            "module": "block1",
+            "placement": "S(0)",
+        }
+        record.device_map += [
+            weight | shard | {"shape": [20, 12], "local_shape": [5, 12], "bytes": 240},
+            bias | shard | {"shape": [20], "local_shape": [5], "bytes": 20},
+        ]
+    text = report.summary(record, width=100)
+    assert "cpu:0 … cpu:3  a quarter of block1, 260 of 1,040 B  260 of 1,040 B each" in text
+    for row in record.device_map:
+        row |= {"device": "cpu"}
+    assert "cpu of rank 0 … cpu of rank 3  a quarter of block1" in report.summary(record, width=100)
+
+
 def test_a_summary_says_what_a_step_moves() -> None:
     text = report.summary(whole(2), width=100)
     assert "forward moves 468 B: 300 B by scatter, 120 B by gather, 48 B by replicate" in text

@@ -16,7 +16,6 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
-from dpexp.record.traffic.communication import moves
 from dpexp.record.view import RecordView
 
 LAYOUTS = HELPERS / "layouts.py"
@@ -75,7 +74,7 @@ def test_stages_of_a_pipeline_are_verified_together() -> None:
     )
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
-    moved = {move.what for move in moves(Record.from_dict(found))}
+    moved = {move.what for move in RecordView(Record.from_dict(found)).moves}
     assert moved & {"send", "broadcast"}, moved  # between the stages, as they were counted
     held = {(row["module"], row["device"]) for row in found["device_map"]}
     assert held == {(str(layer), "cpu:0" if layer < 7 else "cpu:1") for layer in range(13)}

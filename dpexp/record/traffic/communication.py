@@ -14,7 +14,7 @@ What ranks send each other was counted in a step. Both are known of a Record tha
 
 from collections.abc import Iterable, Iterator
 
-from dpexp.record.batches import Batches, batches
+from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
 from dpexp.record.traffic.copies import between_replicas, replicated_calls, transfers
 from dpexp.record.traffic.move import Move
@@ -23,22 +23,8 @@ TRANSFER = "embedding.transfer"
 """The module name under which hybrid records its transfer to the accelerator."""
 
 
-def moves(record: Record, group: Batches | None = None) -> list[Move]:
-    """What a step of these batches moves, by default of the largest; nothing where that is not known."""
-    if not is_known(record):
-        return []
-    largest = max(batches(record), key=lambda group: group.rows)
-    group, trains = group or largest, not record.config.get("eval")
-    found = list(transfers(record, group, trains))
-    if not record.devices.get("ranks"):
-        found += between_replicas(record, group, trains)
-    else:
-        found += _between_ranks(record, group.rows, group.rows == largest.rows)
-    return [move for move in found if move.source != move.target and move.bytes > 0]
-
-
-def is_known(record: Record) -> bool:
-    """Whether the Record says what a step moves.
+def is_known(record: Record, batches: Iterable[Batches]) -> bool:
+    """Whether the Record says what a step of its batches moves.
 
     Older ones do not have the bytes; and of the layout of a user what moves is counted between ranks only.
     """
@@ -48,9 +34,20 @@ def is_known(record: Record) -> bool:
         return "collectives" in record.summary
     if record.config.get("layout"):
         return False
-    replicated = [call for group in batches(record) for call in replicated_calls(group)]
+    replicated = [call for group in batches for call in replicated_calls(group)]
     has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")
     return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
+
+
+def moves(record: Record, group: Batches, is_largest: bool) -> list[Move]:
+    """What a step of these batches moves, which are the largest or not."""
+    trains = not record.config.get("eval")
+    found = list(transfers(record, group, trains))
+    if not record.devices.get("ranks"):
+        found += between_replicas(record, group, trains)
+    else:
+        found += _between_ranks(record, group.rows, is_largest)
+    return [move for move in found if move.source != move.target and move.bytes > 0]
 
 
 def by_phase(moves: Iterable[Move]) -> dict[str, int]:
@@ -61,14 +58,14 @@ def by_phase(moves: Iterable[Move]) -> dict[str, int]:
     return found
 
 
-def _between_ranks(record: Record, rows: int, are_most: bool) -> Iterator[Move]:
+def _between_ranks(record: Record, rows: int, is_largest: bool) -> Iterator[Move]:
     """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
 
-    Older Records have those of a batch of the most rows.
+    Older Records have those of the largest batch.
     """
     ring = [rank["device"] for rank in record.devices["ranks"]]
     counted = record.summary["collectives"]
-    for row in (row for row in counted if row.get("rows") == rows or (are_most and "rows" not in row)):
+    for row in (row for row in counted if row.get("rows") == rows or (is_largest and "rows" not in row)):
         target = row.get("to", (row["rank"] + 1) % len(ring))
         if row["rank"] < len(ring) and target < len(ring):
             ends = ring[row["rank"]], ring[target]

@@ -94,10 +94,7 @@ def steps(record: Record | RecordView) -> list[Step]:
     for row in view.record.timeline:
         by_step.setdefault(row["step"], []).append(row)
     groups: Groups = {group.rows: group for group in reversed(view.batches)}
-    moved = {
-        rows: communication.by_phase(communication.moves(view.record, group))
-        for rows, group in groups.items()
-    }
+    moved = {rows: communication.by_phase(view.moves_of(group)) for rows, group in groups.items()}
     return [_step(view, number, rows, groups, moved) for number, rows in sorted(by_step.items())]
 
 

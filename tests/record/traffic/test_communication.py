@@ -22,11 +22,9 @@ from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
-from dpexp.record.batches import batches
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.communication import by_phase, is_known, moves
+from dpexp.record.traffic.communication import by_phase
 from dpexp.record.view import RecordView
-from dpexp.report import units
 from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
@@ -102,7 +100,7 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     batch = next(prepared.local_batches(0))
     record.summary["collectives"] = of_all_ranks(group, sent(trainer, batch))
     found: dict[str, list[int]] = {}
-    for place, several in enumerate((moves(record), between_ranks(record))):
+    for place, several in enumerate((RecordView(record).moves, between_ranks(record))):
         for move in several:
             if move.bytes and move.what != "transfer":
                 found.setdefault(f"{move.name} in {move.phase}", [0, 0])[place] += move.bytes
@@ -281,7 +279,7 @@ def observed(options: dict[str, Any]) -> Record:
 def test_copies_move_the_bytes_of_their_tensors_forward_and_backward(case: str) -> None:
     options, expected = CASES[case]
     counted = Counter[str]()
-    for move in moves(observed(options)):
+    for move in RecordView(observed(options)).moves:
         counted[move.name] += move.bytes
     assert counted == expected
 
@@ -290,12 +288,12 @@ def test_a_model_whose_inputs_come_through_a_detach_sends_no_gradient_of_them() 
     record = observed({"strategy": "block", "block": ["block2"]})
     for row in record.shapes:
         row.get("bytes", {}).pop("input_gradients", None)
-    assert not [move for move in moves(record) if move.name == "scatter backward"]
+    assert not [move for move in RecordView(record).moves if move.name == "scatter backward"]
 
 
 def test_records_have_the_bytes_that_were_observed() -> None:
     found = Counter[str]()
-    for move in moves(whole(2)):
+    for move in RecordView(whole(2)).moves:
         found[move.name] += move.bytes
     assert found == {
         "scatter": 300,
@@ -333,66 +331,28 @@ def ranks(record: Record) -> Record:
 def test_collectives_belong_to_the_phase_that_they_ran_in() -> None:
     record = ranks(whole(3))
     record.phases["allreduce"] = [1.0]  # DistributedDataParallel times it by itself
-    sent = [(move.name, move.phase, move.source, move.target, move.bytes) for move in moves(record)]
+    view = RecordView(record)
+    sent = [(move.name, move.phase, move.source, move.target, move.bytes) for move in view.moves]
     assert sent == [
         ("all-reduce backward", "allreduce", "cpu:0", "cpu:1", 48),
         ("all-to-all", "all_to_all_ids", "cpu:1", "cpu:0", 8),
         ("broadcast", "forward", "cpu:2", "cpu:0", 6),
     ]
-    assert RecordView(record).bytes_moved == {"forward": 14, "backward": 48}
-    last = next(group for group in batches(record) if group.rows == 10)
-    assert by_phase(moves(record, last)) == {"allreduce": 16}
+    assert view.bytes_moved == {"forward": 14, "backward": 48}
+    last = next(group for group in view.batches if group.rows == 10)
+    assert by_phase(view.moves_of(last)) == {"allreduce": 16}
 
 
 @pytest.mark.parametrize("lost", ["shapes", "device_map", "bytes", "moved", "collectives"])
 def test_of_a_record_that_lacks_something_it_is_not_known_what_moves(lost: str) -> None:
     for record in (whole(3), hybrid(), ranks(whole(3))):
-        assert is_known(record)
-        assert moves(record)
+        assert RecordView(record).moves
         had = lost in ("shapes", "device_map")
         for row in record.shapes:
             had |= row.pop(lost, None) is not None and not record.devices.get("ranks")
         had |= record.summary.pop(lost, None) is not None
         if lost in ("shapes", "device_map"):
             setattr(record, lost, [])
-        assert is_known(record) is not had
-        assert (moves(record) == []) is had
+        assert (RecordView(record).moves == []) is had
         assert (RecordView(record).bytes_moved is None) is had
         assert ("forward moves" in report.summary(record, full=True)) is not had
-
-
-def test_a_device_map_says_which_part_of_a_module_a_rank_has() -> None:
-    record = whole(4)
-    record.devices["ranks"] = [{"rank": rank, "host": "a", "device": f"cpu:{rank}"} for rank in range(4)]
-    (weight, bias), record.device_map = record.device_map[:2], []
-    for rank in range(4):
-        shard = {
-            "rank": rank,
-            "device": f"cpu:{rank}",
-            "replicas": [],
-            "module": "block1",
-            "placement": "S(0)",
-        }
-        record.device_map += [
-            weight | shard | {"shape": [20, 12], "local_shape": [5, 12], "bytes": 240},
-            bias | shard | {"shape": [20], "local_shape": [5], "bytes": 20},
-        ]
-    text = report.summary(record, width=100)
-    assert "cpu:0 … cpu:3  a quarter of block1, 260 of 1,040 B  260 of 1,040 B each" in text
-    for row in record.device_map:
-        row |= {"device": "cpu"}
-    assert "cpu of rank 0 … cpu of rank 3  a quarter of block1" in report.summary(record, width=100)
-
-
-@pytest.mark.parametrize(
-    ("count", "full", "words"),
-    [(1, 2, "half"), (265, 1060, "a quarter"), (3, 24, "1/8"), (7, 20, "35%"), (0, 9, "nothing")],
-)
-def test_a_share_is_in_words(count: int, full: int, words: str) -> None:
-    assert units.fraction(count, full) == words
-
-
-def test_a_share_of_bytes_has_one_unit() -> None:
-    assert units.part(265, 1060) == "265 of 1,060 B"
-    assert units.part(3_100_000, 12_400_000) == "3.1 of 12.4 MB"
-    assert units.part(0, 64_000_000_000) == "0 of 64 GB"
