@@ -1,9 +1,9 @@
 """Several processes as one run: how ranks are started, how they communicate, and how they end.
 
     scripts/run.py ddp      launch          torchrun's agent, in this process, starts the ranks
-        rank 0 (journal)    process_group   all-gather, broadcast, barrier; ``faults``: whose error it was
+        rank 0 (journal)    process_group   mesh, all-gather, barrier, …; ``faults``: whose error it was
         rank 1              signals         SIGTERM stops every rank at the same step
-                            rank_result     the file in which a rank reports how it ended
+                            rank_files      what a rank is to do, and how it ended
 
 Strategies, engine and ``dpexp.run`` import this package. It imports config, record and devices; importing it
 does not import torch. Start reading in ``launch``, then ``process_group``.

@@ -10,7 +10,6 @@ every user of the machine.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -21,21 +20,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
-from dpexp.distributed.rank_result import RESULTS, RankResult, read_results
+from dpexp.distributed.rank_files import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
-from dpexp.record.journal.durable import write_atomically
 from dpexp.record.redact import redact
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
-JOB = "job.json"  # beside the results
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = "torch.distributed"
 _signals: list[BaseException] = []
@@ -49,24 +45,6 @@ class LaunchError(RuntimeError):
     """
 
     is_cause = False
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a rank does: the config of the run, and the command line that started it."""
-
-    config: dict[str, Any]
-    quiet: bool
-    argv: list[str]
-
-    def write(self, folder: Path) -> None:
-        """Write the Job for the ranks, which find the folder in their environment."""
-        write_atomically(folder / JOB, json.dumps(vars(self)).encode())
-
-    @classmethod
-    def read(cls) -> Job:
-        """The Job of this rank."""
-        return cls(**json.loads(Path(os.environ[RESULTS], JOB).read_bytes()))
 
 
 def launch(

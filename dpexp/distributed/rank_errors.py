@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.rank_result import RankResult
+from dpexp.distributed.rank_files import RankResult
 from dpexp.distributed.signals import Terminated
 from dpexp.record.record import Record
 

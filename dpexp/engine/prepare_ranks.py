@@ -14,8 +14,9 @@ from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
-from dpexp.distributed.process_group import ProcessGroup, init_process_group
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.signals import Terminated
+from dpexp.distributed.torch_process_group import init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record.journal.durable import check_writable

@@ -16,7 +16,8 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
 from dpexp.distributed.device_mesh import as_mesh
-from dpexp.distributed.process_group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks

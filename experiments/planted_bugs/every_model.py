@@ -86,7 +86,7 @@ def of_ranks() -> None:
     from dpexp import devices
     from dpexp.config.run_config import RunConfig
     from dpexp.config.strategy_options import RankOptions
-    from dpexp.distributed.process_group import init_process_group
+    from dpexp.distributed.torch_process_group import init_process_group
     from dpexp.distributed.world import World
 
     world, options = World.of(), RunConfig("ddp").options

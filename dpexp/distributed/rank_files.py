@@ -1,7 +1,9 @@
-"""RankResult: how a rank ended, in a file that the process which started it reads.
+"""Job and RankResult: the files by which a launcher tells its ranks what to do, and they how they ended.
 
-The launcher judges a run by these files, never by the exit codes of the ranks: a teardown may fail.
+The launcher judges a run by the results, never by the exit codes of the ranks: a teardown may fail.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -11,7 +13,26 @@ from typing import Any
 
 from dpexp.record.journal.durable import write_atomically
 
-RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of the results; without it, no results
+RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of these files; without it, no results
+JOB = "job.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank does: the config of the run, and the command line that started it."""
+
+    config: dict[str, Any]
+    quiet: bool
+    argv: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Write the Job for the ranks, which find the folder in their environment."""
+        write_atomically(folder / JOB, json.dumps(vars(self)).encode())
+
+    @classmethod
+    def read(cls) -> Job:
+        """The Job of this rank."""
+        return cls(**json.loads(Path(os.environ[RESULTS], JOB).read_bytes()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,184 @@
+"""TorchProcessGroup: the ranks of one run as a group of ``torch.distributed``, and how they meet."""
+
+import datetime
+import gc
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed.nn.functional  # before a group exists: its functions would keep the default group
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.mesh import Mesh
+from dpexp.config.strategy_options import RankOptions
+from dpexp.distributed.device_mesh import make_device_mesh
+from dpexp.distributed.faults import Faults, LostContact, RollCallThread
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.rendezvous import interface
+from dpexp.distributed.world import Member, World
+
+
+class TorchProcessGroup(ProcessGroup):
+    """A group of ``torch.distributed`` with all ranks, on gloo; without one, the default group."""
+
+    def __init__(self, mesh: Mesh, group: Any = None) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.mesh = mesh
+        self._group = group
+        self._device_mesh: DeviceMesh | None = None
+        self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
+        self._faults: Faults | None = None
+        self._roll_call: RollCallThread | None = None
+
+    def watch(self, store: Any, timeout_s: float) -> None:
+        """Report to the other ranks over a store what ends this one, and read their reports."""
+        self._faults = Faults(store, self.rank, self.members, timeout_s)
+        self._roll_call = RollCallThread(store, self.rank)
+
+    def device_mesh(self, device: torch.device) -> DeviceMesh:
+        self._device_mesh = self._device_mesh or make_device_mesh(self.mesh, device)
+        return self._device_mesh
+
+    def all_gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
+        local = torch.tensor(values, dtype=torch.float64)
+        by_rank = [torch.empty_like(local) for _ in range(self.size)]
+        distributed.all_gather(by_rank, local, group=self._group)
+        return [tensor.tolist() for tensor in by_rank]
+
+    def broadcast(self, rank: int, value: Any) -> Any:
+        values = [value if self.rank == rank else None]
+        distributed.broadcast_object_list(values, src=rank, group=self._group)
+        return values[0]
+
+    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        keys: list[list[str]] = self.all_gather(list(values))
+        completed = dict.fromkeys(key for of_rank in keys for key in of_rank) | values
+        for key in completed:
+            if not all(key in of_rank for of_rank in keys):
+                owner = next(rank for rank, of_rank in enumerate(keys) if key in of_rank)
+                sent = self.broadcast(owner, values.get(key))
+                completed[key] = values.get(key, sent)
+        return completed
+
+    def barrier(self) -> None:
+        distributed.barrier(group=self._group)
+
+    def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
+        by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
+        differs = self._disagreement(by_rank)
+        if differs is None:
+            return
+        with suppress(RuntimeError):  # a rank was killed meanwhile
+            self.destroy()
+        raise error or differs
+
+    def _disagreement(self, by_rank: list[tuple[str, dict[str, str]]]) -> ConfigError | None:
+        for member, (message, facts) in zip(self.members, by_rank, strict=True):
+            if message:
+                return ConfigError(f"{member}: {message}")
+            for name, value in facts.items():
+                if value != by_rank[0][1].get(name, value):
+                    return ConfigError(
+                        f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank "
+                        "the same command, code and data"
+                    )
+        return None
+
+    def all_failed(self, text: str) -> bool:
+        return self._faults is not None and self._faults.all_failed(text)
+
+    def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
+        return error if self._faults is None else self._faults.root_cause(error, is_terminated)
+
+    def peer_error_or(self, error: BaseException) -> BaseException:
+        return error if self._faults is None else self._faults.peer_error_or(error)
+
+    def destroy(self) -> None:
+        if self._second is not None:
+            self._second.drop()
+        _drop_references()
+        self.barrier()
+        if self._roll_call is not None:
+            self._roll_call.stop()
+        distributed.destroy_process_group()
+
+
+def init_process_group(
+    world: World | None, options: RankOptions | None, device: torch.device
+) -> ProcessGroup:
+    """The process group of this run after all ranks have joined; without a world it has one process.
+
+    Raises LostContact where they do not join within ``--comm-timeout``, ConfigError for an unknown address.
+    """
+    if world is None:
+        return ProcessGroup()
+    assert options is not None
+    timeout = datetime.timedelta(seconds=options.comm_timeout)
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
+    # Otherwise gloo guesses the interface from the name of this host.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface(world.address, world.port))
+    try:
+        with _stdout_to_stderr():  # gloo prints its connections to stdout
+            store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+            store.set_timeout(timeout)
+            # without --standalone, torchrun's store has the addresses and reports of earlier attempts
+            store = PrefixStore(f"attempt {world.attempt}", store)
+            distributed.init_process_group(
+                backend,
+                timeout=timeout,
+                store=PrefixStore("ranks", store),
+                rank=world.rank,
+                world_size=world.size,
+            )
+    except (RuntimeError, OSError, ValueError) as error:
+        raise LostContact(
+            f"rank {world.rank} of {world.size} on host {world.host} did not meet every other rank at "
+            f"{world.address}:{world.port} within {options.comm_timeout:g} s (--comm-timeout): "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    group = TorchProcessGroup(options.mesh_of(world.size))
+    group.is_first_on_host = world.local_rank == 0
+    group.watch(store, options.comm_timeout)
+    return group
+
+
+def _drop_references() -> None:
+    """Drop what else refers to the process group, so that gloo joins its threads when it is destroyed.
+
+    A gloo thread that is the last to let go of a tensor asks for Python's lock. In an interpreter that is
+    ending, Python 3.11 and 3.12 end such a thread by unwinding frames of C++ that must not be unwound: the
+    process aborts («terminate called without an active exception»).
+    """
+    gc.collect()  # wrapped modules, which are in cycles
+    for each in gc.get_objects():
+        if type(each) is DeviceMesh:  # which caches of DTensor keep
+            getattr(each, "_pg_registry", {}).clear()
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Inside, stdout is stderr, for C++ code too: ``--json`` prints nothing but the Record to stdout."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
