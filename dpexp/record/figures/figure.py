@@ -72,7 +72,7 @@ class Figure:
     is_sampled: bool = False
     varies: bool = False
     is_kept: bool = False
-    of_parts: Callable[[Sequence[Any]], float] = sum
+    of_parts: Callable[[Sequence[Any]], float | None] = sum
     of_runs: Callable[[Sequence[Any]], float | None] = typical_of
 
     def summarized(self, view: RecordView) -> Any:
@@ -85,7 +85,7 @@ class Figure:
         if self.is_sampled:
             return statistics.median(value) if value else None
         if isinstance(value, Mapping):
-            return self.of_parts(list(value.values())) if value else None
+            return self.of_parts(list(value.values()))
         number: float | None = value
         return number
 

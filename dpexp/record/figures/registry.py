@@ -29,8 +29,10 @@ def _loss(view: RecordView) -> dict[str, float]:
     return {"first": view.losses[0], "last": view.losses[-1]} if view.losses else {}
 
 
-def _bytes_by_kind(view: RecordView) -> Counter[str]:
+def _bytes_by_kind(view: RecordView) -> Counter[str] | None:
     """{scatter and the like: bytes}"""
+    if view.bytes_moved is None:
+        return None
     found: Counter[str] = Counter()
     for move in view.moves:
         found[move.what] += move.bytes
@@ -92,9 +94,9 @@ FIGURES = (
     Figure("peak_memory", "peak memory", "B", lambda view: view.record.memory, At.METRIC | At.TABLE),
     Figure(
         "peak_bytes", "peak memory of {}", "B", lambda view: view.record.memory, At.ROWS | At.CLAIM,
-        varies=True, of_parts=max, of_runs=largest_of,
+        varies=True, of_parts=largest_known, of_runs=largest_of,
     ),
-    Figure("peak_MB", "peak memory", "MB", _megabytes, At.COLUMN, of_parts=max),
+    Figure("peak_MB", "peak memory", "MB", _megabytes, At.COLUMN, of_parts=largest_known),
     Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
     Figure(
         "activation_bytes", "activations", "B",
@@ -107,13 +109,14 @@ FIGURES = (
     Figure("joules_per_step", "energy a step", "J", lambda view: view.joules_per_step, At.SUMMARY),
     Figure("verification", "errors", "error", lambda view: view.errors, At.METRIC | At.TERMINAL),
     Figure(
-        "max_error", "largest error", "error", lambda view: view.errors, At.COLUMN, digits=2, of_parts=max
+        "max_error", "largest error", "error", lambda view: view.errors,
+        At.COLUMN, digits=2, of_parts=largest_known,
     ),
     Figure(
         "gradient_error", "gradient error", "error", lambda view: view.errors.get("gradient_error"),
         At.TABLE | At.ROWS, unknown="not checked", of_runs=largest_of,
     ),
-    Figure("error", "error of {}s", "error", _errors_by_kind, At.CLAIM, of_parts=max),
+    Figure("error", "error of {}s", "error", _errors_by_kind, At.CLAIM, of_parts=largest_known),
     Figure("missing_steps", "steps missing", "", _missing_steps, At.SUMMARY),
     Figure("nonfinite", "not finite", "", _nonfinite, At.SUMMARY),
 )  # fmt: skip
