@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -10,7 +11,9 @@ from pathlib import Path
 import launching
 import pytest
 from command_lines import ROOT
-from printed import Block, text
+from printed import Block, blocks, text
+
+from dpexp.report import units
 
 PAGE = "docs/extending.md"
 
@@ -40,7 +43,12 @@ def add(section: str, checkout: Path) -> list[str]:
 
 def run(checkout: Path, *words: str) -> str:
     """What ``scripts/run.py`` of the copy prints to stdout."""
-    done = launching.wait(launching.start(str(checkout / "scripts" / "run.py"), *words, folder=checkout))
+    return script(checkout, "run.py", *words)
+
+
+def script(checkout: Path, name: str, *words: str) -> str:
+    """What a script of the copy prints to stdout."""
+    done = launching.wait(launching.start(str(checkout / "scripts" / name), *words, folder=checkout))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -69,3 +77,43 @@ def test_a_finding_is_one_file(checkout: Path, dpexp_home: Path) -> None:
 def joined(printed: str) -> str:
     """The text with its lines joined."""
     return " ".join(printed.split())
+
+
+FIGURE = "# in FIGURES of dpexp/record/figures/registry.py\n"
+LOOK = """
+import json
+from pathlib import Path
+from dpexp.record.journal.fold import load
+from dpexp.study.experiment.metrics import METRICS
+from dpexp.tracking.content.content import VIEW_STATE, summary_metrics
+(folder,) = Path("{home}", "runs").iterdir()
+print(json.dumps([summary_metrics(load(folder)), VIEW_STATE, list(METRICS)]))
+"""
+
+
+def test_a_figure_is_one_entry(checkout: Path, dpexp_home: Path) -> None:
+    (entry,) = (block.text for block in blocks(PAGE) if block.text.startswith(FIGURE))
+    registry = checkout / "dpexp" / "record" / "figures" / "registry.py"
+    before, end, after = registry.read_text().partition("\n)  # fmt: skip\n")
+    registry.write_text(f"{before}\n{entry.removeprefix(FIGURE).rstrip()}{end}{after}")
+
+    shown = run(checkout, "single", "--steps", "8", "--no-track")
+    (folder,) = (dpexp_home / "runs").iterdir()
+    record = json.loads((folder / "record.json").read_text())
+    rate = record["summary"]["steps_per_s"]
+    assert rate == pytest.approx(1000 / record["summary"]["step_ms"]["median"])
+    assert f"; steps/s {units.number(rate)}\n" in shown
+
+    listed = script(checkout, "runs.py", "list")
+    assert "steps/s" in listed.splitlines()[0]
+    assert units.number(rate) in listed.splitlines()[1]
+    (row,) = csv.DictReader(script(checkout, "report.py", "--csv").splitlines())
+    assert float(row["steps_per_s"]) == rate
+    assert "steps/s" in script(checkout, "report.py")
+
+    done = launching.wait(launching.start("-c", LOOK.format(home=dpexp_home), folder=checkout))
+    metrics, view, claims = json.loads(done.stdout)
+    assert metrics["summary/steps_per_s"] == rate
+    assert metrics["steps_per_s"] == float(f"{rate:.3g}")
+    assert "metrics.`steps_per_s`" in view
+    assert "steps_per_s" in claims
