@@ -40,6 +40,9 @@ ONLY_IN = {"mlflow": {"tracking"}, "matplotlib": {"report", "study"}}
 """Who may import a heavy library, late or not."""
 
 WITHOUT_TORCH = {"config", "record", "tracking", "report"}
+WITHOUT_CONFIG = {"training", "verification", "measurement", "models", "data", "parallel", "timing"}
+"""They take what they work on, so that one's own loop and ``dpexp.prove`` use them as a run does."""
+
 OUTSIDE = {"scripts", "experiments", "tests"}
 HEAVY = {"torch", "mlflow", "matplotlib", "pandas"}
 IMPORTING_CALLS = {"importlib.import_module", "import_module", "__import__"}
@@ -132,6 +135,8 @@ def _wrong(unit: str, name: str, root: Path) -> str | None:
         return f"only {', '.join(sorted(ONLY_IN[top]))} may import {top}"
     if top == "torch" and unit in WITHOUT_TORCH:
         return f"{unit} works without torch"
+    if unit in WITHOUT_CONFIG and name.startswith("dpexp.config.run_config"):
+        return f"{unit} knows no config of a run"
     if unit == "scripts":
         return None
     if top in OUTSIDE:
@@ -257,6 +262,7 @@ FORBIDDEN = {
     "matplotlib": ("dpexp/tracking/live.py", "import matplotlib.pyplot as plt", "only report, study"),
     "torch on the right": ("dpexp/report/table.py", "import torch.nn", "works without torch"),
     "a script": ("dpexp/run.py", "from scripts.run import app", "knows nothing of scripts"),
+    "a run's config": ("dpexp/timing.py", "from dpexp.config.run_config import f", "knows no config"),
     "no place": ("dpexp/helpers.py", "import os", "no place"),
 }
 ALLOWED = {

@@ -1,7 +1,7 @@
 """Engine: one run, from its configuration to its journal.
 
-Start in ``loop.execute``, the order of the passes: verify, observe, warm up, time steps, time phases. A
-measured step is ``Measurement._time`` and ``Trainer.step``. ``prepare`` builds and checks the run before;
-``dry_run`` and ``inventory`` describe it without running it.
-Imported by ``run``, ``study`` and the scripts. Imports everything below, never ``tracking`` or ``report``.
+``prepare`` builds and checks the run. ``loop`` has the order of the passes: ``verify``, observe, and those of
+``measure``. ``dry_run`` describes a run without it; ``facts`` has what a Record says of machine, code and
+config. Every pass takes the step of ``dpexp/strategies/placed.py``.
+``run``, ``study`` and the commands import it; it imports everything below, never ``tracking`` or ``report``.
 """
