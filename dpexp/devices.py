@@ -1,4 +1,4 @@
-"""Devices: selection, virtual devices, placement and copies, random number generators, memory.
+"""Devices: real and virtual ones, placement and moves, random number generators, memory.
 
 Every difference between kinds of devices lives in this file. A *virtual device* is
 ``torch.device("cpu", i)``: the CPU computes the numbers, the device is a label. PyTorch drops the index
@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,14 +21,9 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError
-from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
+from dpexp.config.run_config import MAX_VIRTUAL
 
 HOST = torch.device("cpu")
-PLANNED_KINDS = ("cuda", "xpu", "mps")
-"""Kinds of accelerators that a dry run can lay a model over without having them; a number means the first."""
-MAX_PLANNED = 64
-"""The most accelerators of one machine; PyTorch numbers them with 7 bits."""
 _LABEL = "_dpexp_device"
 
 M = TypeVar("M", bound=nn.Module)
@@ -75,91 +69,6 @@ def physical(device: torch.device) -> torch.device:
 def label(device: torch.device) -> str:
     """The device's name in Records: ``cpu`` (the host), ``cpu:3`` (virtual), ``cuda:1``."""
     return str(device)
-
-
-# --- selection from the command line -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The devices that a run requested and those that it uses (empty: only the host)."""
-
-    requested: tuple[str, ...]
-    used: tuple[torch.device, ...]
-
-    @property
-    def is_virtual(self) -> bool:
-        return any(is_virtual(device) for device in self.used)
-
-    @property
-    def missing(self) -> tuple[torch.device, ...]:
-        """The accelerators that this machine does not have: only a dry run may use them."""
-        present = accelerators()
-        return tuple(each for each in self.used if each.type != "cpu" and each not in present)
-
-
-def select(config: RunConfig, *, planned: bool = False) -> Selection:
-    """The devices of ``--devices`` or ``--virtual``; without an accelerator some strategies emulate devices.
-
-    ``planned`` admits accelerators of other machines, for a dry run. Raises ConfigError for devices that the
-    machine does not have; the message lists those that it has.
-    """
-    if config.virtual is not None:
-        used = virtual(config.virtual)
-        return Selection(tuple(map(label, used)), tuple(used))
-    requested = config.devices.strip()
-    if requested == "cpu":
-        return Selection(("cpu",), ())
-    present = accelerators()
-    if requested == "auto":
-        return Selection(("auto",), tuple(present or virtual(config.options.emulated)))
-    if requested.isdecimal():
-        count = int(requested[:9])
-        if count < 1:
-            raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
-        if planned and len(present) < count <= MAX_PLANNED:
-            kind = present[0].type if present else PLANNED_KINDS[0]
-            present = [torch.device(kind, index) for index in range(count)]
-        if count > len(present):
-            raise _not_present(requested, present, requested)
-        return Selection((requested,), tuple(present[:count]))
-    names = tuple(name.strip() for name in requested.split(","))
-    named = tuple(_named(name, present, planned) for name in names)
-    kinds = dict.fromkeys(device.type for device in named)
-    if len(kinds) > 1 and not config.options.mixes_kinds:
-        raise ConfigError(
-            f"--devices {requested}: {config.strategy} needs devices of one kind, these are "
-            f"{' and '.join(kinds)}; place takes several"
-        )
-    return Selection(names, named)
-
-
-def _named(name: str, present: Sequence[torch.device], planned: bool) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(
-            f"--devices '{name}': use auto, cpu, a number, or names like cuda:0,cuda:1"
-        ) from None
-    if device.type == "cpu":
-        raise ConfigError(f"--devices '{name}': use --virtual N for emulated devices, cpu for only the host")
-    if device.index is None:
-        device = torch.device(device.type, 0)
-    is_wrapped = label(device) not in (name, f"{name}:0")  # by PyTorch, which makes cuda:999 cuda:-25
-    if planned and (is_wrapped or device.index >= MAX_PLANNED):
-        raise ConfigError(f"--devices '{name}': the number of a device is at most {MAX_PLANNED - 1}")
-    if is_wrapped or (device not in present and not (planned and device.type in PLANNED_KINDS)):
-        raise _not_present(f"'{name}'", present)
-    return device
-
-
-def _not_present(requested: str, present: Sequence[torch.device], count: str = "N") -> ConfigError:
-    names = ", ".join(map(label, present))
-    found = f"{len(present)} accelerators ({names})" if present else "no accelerator"
-    return ConfigError(
-        f"--devices {requested}: this machine has {found}. "
-        f"--virtual {count} emulates {count} devices on the CPU; --dry-run shows the layout without them"
-    )
 
 
 # --- the device of a thread ----------------------------------------------------------------------
@@ -265,56 +174,6 @@ def non_blocking_to(tensor: torch.Tensor, device: torch.device, copy: bool = Fal
 def has_link(device: torch.device) -> bool:
     """Whether copies to the device come from pinned memory of the host, in a stream of their own."""
     return device.type in ("cuda", "xpu")
-
-
-class Copies:
-    """Copies between the host and a device, each way in a stream of its own, which do not wait for computing.
-
-        default stream   | dense 1             | dense 2  (waits for up 2)
-        up               |  vectors 2 |
-        down             |             gradients 1 |
-
-    Host memory is pinned, or a copy would wait. Only CUDA and XPU devices have such streams; copies to others
-    are plain, and a virtual device, whose bytes are the host's, needs none.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._up, self._down = (torch.Stream(device) if has_link(device) else None for _ in range(2))
-
-    def to_device(self, on_host: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Event | None]:
-        """Begin to copy tensors of the host; their end is for ``wait``, which comes before their use."""
-        if self._up is None:
-            return move(on_host, self._device), None
-        with self._up:
-            moved = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in on_host]
-            return moved, self._up.record_event()
-
-    def wait(self, moved: Sequence[torch.Tensor], end: torch.Event | None) -> None:
-        """What this thread queues on the device from now on begins after the copies."""
-        if end is not None:
-            stream = torch.accelerator.current_stream(self._device)
-            stream.wait_event(end)
-            for tensor in moved:
-                tensor.record_stream(stream)
-
-    def to_host(self, computed: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """Complete copies on the host of tensors that the current stream computes."""
-        if self._down is None:
-            return move(computed, HOST)  # type: ignore[no-any-return]
-        self._down.wait_event(torch.accelerator.current_stream(self._device).record_event())
-        with self._down:
-            copied = [None if each is None else self._to_pinned(each) for each in computed]
-            end = self._down.record_event()
-        end.synchronize()
-        return copied
-
-    def _to_pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copied.copy_(tensor, non_blocking=True)
-        assert self._down is not None
-        tensor.record_stream(self._down)
-        return copied
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:

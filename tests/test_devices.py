@@ -14,6 +14,7 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.device_assignment import assign_device
+from dpexp.distributed.device_selection import select_devices
 from dpexp.distributed.world import World
 
 Pair = namedtuple("Pair", "left right")
@@ -39,14 +40,14 @@ def test_virtual_devices_have_labels() -> None:
 
 
 def test_virtual_selects_emulated_devices() -> None:
-    selection = devices.select(RunConfig("whole", virtual=2))
+    selection = select_devices(RunConfig("whole", virtual=2))
     assert selection.requested == ("cpu:0", "cpu:1")
     assert selection.used == tuple(devices.virtual(2))
     assert selection.is_virtual
 
 
 def test_cpu_selects_only_the_host() -> None:
-    selection = devices.select(RunConfig("whole", devices="cpu"))
+    selection = select_devices(RunConfig("whole", devices="cpu"))
     assert (selection.requested, selection.used) == (("cpu",), ())
 
 
@@ -58,9 +59,9 @@ def test_auto_without_an_accelerator_emulates_some(
     strategy: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    selection = devices.select(RunConfig(strategy))
+    selection = select_devices(RunConfig(strategy))
     assert (selection.requested, selection.used) == (("auto",), tuple(devices.virtual(count)))
-    assert devices.select(RunConfig(strategy, devices="cpu")).used == ()
+    assert select_devices(RunConfig(strategy, devices="cpu")).used == ()
     ranks = World(3, 4, 3, 4, "localhost", 0)
     if strategy == "hybrid":  # a device for each rank, not one for all of them
         assert assign_device(RunConfig(strategy), ranks).used == (torch.device("cpu", 3),)
@@ -79,7 +80,7 @@ def test_auto_without_an_accelerator_emulates_some(
 )
 def test_missing_devices_are_refused_and_present_ones_listed(requested: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        devices.select(RunConfig("whole", devices=requested))
+        select_devices(RunConfig("whole", devices=requested))
     for word in words:
         assert word in str(caught.value)
 
@@ -87,8 +88,8 @@ def test_missing_devices_are_refused_and_present_ones_listed(requested: str, wor
 @pytest.mark.parametrize("index", [64, 128, 256, 999])
 def test_a_number_that_pytorch_would_wrap_is_no_plan(index: int) -> None:
     with pytest.raises(ConfigError, match=f"'cuda:{index}': the number of a device is at most 63"):
-        devices.select(RunConfig("whole", devices=f"cuda:0,cuda:{index}"), planned=True)
-    planned = devices.select(RunConfig("whole", devices="cuda:0,cuda:63"), planned=True)
+        select_devices(RunConfig("whole", devices=f"cuda:0,cuda:{index}"), planned=True)
+    planned = select_devices(RunConfig("whole", devices="cuda:0,cuda:63"), planned=True)
     assert planned.used == (torch.device("cuda", 0), torch.device("cuda", 63))
 
 
@@ -97,15 +98,15 @@ def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
         with pytest.raises(
             ConfigError, match=f"{strategy} needs devices of one kind, these are cuda and mps"
         ):
-            devices.select(RunConfig(strategy, devices="cuda:0,mps"), planned=True)
-    planned = devices.select(RunConfig("place", devices="cuda:0,mps"), planned=True)
+            select_devices(RunConfig(strategy, devices="cuda:0,mps"), planned=True)
+    planned = select_devices(RunConfig("place", devices="cuda:0,mps"), planned=True)
     assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
 
 
 @pytest.mark.gpu
 def test_a_device_may_be_given_twice() -> None:
     first = devices.accelerators()[0]
-    selection = devices.select(RunConfig("whole", devices=",".join([str(first)] * 2)))
+    selection = select_devices(RunConfig("whole", devices=",".join([str(first)] * 2)))
     assert selection.used == (first, first)
 
 

@@ -7,12 +7,12 @@ import torch
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
-from dpexp.devices import Selection
+from dpexp.distributed.device_selection import DeviceSelection, select_devices
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 
 
-def assign_device(config: RunConfig, world: World | None, *, planned: bool = False) -> Selection:
+def assign_device(config: RunConfig, world: World | None, *, planned: bool = False) -> DeviceSelection:
     """The devices of this process: the one of a rank, or all that the options name.
 
     A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched strategy
@@ -20,7 +20,7 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     where options and world contradict each other.
     """
     if world is None and config.options.launch_options is None:
-        return devices.select(config, planned=planned)
+        return select_devices(config, planned=planned)
     if world is not None and config.options.rank_options is None:
         rank = f"rank {world.rank} of {world.size}"
         raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
@@ -28,20 +28,20 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     count, accelerators = _per_host(config, planned)
     if world is None:
         ranks = (count or 1) * _hosts(config)[1]  # a host that joins later must find a number for its ranks
-        return Selection(requested, accelerators[:1] or tuple(_virtual(ranks)[:1]))
+        return DeviceSelection(requested, accelerators[:1] or tuple(_virtual(ranks)[:1]))
     if count not in (None, world.local_size):
         raise ConfigError(
             f"--{'virtual' if config.virtual else 'devices'} asks for {count} ranks a host and torchrun "
             f"started {world.local_size} on this one: give the same number, or leave the option out"
         )
     if not accelerators:
-        return Selection(requested, (_virtual(world.size)[world.rank],))
+        return DeviceSelection(requested, (_virtual(world.size)[world.rank],))
     if len(accelerators) < world.local_size:
         raise ConfigError(
             f"host {world.host} has {world.local_size} ranks and {len(accelerators)} accelerators: each rank "
             f"needs one. --devices cpu, or --virtual {world.local_size}, computes on the CPU"
         )
-    return Selection(requested, (accelerators[world.local_rank],))
+    return DeviceSelection(requested, (accelerators[world.local_rank],))
 
 
 def processes(config: RunConfig, *, planned: bool = False) -> int:
@@ -90,7 +90,7 @@ def _per_host(config: RunConfig, planned: bool) -> tuple[int | None, tuple[torch
         elif text == "auto":
             accelerators = tuple(devices.accelerators())
         else:
-            accelerators = devices.select(config, planned=planned).used
+            accelerators = select_devices(config, planned=planned).used
             count = len(accelerators)
     options = config.options.rank_options
     if options is not None and options.comm == "nccl" and not accelerators:

@@ -16,6 +16,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.rng import seed_globals
 from dpexp.distributed.device_assignment import assign_device
+from dpexp.distributed.device_selection import DeviceSelection
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import World
 from dpexp.engine.facts.references import factories
@@ -40,7 +41,7 @@ class Prepared:
     """
 
     config: RunConfig
-    selection: devices.Selection
+    selection: DeviceSelection
     strategy: Strategy
     model: nn.Module
     data: Dataset

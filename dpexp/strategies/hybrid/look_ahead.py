@@ -17,7 +17,7 @@ It computes what a serial run does, to the bit, because of four rules:
    all those that were read before, or while, an update wrote them. A sparse update writes no other rows.
 4. A lookup that was not done ahead (in the first step, or of other ids) reads the table in its step.
 
-Copies to and from an accelerator have a stream each; see ``devices.Copies``. At most ``depth`` batches wait
+Copies to and from an accelerator have a stream each; see ``CopyStreams``. At most ``depth`` batches wait
 with their vectors. What a lookup raises, its step raises; the thread ends with the loop over the batches.
 """
 
@@ -39,7 +39,7 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
-from dpexp.devices import Copies
+from dpexp.strategies.hybrid.copy_streams import CopyStreams
 from dpexp.strategies.hybrid.host_calls import AllLookedUp, HostCall, host_calls
 from dpexp.strategies.hybrid.lookups import Gradients, Lookup, in_graph
 from dpexp.strategies.prefetch import Prefetch
@@ -77,7 +77,7 @@ class LookAhead(Prefetch):
     def __init__(self, hosts: Sequence[nn.Module], device: torch.device, depth: int = 1) -> None:
         self.rows_ahead = self.rows_again = 0
         self._hosts, self._depth = hosts, depth
-        self._copies = Copies(device)
+        self._copies = CopyStreams(device)
         self._calls: list[HostCall] | None = None
         self._step: Step | None = None
         self._waiting = deque[Step]()  # the batches after the current one

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.devices import Copies
+from dpexp.strategies.hybrid.copy_streams import CopyStreams
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbeddingBag
 from dpexp.strategies.tables import PlacedTable
 
@@ -108,7 +108,7 @@ def _same(value: torch.Tensor, other: torch.Tensor) -> bool:
 Gradients = Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor | None]]
 
 
-def in_graph(lookups: Sequence[Lookup], copies: Copies, to_tables: Gradients) -> Sequence[torch.Tensor]:
+def in_graph(lookups: Sequence[Lookup], copies: CopyStreams, to_tables: Gradients) -> Sequence[torch.Tensor]:
     """The vectors of all lookups; in backward their gradients take the way of lookups in this step.
 
     ``to_tables`` makes those of the tables of those of the lookups' sources.
@@ -126,7 +126,7 @@ class _LookedUpAhead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, lookups: Sequence[Lookup], copies: Copies, to_tables: Gradients, *weights: torch.Tensor
+        ctx: Any, lookups: Sequence[Lookup], copies: CopyStreams, to_tables: Gradients, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.nodes, ctx.copies, ctx.to_tables = [lookup.node for lookup in lookups], copies, to_tables
         ctx.set_materialize_grads(False)
