@@ -57,6 +57,15 @@ class Batches:
         return [_leading(inputs) for inputs in replicas.inputs] if replicas else []
 
     @property
+    def replicated(self) -> list[Call]:
+        """The calls of the outermost modules that ran as replicas."""
+        calls = [call for call in self.calls if call.scope == "replica"]
+        if model := [call for call in calls if call.module == ""]:
+            return model
+        outer = tuple(f"{call.module}." for call in calls)
+        return [call for call in calls if not call.module.startswith(outer)]
+
+    @property
     def name(self) -> str:
         """``batches 0-2``, ``batch 3``."""
         return f"batch{'es' * (len(self.numbers) > 1)} {range_or_list(self.numbers)}"

@@ -16,11 +16,8 @@ from collections.abc import Iterable, Iterator
 
 from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.copies import between_replicas, replicated_calls, transfers
+from dpexp.record.traffic.copies import between_replicas, transfers
 from dpexp.record.traffic.move import Move
-
-TRANSFER = "embedding.transfer"
-"""The module name under which hybrid records its transfer to the accelerator."""
 
 
 def is_known(record: Record, batches: Iterable[Batches]) -> bool:
@@ -34,7 +31,7 @@ def is_known(record: Record, batches: Iterable[Batches]) -> bool:
         return "collectives" in record.summary
     if record.config.get("layout"):
         return False
-    replicated = [call for group in batches for call in replicated_calls(group)]
+    replicated = [call for group in batches for call in group.replicated]
     has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")
     return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
 

@@ -11,7 +11,7 @@ from dpexp.record.traffic.move import Move, is_trained
 
 def between_replicas(record: Record, group: Batches, trains: bool) -> Iterator[Move]:
     """What replicas of one process get and send back."""
-    for call in replicated_calls(group):
+    for call in group.replicated:
         yield from _scattered(record, call, trains)
         yield from _replicated(record, call, trains)
 
@@ -57,11 +57,3 @@ def _replicated(record: Record, call: Call, trains: bool) -> Iterator[Move]:
         if trains and is_trained(row):
             for device in call.devices:
                 yield Move("replicate", "backward", device, row["device"], row["bytes"], True)
-
-
-def replicated_calls(group: Batches) -> list[Call]:
-    """The calls of the outermost modules that ran as replicas."""
-    calls = [call for call in group.calls if call.scope == "replica"]
-    if any(call.module == "" for call in calls):
-        return [call for call in calls if call.module == ""]
-    return [call for call in calls if not any(call.module.startswith(f"{other.module}.") for other in calls)]

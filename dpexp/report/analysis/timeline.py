@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dpexp.record.batches import Batches, Shape
 from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic import communication, copies
+from dpexp.record.traffic import communication
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import layout
 
@@ -152,7 +152,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
 
 def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
     """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
-    split = next(iter(copies.replicated_calls(group)), None)
+    split = next(iter(group.replicated), None)
     if replica is not None and split is not None and replica < len(split.inputs):
         return tuple(split.inputs[replica]), tuple(split.outputs[replica])
     if replica is None and phase in ("forward", "loss"):
@@ -160,7 +160,7 @@ def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Sh
         inputs, outputs = (_flat(model.inputs), _flat(model.outputs)) if model else ((), ())
         return (inputs, outputs) if phase == "forward" else (outputs, ())
     if replica is None and phase in ("embedding", "transfer"):
-        module = communication.TRANSFER if phase == "transfer" else phase
+        module = "embedding.transfer" if phase == "transfer" else phase
         call = next((call for call in group.calls if call.module == module), None)
         return (_flat(call.inputs), _flat(call.outputs)) if call else ((), ())
     if replica is not None or split is None:

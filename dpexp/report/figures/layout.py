@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.patheffects import withStroke
 
-from dpexp.record.traffic import copies
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
@@ -94,7 +93,7 @@ def _boxes(view: RecordView) -> list[Box]:
 def _rows(view: RecordView) -> dict[str, int]:
     """{device: rows of the largest batch that its replica computes}"""
     group = view.largest
-    call = next(iter(copies.replicated_calls(group)), None) if group else None
+    call = next(iter(group.replicated), None) if group else None
     return dict(zip(call.devices, group.split, strict=False)) if group and call else {}
 
 
