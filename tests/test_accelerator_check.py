@@ -1,7 +1,5 @@
 """``.ci/gpu``: what an owner of an accelerator runs works on emulated devices, where it can be tested."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

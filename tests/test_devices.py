@@ -1,7 +1,5 @@
 """Devices: labels, virtual devices, the devices of threads and modules, moving."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """README and docs: what they print works as printed, what they link to exists, and README is short."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

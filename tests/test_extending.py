@@ -1,7 +1,5 @@
 """docs/extending.md: each of its examples is added to a copy of dpexp, and works there."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Live objects: a program gives its own model, data and loss to ``dpexp.run``, or a file has them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 ``helpers/mutations.py`` plants them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mutations

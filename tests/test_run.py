@@ -1,7 +1,5 @@
 """One tracked run from start to end, as a user starts it: real processes and a real SQLite store."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Set-up: lock, environment.yml, pyproject and README's commands agree, and they work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

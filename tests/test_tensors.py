@@ -1,7 +1,5 @@
 """Pytrees: every tensor is found and every container keeps its type; casts and digests."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Timer: phases add up and nest; without recording they cost nothing."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line: options from the config classes, their precedence, and messages for bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A sweep of options: a cell for each combination that its strategy accepts, and one comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

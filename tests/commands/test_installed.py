@@ -1,7 +1,5 @@
 """The installed package: ``pip install`` gives the command ``dpexp``, which works in any folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

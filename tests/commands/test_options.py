@@ -1,7 +1,5 @@
 """Every option is used by a test that it works in; here are those of the ones that no other file uses."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

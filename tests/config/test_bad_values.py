@@ -1,7 +1,5 @@
 """Bad values: whatever the value of whatever option is, the answer is a run, or one short message at once."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """RunConfig: frozen, complete, and with clear errors for what it does not accept."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

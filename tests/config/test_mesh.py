@@ -1,7 +1,5 @@
 """The mesh of ranks: read once from its text, with the role of each dimension."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Names of experiments and runs: the good ones stay, every other name is refused or fitted."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every case is a command line of scripts/run.py in a new process (see ``command_l
 that nothing is written; any other code means that the run is recorded with the right status.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable

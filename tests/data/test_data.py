@@ -1,7 +1,5 @@
 """Data: sources are checked before a run, and their order is the same in every process."""
 
-from __future__ import annotations
-
 import collections
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A loss that holds tensors is computed where the outputs are, and in their type."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

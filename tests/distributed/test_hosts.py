@@ -1,7 +1,5 @@
 """Two hosts of two ranks each: network namespaces of this machine, joined by a link."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The process group: the rows of each rank, and where the error of a rank is looked for."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The world of a rank, from torchrun's environment variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

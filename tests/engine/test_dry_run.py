@@ -1,7 +1,5 @@
 """Dry run: the shapes of a run without running it, and layouts that mix devices."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

@@ -4,8 +4,6 @@ By a clock inside the user's model, a stopwatch around the process, what the ker
 parameters that differ by one bit.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

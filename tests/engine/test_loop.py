@@ -1,7 +1,5 @@
 """The loop: what a run records, what is refused before it opens, and that a seed determines the bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a model prints: on stderr, labelled, each line once, and never in the document of --json."""
 
-from __future__ import annotations
-
 import io
 import json
 import pdb

@@ -1,7 +1,5 @@
 """The progress bar: what it shows on a terminal, and that it costs one redraw per flush."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bad values for every option, as a file, the environment and a command line may have them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a test asks of a figure: which texts are cut or overlap, and which axes lack round ticks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

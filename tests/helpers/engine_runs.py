@@ -1,7 +1,5 @@
 """Runs of the engine in a test's own process, from config to Record: no uploader, no progress bar."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dpexp.config.run_config import RunConfig

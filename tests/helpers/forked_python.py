@@ -9,8 +9,6 @@ A child has everything of its own that a new process has, but for what was impor
 Python itself, as torchrun's agent starts ranks, a sweep its runs and a run its uploader, that is forked too.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Steps of a hybrid, serial or pipelined, that are compared to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ A case is a function of a file, ``case(group)``, or ``case(group, word)`` where 
 What it returns must be JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

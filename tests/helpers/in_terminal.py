@@ -1,7 +1,5 @@
 """Run Python in a pseudo-terminal, for tests of output that only a terminal gets."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

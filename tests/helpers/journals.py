@@ -1,7 +1,5 @@
 """Journals written by hand, for the tests of record and tracking to read, deliver and damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs with ranks, as a user starts them: torchrun's real agents, real gloo processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

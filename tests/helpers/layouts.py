@@ -1,7 +1,5 @@
 """Layouts of Blocks as users write them, and some that are refused, for ``--layout layouts.py:NAME``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

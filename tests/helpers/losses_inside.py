@@ -1,7 +1,5 @@
 """Models whose forward returns the loss, as those of Hugging Face do; it is not a mean over rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

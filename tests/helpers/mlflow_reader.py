@@ -1,7 +1,5 @@
 """Reads everything that an MLflow store has of a run, with MLflow's own client."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from pathlib import Path

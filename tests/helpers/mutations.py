@@ -7,8 +7,6 @@ Each runs on a copy of the tree, so that the tree itself never has a bug. A bug 
 fails; without any bug all of them must pass.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

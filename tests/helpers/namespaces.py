@@ -1,7 +1,5 @@
 """Hosts on one machine: network namespaces, joined by a pair of virtual Ethernet devices."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a folder or a machine may lack: a test that needs it is skipped, and says why."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

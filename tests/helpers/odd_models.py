@@ -1,7 +1,5 @@
 """Models that layouts and verification must take although something in them is unusual."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Bugs over ranks are in ``experiments/planted_bugs``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What README, CONTRIBUTING and docs/ print: their commands, and the files that their examples show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records with chosen figures, on which findings and figures are tested."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -8,8 +8,6 @@ waits until the main thread is there, and the main thread waits there until the 
     lookup thread         |begin            |read
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager

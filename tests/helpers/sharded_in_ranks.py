@@ -1,7 +1,5 @@
 """Cases of ``in_ranks``: sharded tables train beside a single device, and what a lookup of theirs sends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

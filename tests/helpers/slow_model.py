@@ -1,7 +1,5 @@
 """A model for the browser test: replicas wait 200 ms outside of Python's lock, so that they overlap."""
 
-from __future__ import annotations
-
 import time
 
 import torch

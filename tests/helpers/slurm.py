@@ -1,7 +1,5 @@
 """A Slurm of one node, from Debian's packages, with everything in one folder and on free ports."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import getpass

@@ -1,7 +1,5 @@
 """An MLflow client whose process dies at a chosen call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mlflow.tracking import MlflowClient

@@ -1,7 +1,5 @@
 """A small experiment whose cells are programs, for tests of sweeps: a run costs half a second."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dpexp.study.experiment.experiment import Experiment, load

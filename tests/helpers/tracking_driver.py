@@ -5,8 +5,6 @@ It records STEPS steps, and N more for every line ``N`` on stdin. At the end of 
 that does not kill it, it prints the Delivery as JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Starts drivers (``tracking_driver.py``), and waits for them and their uploader processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

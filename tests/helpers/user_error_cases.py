@@ -1,7 +1,5 @@
 """Models, data and losses with one error each, for test_user_errors.py."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Observation: every call has a row, and the model is not changed."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

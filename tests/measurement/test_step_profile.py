@@ -1,7 +1,5 @@
 """The step profile: memory by category against closed forms, FLOPs, and a run that it does not change."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

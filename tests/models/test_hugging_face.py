@@ -1,7 +1,5 @@
 """Models of Hugging Face are verified, and the page about them works: `.ci/versions` has the package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models: each is built by its name for the data, is equal for equal seeds, and learns its task."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """User models and data: they are the same on every rank and in every run. ``test_docs`` runs the examples."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """DataParallel and data_parallel against the single module: PyTorch's own test cases, on virtual devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """dpexp.parallel on real accelerators, and beside PyTorch's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

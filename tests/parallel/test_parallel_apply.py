@@ -1,7 +1,5 @@
 """parallel_apply and its workers: thread-local state, exceptions, and threads that are reused."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import gc

@@ -11,8 +11,6 @@ eval mode, because BatchNorm and dropout in training are meant to differ. Exampl
 every run tries the same ones.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any

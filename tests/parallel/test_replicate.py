@@ -1,7 +1,5 @@
 """replicate: aliases and copies, what is shared, gradients, and nothing stale."""
 
-from __future__ import annotations
-
 import gc
 import io
 import multiprocessing

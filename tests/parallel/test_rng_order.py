@@ -1,7 +1,5 @@
 """RngOrder: which modules draw random numbers, and that their replicas compute one after the other."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """scatter and gather: chunks, containers, gradients, and errors instead of lost rows."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed rows: what a journal holds of shapes and device map is small, and folds to the rows."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

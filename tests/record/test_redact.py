@@ -1,7 +1,5 @@
 """Redaction: no secret in a text, and nothing else changed, whatever the secret is equal to."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The summary and the note: their content, its order, and how it fits terminals and MLflow."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

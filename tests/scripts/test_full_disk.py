@@ -1,7 +1,5 @@
 """``runs.py`` on a full disk: one message, the journals stay, and with room again everything is delivered."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Who can read what dpexp makes in DPEXP_HOME: its owner alone, unless the home is shared."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

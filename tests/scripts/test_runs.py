@@ -1,7 +1,5 @@
 """``scripts/runs.py``: what it lists, shows and refuses, and what ``--help`` imports."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

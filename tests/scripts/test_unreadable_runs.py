@@ -1,7 +1,5 @@
 """A run of another user in a shared home: it is named, and blocks no other run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

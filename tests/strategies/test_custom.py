@@ -1,7 +1,5 @@
 """custom: layouts as users write them, under torchrun's launcher and in one process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A test compares the table of docs/strategies.md with them, and prints the right one where they differ.
 """
 
-from __future__ import annotations
-
 import functools
 import runpy
 

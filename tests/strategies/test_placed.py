@@ -1,7 +1,5 @@
 """The one step of a placed model: every pass of a run takes it, and a layout may override it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The strategies on the tutorials' models: the device of each module, and the rows of each replica."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import OrderedDict

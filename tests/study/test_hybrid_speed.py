@@ -1,7 +1,5 @@
 """experiments/hybrid_speed: all ways do the same work, and one that is not installed is left out."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """experiments/planted_bugs: the committed verdicts are those of all its layouts, and README shows them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import tomllib

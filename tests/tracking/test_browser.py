@@ -1,7 +1,5 @@
 """MLflow's pages of real runs in a real browser: what they show, and that no request leaves the machine."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Eager optimizers: the bits and hooks of PyTorch's own, and a run with them imports no ``torch._dynamo``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

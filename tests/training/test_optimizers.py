@@ -1,7 +1,5 @@
 """Optimizers: every one trains every layout as a single device, sparse tables too, and resumes exactly."""
 
-from __future__ import annotations
-
 import io
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Snapshots: killed ranks, preempted runs and damaged files lose no step and change no bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

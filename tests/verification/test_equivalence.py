@@ -1,7 +1,5 @@
 """Equivalence: three training steps beside a single device, and what differs from it by nature."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Losses inside the model and reductions by tokens or as a sum: exact under every layout, or refused."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 

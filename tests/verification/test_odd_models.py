@@ -1,7 +1,5 @@
 """Odd models: layouts and verification take what is unusual in a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """dpexp.prove: somebody's layout beside a single device, in their own process or ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rounding: float32 inside a forward, and operators without float64, are judged by a single device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

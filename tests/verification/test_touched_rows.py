@@ -1,7 +1,5 @@
 """Touched rows: large tables are verified in the rows that batches use, and wrong layouts are still found."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Verification: correct layouts pass with rounding errors, wrong ones fail by the error that they make."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Factories of users: they are imported, get their options, and every error in them is named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

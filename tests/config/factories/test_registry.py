@@ -1,7 +1,5 @@
 """The syntax of --model and --data, and errors that name the fault and the known names."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpexp.config.errors import ConfigError

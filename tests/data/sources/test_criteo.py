@@ -1,7 +1,5 @@
 """Criteo: a click log is read as a stream, with the same ids in every process."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random

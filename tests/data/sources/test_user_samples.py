@@ -1,7 +1,5 @@
 """User samples: which tensors become inputs and targets, and what is refused."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

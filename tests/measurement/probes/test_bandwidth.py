@@ -1,7 +1,5 @@
 """Bandwidth: what memory and the link give, measured for a hybrid only, and changing nothing of its run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Energy: the counters of processors, as the kernel's powercap files have them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The machine's peak: measured once and kept, and compared only with steps of some arithmetic."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

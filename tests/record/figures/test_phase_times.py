@@ -1,7 +1,5 @@
 """Phase times: the stages of a hybrid step, and how near the step is to the longest of them."""
 
-from __future__ import annotations
-
 import pytest
 from record_factory import hybrid, whole
 

@@ -1,7 +1,5 @@
 """A damaged journal: what is lost is missed and named, and nothing that is left changes its place."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each case is tried with the other process at every such moment in turn; ``sys.setprofile`` runs it there.
 """
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import sys

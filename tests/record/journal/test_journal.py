@@ -1,7 +1,5 @@
 """The journal and its fold: a flushed line survives damage to the file and the death of its process."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

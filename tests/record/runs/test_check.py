@@ -1,7 +1,5 @@
 """``check`` finds what is wrong with a run's files, and ``--repair`` mends what derives from the journal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

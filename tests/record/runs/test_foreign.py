@@ -1,7 +1,5 @@
 """Journals that dpexp did not write, or hardly began: each is named and skipped, and blocks no other run."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

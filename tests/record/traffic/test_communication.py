@@ -1,7 +1,5 @@
 """Bytes moved: what the Record of a run says is what was sent, forward and backward, for every strategy."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals over runs: how often they find a difference where there is none, and how wide they are."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Comparing runs: which are ranked, which are refused, and how certain a difference is."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

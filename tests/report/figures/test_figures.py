@@ -1,7 +1,5 @@
 """Figures and pages of a run: their content, that they stay legible, and that they load nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Every finding on a Record that must raise it and on a Record that must not."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

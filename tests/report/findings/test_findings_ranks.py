@@ -1,7 +1,5 @@
 """Findings on ranks: on Records with chosen figures, and on a real run with a slow rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

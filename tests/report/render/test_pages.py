@@ -1,7 +1,5 @@
 """Pages in a real browser: generated runs at every zoom and width, notebooks in every pair of themes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Look-ahead: rows that are looked up before the updates of earlier batches are those of a serial run."""
 
-from __future__ import annotations
-
 import copy
 import signal
 import threading

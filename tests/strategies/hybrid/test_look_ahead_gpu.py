@@ -1,7 +1,5 @@
 """Look-ahead on an accelerator, whose copies have streams of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

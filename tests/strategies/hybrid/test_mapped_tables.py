@@ -1,7 +1,5 @@
 """Mapped tables: a table in a file has the bits of the table in memory, and is not in memory."""
 
-from __future__ import annotations
-
 import re
 from itertools import islice
 from pathlib import Path

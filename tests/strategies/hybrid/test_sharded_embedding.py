@@ -1,7 +1,5 @@
 """Embedding tables split over ranks: a single device's results, and bytes by a rank's own ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

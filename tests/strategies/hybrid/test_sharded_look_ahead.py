@@ -1,7 +1,5 @@
 """Look-ahead over ranks: the bits and the bytes of a run without it, and ends that leave no rank behind."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ddp: ranks of torchrun are one run, one Record, and compute what a single device computes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

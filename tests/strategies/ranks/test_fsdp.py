@@ -1,7 +1,5 @@
 """fsdp, and hybrid over ranks: shards of parameters on every rank, the results of a single device."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Agreement: what a Record has and its config does not predict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

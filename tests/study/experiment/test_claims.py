@@ -1,7 +1,5 @@
 """Claims: how Records judge them, and what remains open."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

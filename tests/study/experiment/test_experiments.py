@@ -1,7 +1,5 @@
 """The committed experiments: their READMEs match their Records, and the check finds what does not match."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re

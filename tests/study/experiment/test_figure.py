@@ -1,7 +1,5 @@
 """figure.png of an experiment: each kind of figure draws its data, and carries their digest."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A Record from elsewhere runs no code that it names, and a file that has changed is reported."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Reproducing a run: equal where required, and the first step at which two runs differ."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A child run: its Record, its error message, and the dpexp that it runs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 submitit's local executor makes real processes, and a Slurm of one node real jobs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

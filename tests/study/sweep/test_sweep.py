@@ -1,7 +1,5 @@
 """A sweep: every cell each round, a failure does not stop it, and it resumes after an interruption."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A run's steps as MLflow traces in an SQLite store."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

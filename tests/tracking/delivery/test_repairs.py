@@ -1,7 +1,5 @@
 """``runs.py check --repair``: one call repairs all that can be, whatever one run is like."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that take steps back, delivered while they run and later: MLflow has what the journal folds to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """``runs.py check --store``: what the store lost or changed is found, by counts and values, and repaired."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Delivery to an SQLite store: every fact arrives, every point once, wherever earlier deliveries were cut."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """System metrics: names and units of MLflow's own monitor, those of NVIDIA's devices included."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``scripts/ui.py``: one server on loopback, links to the runs, and no process left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The uploader process: whatever dies or is missing, the run continues, ends, and loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Delivery to servers: an MLflow server on PostgreSQL, and networks that fail in several ways."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

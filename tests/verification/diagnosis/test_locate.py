@@ -1,7 +1,5 @@
 """Locate: planted bugs are caught; the message names module and parameter, and what the bug looks like."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

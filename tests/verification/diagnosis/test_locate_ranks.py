@@ -1,7 +1,5 @@
 """Locate over ranks: planted bugs are caught, right layouts pass, and every rank describes them alike."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

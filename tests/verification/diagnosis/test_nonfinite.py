@@ -1,7 +1,5 @@
 """A NaN on the single device is not a fault of the layout: the error names where it began."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

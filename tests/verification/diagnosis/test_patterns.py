@@ -1,7 +1,5 @@
 """Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
