@@ -57,9 +57,9 @@ def _execute(
     measurement.resume()
     measurement.time_steps()
     measurement.record_digests()
-    measurement.count_collectives()
     measurement.time_phases()
     measurement.profile()
+    measurement.count_collectives()
 
 
 def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:

@@ -191,23 +191,6 @@ class Measurement:
         if any(row["kind"] == "optimizer" for row in rows):
             self.journal.set(device_map=pack(rows))
 
-    def count_collectives(self) -> None:
-        """Count what the ranks send in a further step of a full batch, and of a smaller last one."""
-        if not self._group.members:
-            return
-        ends = 0, self.prepared.batches_per_epoch - 1
-        batches = [next(self.prepared.local_batches(0, first=number)) for number in ends]
-        self.trainer.step(batches[0])  # after an evaluation FSDP2 gathers some parameters twice
-        counted: dict[int, list[Row]] = {}
-        for batch in batches:
-            if batch.global_rows not in counted:
-                with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
-                    self.trainer.step(batch)
-                counted[batch.global_rows] = [{"rows": batch.global_rows, **row} for row in count.rows()]
-        by_rank = self._group.all_gather([row for rows in counted.values() for row in rows])
-        rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
-        self.journal.set({"summary.collectives": rows})
-
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
         self.progress.begin("phases")
@@ -235,3 +218,23 @@ class Measurement:
             work |= probed(memory=lambda: memory(traffic), link=lambda: link(traffic))
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
+
+    def count_collectives(self) -> None:
+        """Count what the ranks send in a further step of a full batch, and of a smaller last one.
+
+        It is the last pass: its steps may end while gradients are accumulated.
+        """
+        if not self._group.members:
+            return
+        ends = 0, self.prepared.batches_per_epoch - 1
+        batches = [next(self.prepared.local_batches(0, first=number)) for number in ends]
+        self.trainer.step(batches[0])  # after an evaluation FSDP2 gathers some parameters twice
+        counted: dict[int, list[Row]] = {}
+        for batch in batches:
+            if batch.global_rows not in counted:
+                with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
+                    self.trainer.step(batch)
+                counted[batch.global_rows] = [{"rows": batch.global_rows, **row} for row in count.rows()]
+        by_rank = self._group.all_gather([row for rows in counted.values() for row in rows])
+        rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
+        self.journal.set({"summary.collectives": rows})
