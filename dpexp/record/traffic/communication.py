@@ -62,6 +62,9 @@ def _between_ranks(record: Record, rows: int, is_largest: bool) -> Iterator[Move
     """
     ring = [rank["device"] for rank in record.devices["ranks"]]
     counted = record.summary["collectives"]
+    sizes = {row["rows"] for row in counted if "rows" in row}
+    if sizes and rows not in sizes:  # the shapes are those of one rank of a user's layout
+        rows = max(sizes) if is_largest else min(sizes)
     for row in (row for row in counted if row.get("rows") == rows or (is_largest and "rows" not in row)):
         target = row.get("to", (row["rank"] + 1) % len(ring))
         if row["rank"] < len(ring) and target < len(ring):
