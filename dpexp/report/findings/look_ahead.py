@@ -22,13 +22,10 @@ def look_ahead(evidence: Evidence) -> Finding | None:
         return None
     faster, advice = (
         "faster",
-        "Keep --pipeline. To time phases takes time too: a run with --serial says how much it gains.",
+        "Keep --pipeline; phases cost overlap, so compare with --serial to know its gain.",
     )
     if ratio.value > 1:
-        faster, advice = (
-            "slower",
-            "Use --serial: the lookup thread takes cores, caches and memory from the step.",
-        )
+        faster, advice = "slower", "Use --serial: the lookup thread takes cores and memory from the step."
     return Finding(
         f"Looking ahead is {faster} here: a step takes {units.ms(usual.median)}, and "
         f"{units.ms(statistics.median(serial))} in the phase-timed steps, which look up their own batch.",
