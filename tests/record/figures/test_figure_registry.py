@@ -1,7 +1,5 @@
 """The registry of figures: what has one name is one number, on every screen."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
