@@ -7,6 +7,7 @@ comes from above is a dependency on what is above), and ``importlib.import_modul
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -213,6 +214,15 @@ def test_every_unit_of_the_layers_is_looked_at() -> None:
 
 def test_architecture_page_shows_these_layers() -> None:
     assert LAYERS in (ROOT / "docs" / "architecture.md").read_text().replace("\nscripts  experiments", "")
+
+
+def test_architecture_page_has_every_room_and_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {each.group(1) for each in re.finditer(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)}
+    assert rooms == PLACES.keys() - {"dpexp"}
+    named = set(re.findall(r"\b(?:dpexp|tests)/[\w/]+\.py\b", page))
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("module", LIGHT_MODULES)
