@@ -26,8 +26,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import PeerError, error_row
 from dpexp.distributed.launch import end_with_launcher, launch
-from dpexp.distributed.rank_errors import error_without_record, recorded_error
-from dpexp.distributed.rank_files import RankResult, write_result
+from dpexp.distributed.rank_results import RankResult, error_without_record, recorded_error, write_result
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World

@@ -10,7 +10,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.launch import end_launcher, end_with_launcher
-from dpexp.distributed.rank_files import Job, RankResult, first_rank_result, write_result
+from dpexp.distributed.rank_results import Job, RankResult, first_rank_result, write_result
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World

@@ -26,7 +26,7 @@ from typing import Any
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
-from dpexp.distributed.rank_files import RESULTS, Job, RankResult, read_results
+from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
 from dpexp.record.redact import redact

@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed import launch
-from dpexp.distributed.rank_files import RankResult
+from dpexp.distributed.rank_results import RankResult
 from dpexp.distributed.signals import Terminated
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")

@@ -1,17 +1,21 @@
-"""Job and RankResult: the files by which a launcher tells its ranks what to do, and they how they ended.
+"""Rank results: what a launcher gives its ranks to do, how they ended, and the error that it raises for them.
 
-The launcher judges a run by the results, never by the exit codes of the ranks: a teardown may fail.
+It judges a run by the results, never by the exit codes of the ranks: a teardown may fail.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpexp.distributed.faults import LostContact
+from dpexp.distributed.signals import Terminated
 from dpexp.record.journal.durable import write_atomically
+from dpexp.record.record import Record
 
 RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of these files; without it, no results
 JOB = "job.json"
@@ -66,3 +70,31 @@ def first_rank_result() -> RankResult | None:
     folder = os.environ.get(RESULTS)
     results = read_results(Path(folder)) if folder else []
     return results[0] if results and results[0].rank == 0 else None
+
+
+class RanksError(RuntimeError):
+    """The run failed in its ranks; the Record of the first rank has the reason."""
+
+
+def recorded_error(record: Record, fault: BaseException | None) -> BaseException | None:
+    """The error that ended a recorded run early; the launcher's own ``fault`` where that is its cause."""
+    if record.status == "finished":
+        return None
+    recorded: Mapping[str, str] = record.error or {}
+    message = recorded.get("message", f"the run is {record.status}")
+    kinds = {kind.__name__: kind for kind in (Terminated, KeyboardInterrupt, LostContact)}
+    error = kinds.get(recorded.get("type", ""), RanksError)(message)
+    return fault if isinstance(error, LostContact) and getattr(fault, "is_cause", False) else error
+
+
+def error_without_record(results: Sequence[RankResult], fault: BaseException | None) -> BaseException | None:
+    """The error of a host whose ranks do not include the first, or have no run yet; None if they finished.
+
+    A signal to this process is why its ranks ended, whatever they say.
+    """
+    if isinstance(fault, KeyboardInterrupt | Terminated):
+        return fault
+    for result in results:
+        if result.status != "finished":
+            return RanksError(result.message)
+    return fault if results or fault else RanksError("the ranks ended without a result")
