@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dpexp.commands import cli
+from dpexp.commands.app import run_app
 from dpexp.commands.run import app
 
 if __name__ == "__main__":
-    cli.main(app)
+    run_app(app)

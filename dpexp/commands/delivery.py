@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpexp.commands import cli
+from dpexp.commands.app import Exit
 from dpexp.commands.help_panels import OUTPUT
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
@@ -100,8 +100,8 @@ def check(
         typer.echo("\n".join([*map(_problem, rows), *total]))
     if failure:
         typer.echo(f"error: {failure}", err=True)
-        raise typer.Exit(cli.Exit.NOT_DELIVERED)
-    raise typer.Exit(cli.Exit.DONE if all(row["repaired"] for row in rows) else cli.Exit.FAILED)
+        raise typer.Exit(Exit.NOT_DELIVERED)
+    raise typer.Exit(Exit.DONE if all(row["repaired"] for row in rows) else Exit.FAILED)
 
 
 def _problem(row: dict[str, Any]) -> str:
@@ -124,7 +124,7 @@ def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool 
     except StoreError as error:
         typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
         is_complete = False
-    raise typer.Exit(cli.Exit.DONE if is_complete else cli.Exit.NOT_DELIVERED)
+    raise typer.Exit(Exit.DONE if is_complete else Exit.NOT_DELIVERED)
 
 
 def _deliver_lost() -> None:

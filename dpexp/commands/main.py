@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 
 from dpexp import __version__
-from dpexp.commands import cli, report, run, runs, sweep, ui
+from dpexp.commands import report, run, runs, sweep, ui
+from dpexp.commands.app import make_app, run_app
 from dpexp.commands.help_panels import epilog
 
-app = cli.app("How should this model be laid over these devices?", completion=True)
+app = make_app("How should this model be laid over these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
 app.command(epilog=epilog("sweep"), context_settings=sweep.SETTINGS)(sweep.sweep)
@@ -34,4 +35,4 @@ def options(
 
 def main() -> None:
     """Run the command line of this process."""
-    cli.main(app)
+    run_app(app)

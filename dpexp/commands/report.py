@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands import cli
+from dpexp.commands.app import Exit, make_app
 from dpexp.commands.help_panels import epilog
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
@@ -19,7 +19,7 @@ from dpexp.config.process import command, home, working_root
 if TYPE_CHECKING:
     from dpexp.report.compare.history import Related
 
-app = cli.app("Compare recorded runs; write or check the READMEs of experiments.")
+app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
 
 Runs = Annotated[
     list[str] | None,
@@ -113,7 +113,7 @@ def _write(names: list[str]) -> int:
         for path in ExperimentReadme(experiment.load(folder)).write():
             typer.echo(f"wrote {path}", err=True)
         index.write_index(folder.resolve().parent)
-    return cli.Exit.DONE
+    return Exit.DONE
 
 
 def _check(names: list[str]) -> int:
@@ -139,7 +139,7 @@ def _check(names: list[str]) -> int:
             )
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
-    return cli.Exit.FAILED if problems else cli.Exit.DONE
+    return Exit.FAILED if problems else Exit.DONE
 
 
 def folders(names: list[str]) -> list[Path]:

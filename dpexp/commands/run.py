@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from dpexp.commands import cli
+from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, print_error
+from dpexp.commands.config_options import check_environment, load_config, with_options
 from dpexp.commands.help_panels import OUTPUT, epilog, examples
 from dpexp.config.errors import startup_errors
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.record import Record
 
-app = cli.app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
+app = make_app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
 Config = Annotated[
     Path | None,
@@ -25,7 +26,7 @@ Config = Annotated[
         help="Read options from a TOML, JSON or YAML file.",
         metavar="FILE",
         is_eager=True,
-        callback=cli.load_config,
+        callback=load_config,
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -41,7 +42,7 @@ DryRun = Annotated[bool, _output("--dry-run", "Show devices, device map and batc
 Json = Annotated[bool, _output("--json", "Print one JSON document, the Record of a run, and nothing else.")]
 Full = Annotated[bool, _output("--full", "Print the complete summary, not ten lines of a section.")]
 Quiet = Annotated[bool, _output("--quiet", "No progress bar and no summary.")]
-Debug = Annotated[bool, _output(cli.DEBUG, "Show the traceback of an error.")]
+Debug = Annotated[bool, _output(DEBUG, "Show the traceback of an error.")]
 
 
 def _command(strategy: str) -> None:
@@ -55,20 +56,20 @@ def _command(strategy: str) -> None:
         debug: Debug = False,
         **values: Any,
     ) -> None:
-        del config_file, debug  # cli.load_config and cli.print_error use them
-        cli.check_environment()
+        del config_file, debug  # load_config and print_error use them
+        check_environment()
         config = RunConfig.from_dict({"strategy": strategy, **values}, where="")
         if print_config:
             typer.echo(json.dumps(config.to_dict(), indent=2))
             return
-        with cli.exit_on_error():
+        with exit_on_error():
             if dry_run:
                 _preview(config, as_json, full)
             else:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
     command.__doc__ = STRATEGY_OPTIONS[strategy].strategy.help
-    app.command(strategy, epilog=examples(strategy))(cli.with_options(command, strategy))
+    app.command(strategy, epilog=examples(strategy))(with_options(command, strategy))
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
@@ -112,7 +113,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     if outcome.error is not None:
         return _failed(outcome.error)
     is_delivered = delivery is None or delivery.complete
-    return cli.Exit.DONE if is_delivered or _would_restart() else cli.Exit.NOT_DELIVERED
+    return Exit.DONE if is_delivered or _would_restart() else Exit.NOT_DELIVERED
 
 
 def _would_restart() -> bool:
@@ -130,9 +131,9 @@ def _ended_without_record(error: BaseException | None) -> int:
     from dpexp.distributed.world import World
 
     if error is None:
-        return cli.Exit.DONE
+        return Exit.DONE
     if World.of() is None:
-        cli.print_error(error, "interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
+        print_error(error, "interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
     return _code(error)
 
 
@@ -140,7 +141,7 @@ def _failed(error: BaseException) -> int:
     """Print why the run ended early; return the exit code."""
     from dpexp.engine.diagnosis import explained
 
-    cli.print_error(error, explained(error))
+    print_error(error, explained(error))
     return _code(error)
 
 
@@ -149,8 +150,8 @@ def _code(error: BaseException) -> int:
     from dpexp.distributed.signals import Terminated
 
     if isinstance(error, KeyboardInterrupt):
-        return cli.Exit.INTERRUPTED
-    return cli.Exit.TERMINATED if isinstance(error, Terminated) else cli.Exit.FAILED
+        return Exit.INTERRUPTED
+    return Exit.TERMINATED if isinstance(error, Terminated) else Exit.FAILED
 
 
 @app.command(epilog=epilog("run models"))
@@ -167,12 +168,12 @@ def models(
     from dpexp.engine.printed_text import on_stderr
     from dpexp.report.render import listing
 
-    del debug  # cli.print_error uses it
+    del debug  # print_error uses it
     if not name:
         found = registry()
         typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
         return
-    with cli.exit_on_error(), startup_errors(), on_stderr():
+    with exit_on_error(), startup_errors(), on_stderr():
         modules = inventory(name, data)
     typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands import cli, delivery
+from dpexp.commands import delivery
+from dpexp.commands.app import Exit, make_app
 from dpexp.commands.delivery import Json, find_run, runs_folder
 from dpexp.commands.help_panels import OUTPUT, epilog
 from dpexp.config.errors import ConfigError, no_file
@@ -18,7 +19,7 @@ from dpexp.config.process import command, home
 if TYPE_CHECKING:
     pass
 
-app = cli.app("List and show recorded runs, deliver them to MLflow, and close those that died.")
+app = make_app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
 
@@ -128,7 +129,7 @@ def reproduce(
 
     result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats)
     typer.echo(terminal.text(reproduction.sections(result)))
-    raise typer.Exit(cli.Exit.DONE if result.is_reproduced else cli.Exit.FAILED)
+    raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 
 
 app.command(epilog=epilog("runs check"))(delivery.check)
@@ -148,6 +149,6 @@ def remove(
     summary = read_summary(folder)
     typer.echo(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
-        raise typer.Exit(cli.Exit.FAILED)
+        raise typer.Exit(Exit.FAILED)
     delete(folder)
     typer.echo(f"{folder.name}  removed")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands import cli
+from dpexp.commands.app import Exit, make_app
+from dpexp.commands.config_options import check_environment
 from dpexp.commands.help_panels import epilog
 from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dpexp.study.sweep.cell_run import CompletedRun
     from dpexp.study.sweep.sweep import Sweep, Way
 
-app = cli.app("Run every config of an experiment or of a grid, interleaved and repeated.")
+app = make_app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The options of ``run`` are unknown to this command: ``grid`` reads them."""
 
@@ -110,7 +111,7 @@ def sweep(
     """
     from dpexp.study.sweep import sweep as sweeps
 
-    cli.check_environment()
+    check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
     experiment = _experiment(words, repeat, own, elsewhere=on is not None)
     _refuse(experiment, publish, until_decided, on)
@@ -124,7 +125,7 @@ def sweep(
     show_results(current, track=track)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
-    raise typer.Exit(cli.Exit.FAILED if failed else cli.Exit.DONE)
+    raise typer.Exit(Exit.FAILED if failed else Exit.DONE)
 
 
 def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str | None) -> None:

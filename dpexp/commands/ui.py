@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from dpexp.commands import cli
+from dpexp.commands.app import Exit, make_app
 from dpexp.commands.help_panels import epilog
 from dpexp.config.process import UI_PORT, home
 
-app = cli.app("Show the recorded runs in the MLflow UI.")
+app = make_app("Show the recorded runs in the MLflow UI.")
 
 
 @app.command(epilog=epilog("ui"))
@@ -46,7 +46,7 @@ def ui(
             typer.echo("Press Ctrl-C to stop.", err=True)
     except (StoreError, ServerError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(cli.Exit.FAILED) from None
+        raise typer.Exit(Exit.FAILED) from None
 
 
 def _end(number: int, frame: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bad_values import VALUES, command_line, configs
 from command_lines import CommandLines
 
-from dpexp.commands import cli
+from dpexp.commands.config_options import read_config
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 
@@ -44,7 +44,7 @@ def test_every_value_in_a_file_is_taken_or_refused_in_a_short_message(suffix: st
                 path.write_text(json.dumps({key: value}), encoding="utf-8", errors="surrogatepass")
             except (TypeError, ValueError, RecursionError):
                 continue  # JSON has no such value
-            refusal(cli.read_config, path, "hybrid")
+            refusal(read_config, path, "hybrid")
 
 
 @pytest.mark.parametrize("name", ["config.toml", "config.json", "config.yaml"])
@@ -64,7 +64,7 @@ def test_every_value_in_a_file_is_taken_or_refused_in_a_short_message(suffix: st
 def test_nesting_and_keys_that_no_option_has_are_one_message(name: str, content: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(content)
-    assert refusal(cli.read_config, path, "single")
+    assert refusal(read_config, path, "single")
 
 
 def test_a_command_line_of_bad_values_ends_in_a_run_or_in_one_message(

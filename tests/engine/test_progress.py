@@ -23,11 +23,11 @@ with ProgressBar() as bar:
 
 COMMAND = """
 import os, sys
-from dpexp.commands import cli
+from dpexp.commands.app import run_app
 from dpexp.commands.run import app
 sys.argv = ["run.py", *os.environ["WORDS"].split()]
 try:
-    cli.main(app)
+    run_app(app)
 except SystemExit:
     pass
 """

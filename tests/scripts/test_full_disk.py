@@ -28,7 +28,7 @@ def call(*words):
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            runs.cli.main(runs.app)
+            runs.run_app(runs.app)
         except SystemExit as end:
             code = end.code
     return [words[0], code, out.getvalue().splitlines()]
