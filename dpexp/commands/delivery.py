@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpexp.commands.app import Exit
-from dpexp.commands.help_panels import OUTPUT
+from dpexp.commands.command_line.app import Exit
+from dpexp.commands.command_line.help_panels import OUTPUT
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 

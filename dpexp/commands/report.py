@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.app import Exit, make_app
-from dpexp.commands.help_panels import epilog
+from dpexp.commands.command_line.app import Exit, make_app
+from dpexp.commands.command_line.help_panels import epilog
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, print_error
-from dpexp.commands.config_options import check_environment, load_config, with_options
-from dpexp.commands.help_panels import OUTPUT, epilog, examples
+from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app, print_error
+from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
+from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
 from dpexp.config.errors import startup_errors
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS

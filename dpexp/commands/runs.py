@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpexp.commands import delivery
-from dpexp.commands.app import Exit, make_app
+from dpexp.commands.command_line.app import Exit, make_app
+from dpexp.commands.command_line.help_panels import OUTPUT, epilog
 from dpexp.commands.delivery import Json, find_run, runs_folder
-from dpexp.commands.help_panels import OUTPUT, epilog
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home
 

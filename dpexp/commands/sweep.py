@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.app import Exit, make_app
-from dpexp.commands.config_options import check_environment
-from dpexp.commands.help_panels import epilog
+from dpexp.commands.command_line.app import Exit, make_app
+from dpexp.commands.command_line.config_options import check_environment
+from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.process import home

@@ -13,9 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dpexp.commands import report, run, runs, sweep, ui
-from dpexp.commands.config_options import flags
-from dpexp.commands.help_panels import COMMANDS, PANELS, RANKS
-from dpexp.commands.help_panels import COMMANDS, PANELS, RANKS
+from dpexp.commands.command_line.config_options import flags
+from dpexp.commands.command_line.help_panels import COMMANDS, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS

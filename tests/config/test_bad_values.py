@@ -10,7 +10,7 @@ import pytest
 from bad_values import VALUES, command_line, configs
 from command_lines import CommandLines
 
-from dpexp.commands.config_options import read_config
+from dpexp.commands.command_line.config_options import read_config
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpexp.commands.help_panels import panel_of, panels
+from dpexp.commands.command_line.help_panels import panel_of, panels
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 from dpexp.config.factories.spec import Spec
 from dpexp.config.options import flag_name, option_fields, types_of

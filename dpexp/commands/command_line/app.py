@@ -14,8 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from dpexp.commands.config_options import flags
-from dpexp.commands.help_panels import OUTPUT
+from dpexp.commands.command_line.config_options import flags
+from dpexp.commands.command_line.help_panels import OUTPUT
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
