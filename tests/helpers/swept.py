@@ -7,15 +7,17 @@ from dpexp.study.experiment.experiment import Experiment, load
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Program
+from dpexp.study.experiment.experiment import Claim, Program
 from dpexp.study.experiment.figure_kinds import Bars
 QUESTION = "Does it?"
-RUNS = {
+RUNS = {{
     "quick": Program("program.py", ("quick",)),
-    "slow": Program("program.py", ("slow",)),
+    "{waits}": Program("program.py", ("{waits}",)),
     "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),
-}
-CLAIMS, ANSWER, COLUMNS, FIGURE, REPEATS = [], "Yes.", ("step_ms",), Bars("", "step_ms", {}), 2
+}}
+CLAIMS = [Claim("It is quick.", "step_ms", "quick", "<", 5.0)]
+ANSWER, COLUMNS = "It takes {{value step_ms quick}}.", ("step_ms",)
+FIGURE, REPEATS = Bars("", "step_ms", {{}}), 2
 """
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -25,7 +27,9 @@ from dpexp.record.record import Record, new_run_id
 here, name = pathlib.Path(__file__).parent, sys.argv[1]
 with open(here / "started", "a") as file:
     file.write(name + chr(10))
-while name == "slow" and not (here / "mended").exists():
+while name in ("slow", "fragile") and not (here / "mended").exists():
+    if name == "fragile":
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.05)
 record = Record(run_id=new_run_id(), name=name, status="finished", parent=os.environ["DPEXP_PARENT"])
 record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
@@ -34,10 +38,13 @@ print(record.to_json())
 """
 
 
-def experiment(folder: Path) -> Experiment:
-    """Cells ``quick`` and ``slow``, which waits for the file «mended», in two rounds, and ``single``."""
+def experiment(folder: Path, waits: str = "slow") -> Experiment:
+    """Cells ``quick``, ``single``, and one that until the file «mended» exists is ``slow`` or ``fragile``.
+
+    In two rounds; ``fragile`` is killed.
+    """
     folder.mkdir()
-    (folder / "config.py").write_text(CONFIG)
+    (folder / "config.py").write_text(CONFIG.format(waits=waits))
     (folder / "program.py").write_text(PROGRAM % str(ROOT))
     return load(folder)
 

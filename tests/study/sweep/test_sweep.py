@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import swept
 from command_lines import ROOT, script
 from record_factory import whole
 
@@ -26,40 +27,11 @@ from dpexp.study.sweep.sweep import Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 
-CONFIG = """
-from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Program
-from dpexp.study.experiment.figure_kinds import Bars
-QUESTION = "Does it?"
-RUNS = {
-    "single": RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False),
-    "quick": Program("program.py", ("quick",)),
-    "fragile": Program("program.py", ("fragile",)),
-}
-CLAIMS = [Claim("It is quick.", "step_ms", "quick", "<", 5.0)]
-ANSWER, COLUMNS, FIGURE, REPEATS = "It takes {value step_ms quick}.", ("step_ms",), Bars("", "step_ms", {}), 2
-"""
-PROGRAM = """
-import os, pathlib, signal, sys
-sys.path.insert(0, %r)
-from dpexp.record.record import Record, new_run_id
-if sys.argv[1] == "fragile" and not pathlib.Path(__file__).with_name("mended").exists():
-    os.kill(os.getpid(), signal.SIGKILL)
-record = Record(run_id=new_run_id(), name=sys.argv[1], status="finished", parent=os.environ["DPEXP_PARENT"])
-record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
-summarize(record)
-print(record.to_json())
-"""
-
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     """An experiment of three cells and two rounds; one cell is killed until the file «mended» exists."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.py").write_text(CONFIG)
-    (folder / "program.py").write_text(PROGRAM % str(ROOT))
-    return load(folder)
+    return swept.experiment(tmp_path / "small", "fragile")
 
 
 def test_every_round_runs_every_cell_once_in_its_own_order() -> None:
