@@ -26,7 +26,7 @@ from dpexp.record.journal.journal import Journal
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import PlannedRun, measured_runs
 from dpexp.study.sweep import jobs, slurm_executor
-from dpexp.study.sweep.cell_run import CompletedRun
+from dpexp.study.sweep.cell_run import CompletedRun, _resumed
 from dpexp.study.sweep.sweep import Sweep
 from dpexp.study.sweep.sweep_journal import NotStartedError
 
@@ -176,10 +176,10 @@ def test_an_interrupted_run_with_a_snapshot_is_continued(
         with Journal(dpexp_home / "runs", run_id) as journal:
             journal.set(name="ddp.r1", parent=parent, status=status)
         (dpexp_home / "snapshots" / run_id).mkdir(parents=True)
-    assert sweep._resumed(config).to_dict()["resume"] == "cc"
+    assert _resumed(config, sweep.folder).to_dict()["resume"] == "cc"
     other = RunConfig.from_dict(config.to_dict() | {"run_name": "ddp.r2"}, where="")
-    assert sweep._resumed(other).to_dict()["resume"] == ""
-    recorded = sweep._resumed(config).to_dict()
+    assert _resumed(other, sweep.folder).to_dict()["resume"] == ""
+    recorded = _resumed(config, sweep.folder).to_dict()
     with_ddp = Experiment(**vars(experiment) | {"runs": {"ddp": config}})
     assert with_ddp.changed_fields("ddp", recorded) == [], "it is the same run"
 
