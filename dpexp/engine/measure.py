@@ -226,15 +226,14 @@ class Measurement:
         """
         if not self._group.members:
             return
-        ends = 0, self.prepared.batches_per_epoch - 1
-        batches = [next(self.prepared.local_batches(0, first=number)) for number in ends]
-        self.trainer.step(batches[0])  # after an evaluation FSDP2 gathers some parameters twice
-        counted: dict[int, list[Row]] = {}
-        for batch in batches:
-            if batch.global_rows not in counted:
+        ends, counted = (0, self.prepared.batches_per_epoch - 1), list[Row]()
+        full, last = (next(self.prepared.local_batches(0, first=number)) for number in ends)
+        self.trainer.step(full)  # after an evaluation FSDP2 gathers some parameters twice
+        for number, batch in zip(ends, (full, last), strict=True):
+            if batch is full or batch.global_rows < full.global_rows:
                 with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
                     self.trainer.step(batch)
-                counted[batch.global_rows] = [{"rows": batch.global_rows, **row} for row in count.rows()]
-        by_rank = self._group.all_gather([row for rows in counted.values() for row in rows])
+                counted += [{"batch": number, **row} for row in count.rows()]
+        by_rank = self._group.all_gather(counted)
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})

@@ -77,8 +77,10 @@ class MemoryUse(TypedDict):
 
 
 class Collective(TypedDict):
+    """What a rank sent in a step of a batch of an epoch; ``to`` is the rank that a piece is for."""
+
     rank: int
-    rows: NotRequired[int]
+    batch: NotRequired[int]
     what: str
     phase: NotRequired[str]
     backward: bool

@@ -43,7 +43,7 @@ def moves(record: Record, group: Batches, is_largest: bool) -> list[Move]:
     if not record.devices.get("ranks"):
         found += between_replicas(record, group, trains)
     else:
-        found += _between_ranks(record, group.rows, is_largest)
+        found += _between_ranks(record, group, is_largest)
     return [move for move in found if move.source != move.target and move.bytes > 0]
 
 
@@ -55,17 +55,14 @@ def by_phase(moves: Iterable[Move]) -> dict[str, int]:
     return found
 
 
-def _between_ranks(record: Record, rows: int, is_largest: bool) -> Iterator[Move]:
+def _between_ranks(record: Record, group: Batches, is_largest: bool) -> Iterator[Move]:
     """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
 
     Older Records have those of the largest batch.
     """
     ring = [rank["device"] for rank in record.devices["ranks"]]
     counted = record.summary["collectives"]
-    sizes = {row["rows"] for row in counted if "rows" in row}
-    if sizes and rows not in sizes:  # the shapes are those of one rank of a user's layout
-        rows = max(sizes) if is_largest else min(sizes)
-    for row in (row for row in counted if row.get("rows") == rows or (is_largest and "rows" not in row)):
+    for row in (row for row in counted if (row["batch"] in group.numbers if "batch" in row else is_largest)):
         target = row.get("to", (row["rank"] + 1) % len(ring))
         if row["rank"] < len(ring) and target < len(ring):
             ends = ring[row["rank"]], ring[target]

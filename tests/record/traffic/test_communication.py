@@ -305,17 +305,9 @@ def test_records_have_the_bytes_that_were_observed() -> None:
 
 
 COUNTED = [
-    {"rank": 0, "rows": 30, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 48},
-    {"rank": 0, "rows": 10, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 16},
-    {
-        "rank": 1,
-        "what": "all-to-all",
-        "rows": 30,
-        "phase": "all_to_all_ids",
-        "backward": False,
-        "to": 0,
-        "bytes": 8,
-    },
+    {"rank": 0, "batch": 0, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 48},
+    {"rank": 0, "batch": 3, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 16},
+    {"rank": 1, "batch": 0, "what": "all-to-all", "phase": "ids", "backward": False, "to": 0, "bytes": 8},
     {"rank": 2, "what": "broadcast", "backward": False, "bytes": 6},  # of an older run
 ]
 
@@ -334,7 +326,7 @@ def test_collectives_belong_to_the_phase_that_they_ran_in() -> None:
     sent = [(move.name, move.phase, move.source, move.target, move.bytes) for move in view.moves]
     assert sent == [
         ("all-reduce backward", "allreduce", "cpu:0", "cpu:1", 48),
-        ("all-to-all", "all_to_all_ids", "cpu:1", "cpu:0", 8),
+        ("all-to-all", "ids", "cpu:1", "cpu:0", 8),
         ("broadcast", "forward", "cpu:2", "cpu:0", 6),
     ]
     assert view.bytes_moved == {"forward": 14, "backward": 48}
