@@ -14,7 +14,6 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.parallel import chunk_sizes
@@ -33,14 +32,14 @@ def check_not_wrapped(model: nn.Module) -> None:
         )
 
 
-def check_model(model: nn.Module, config: RunConfig) -> None:
-    """Raises ConfigError for a model that lays itself out, cannot be trained, or cannot be copied."""
+def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
+    """Raises ConfigError for a model that lays itself out, or cannot be trained or copied."""
     _check_no_data_parallel(model)
     parameters = list(model.parameters())
-    if not config.eval and not any(parameter.requires_grad for parameter in parameters):
+    if trains and not any(parameter.requires_grad for parameter in parameters):
         found = f"{len(parameters)} parameters, all of them frozen" if parameters else "no parameters"
         raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
-    if config.check:
+    if copies:
         try:
             check_copyable(model)
         except Exception as error:
@@ -62,11 +61,11 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     )
 
 
-def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, dp_size: int) -> None:
-    """Raises ConfigError where SyncBatchNorm would count the stand-in of a rank without rows."""
+def check_sync_batch_norm(model: nn.Module, batch_size: int, samples: int, dp_size: int) -> None:
+    """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows."""
     names = synchronized(model)
-    sizes = {min(config.batch_size, samples), samples % config.batch_size} - {0}
-    for rows in sorted(sizes) if names and not config.eval else ():
+    sizes = {min(batch_size, samples), samples % batch_size} - {0}
+    for rows in sorted(sizes) if names else ():
         used = len(chunk_sizes(rows, dp_size))
         if used < dp_size:
             raise ConfigError(
@@ -75,22 +74,25 @@ def check_sync_batch_norm(model: nn.Module, config: RunConfig, samples: int, dp_
             )
 
 
-def try_one_batch(model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy) -> str:
+def try_one_batch(
+    model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy, *, trains: bool, autocast: str
+) -> str:
     """Run one batch through model and loss on the host, and restore buffers and random state.
 
+    ``autocast`` is the dtype of mixed precision, empty for none.
     Returns a note if the forward changes attributes, which replicas lose. Raises ConfigError.
     """
     before = _attributes(model)
-    needs_gradients = strategy.needs.gradients and not strategy.config.eval
+    needs_gradients = strategy.needs.gradients and trains
     with preserved(model), without_ranks(model), torch.set_grad_enabled(needs_gradients):
         with (
-            devices.autocast(devices.HOST, strategy.config.autocast),
+            devices.autocast(devices.HOST, autocast),
             misfit_as_config_error(model),
             strategy.trying(model, batch.inputs),
         ):
             outputs = model(*batch.inputs)
         after = _attributes(model)
-        with devices.autocast(devices.HOST, strategy.config.autocast):
+        with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)
         if needs_gradients and loss.requires_grad:
             trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}

@@ -148,15 +148,16 @@ def prepare(
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)
     strategy.prepare(model, selection.used)
-    check_model(model, config)
-    check_sync_batch_norm(model, config, dataset.samples, group.dp_size)
+    check_model(model, trains=not config.eval, copies=config.check)
     if not config.eval:
+        check_sync_batch_norm(model, config.batch_size, dataset.samples, group.dp_size)
         check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
     if one_batch:
-        notes = source.note, try_one_batch(model, dataset, next(prepared.batches(0)), strategy)
-        prepared.note = "; ".join(filter(None, notes))
+        first, trains = next(prepared.batches(0)), not config.eval
+        note = try_one_batch(model, dataset, first, strategy, trains=trains, autocast=config.autocast)
+        prepared.note = "; ".join(filter(None, (source.note, note)))
     return prepared
 
 

@@ -88,7 +88,13 @@ class Hybrid(Replicating):
                 table.sparse = options.sparse
             host_tables += tables(module)
         if options.table_file:
-            check_table_file(self.config, self.group, host_tables)
+            check_table_file(
+                options.table_file,
+                host_tables,
+                has_ranks=bool(self.group.members),
+                dtype=self.config.dtype,
+                has_dense_gradients=not (options.sparse or self.config.eval),
+            )
             self._mapped.settle(model, host_tables)
 
     def building(self) -> AbstractContextManager[object]:

@@ -27,9 +27,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.run_config import RunConfig
-from dpexp.config.strategies.hybrid import HybridOptions
-from dpexp.distributed.process_group import ProcessGroup
 
 LARGE = 1 << 20
 """Numbers from which on a matrix is made in a file; smaller tables are copied to one."""
@@ -118,18 +115,18 @@ class MappedTables(TorchFunctionMode):
         return tensor
 
 
-def check_table_file(config: RunConfig, group: ProcessGroup, tables: Collection[nn.Module]) -> None:
+def check_table_file(
+    folder: str, tables: Collection[nn.Module], *, has_ranks: bool, dtype: str, has_dense_gradients: bool
+) -> None:
     """Raises ConfigError where ``--table-file`` has no tables to keep, or a run would need them in memory."""
-    options = config.options
-    assert isinstance(options, HybridOptions)
-    flag = f"--table-file {options.table_file}"
+    flag = f"--table-file {folder}"
     if not tables:
         raise ConfigError(f"{flag}: the host modules have no embedding; name with --host one that has")
-    if group.members:
+    if has_ranks:
         raise ConfigError(f"{flag} is for a run of one process; ranks split tables with --shard-embedding")
-    if config.dtype != "float32":
-        raise ConfigError(f"{flag} keeps tables as float32, found --dtype {config.dtype}")
-    if not (options.sparse or config.eval):
+    if dtype != "float32":
+        raise ConfigError(f"{flag} keeps tables as float32, found --dtype {dtype}")
+    if has_dense_gradients:
         raise ConfigError(f"{flag}: a dense gradient takes as much memory as its table; give --sparse")
 
 

@@ -55,7 +55,7 @@ class Replicating(Strategy):
     """Base of the strategies that use DataParallel or its primitives."""
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
-        uses_torch(self.config, devices)  # raises ConfigError where --backend does not know the devices
+        uses_torch(self.config.backend, devices)  # raises ConfigError where it does not know the devices
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def data_parallel_module(
     wrapper: _Timed
     output = output or (devices[0] if devices else HOST)
     gathers_on = output if devices else None
-    if uses_torch(config, devices):
+    if uses_torch(config.backend, devices):
         wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
     else:
         wrapper = PortableDataParallel(module, list(devices), gathers_on)
@@ -163,17 +163,17 @@ def output_device(options: DataParallelOptions, devices: Devices) -> torch.devic
     return known[name]
 
 
-def uses_torch(config: RunConfig, devices: Devices) -> bool:
+def uses_torch(backend: str, devices: Devices) -> bool:
     """True if ``torch.nn.parallel`` computes: on accelerators, unless ``--backend portable``.
 
     Raises ConfigError for ``--backend torch`` on devices that torch.nn.parallel does not know.
     """
     foreign = [str(device) for device in devices if is_virtual(device) or device.type != "cuda"]
-    if config.backend == "torch" and foreign:
+    if backend == "torch" and foreign:
         raise ConfigError(
             f"--backend torch: torch.nn.parallel works on CUDA devices, not on {', '.join(foreign)}; "
             "--backend portable does"
         )
     # Given no device, nn.DataParallel takes every accelerator of the machine.
     takes_accelerators = not devices and bool(accelerators())
-    return config.backend != "portable" and not foreign and not takes_accelerators
+    return backend != "portable" and not foreign and not takes_accelerators

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from dpexp import parallel
-from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs
@@ -39,7 +38,8 @@ class Functional(Replicating):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
-        module = DataParallelCall(place(model, first), devices, self.config, timer, output)
+        library = nn.parallel if uses_torch(self.config.backend, devices) else parallel
+        module = DataParallelCall(place(model, first), devices, library, timer, output, self.config.autocast)
         used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
         return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
 
@@ -47,19 +47,26 @@ class Functional(Replicating):
 class DataParallelCall(Wrapper):
     """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
 
-    The rows of the inputs are split over the devices. The module is on the first.
+    The rows of the inputs are split over the devices. The module is on the first. ``library`` has the
+    primitives, ``autocast`` is the dtype of mixed precision.
     """
 
     def __init__(
-        self, module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device
+        self,
+        module: nn.Module,
+        devices: Devices,
+        library: Any,
+        timer: Timer,
+        output: torch.device,
+        autocast: str,
     ) -> None:
         super().__init__()
         self.module = module
         self.replica_devices = tuple(devices)
         self.output = output
-        self.library = nn.parallel if uses_torch(config, devices) else parallel
+        self.library = library
         self.timer = timer
-        self.dtype = config.autocast
+        self.dtype = autocast
 
     def forward(self, *inputs: Any) -> Any:
         devices, library, phase = self.replica_devices, self.library, self.timer.phase
