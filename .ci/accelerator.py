@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import dpexp
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record
-from dpexp.study.experiment.experiment import Experiment, load
+from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.sweep.sweep import Sweep, plan_runs
 
 QUICK: dict[str, Any] = {"steps": 20, "warmup": 5, "phase_steps": 5, "track": False}
@@ -141,7 +141,8 @@ class Check:
         """One round of each experiment whose cells fit one device, published to OUT/experiments."""
         for name in EXPERIMENTS:
             self.attempt(
-                f"experiment {name}", lambda name=name: self._experiment(load(ROOT / "experiments" / name))
+                f"experiment {name}",
+                lambda name=name: self._experiment(load_experiment(ROOT / "experiments" / name)),
             )
 
     def _experiment(self, experiment: Experiment) -> str:

@@ -26,7 +26,7 @@ from dpexp.config.run_config import MAX_VIRTUAL
 HOST = torch.device("cpu")
 _LABEL = "_dpexp_device"
 
-M = TypeVar("M", bound=nn.Module)
+_M = TypeVar("_M", bound=nn.Module)
 
 
 class _ThreadState(threading.local):
@@ -111,7 +111,7 @@ def prediction() -> Iterator[None]:
 # --- the device of modules and tensors -----------------------------------------------------------
 
 
-def place(module: M, device: torch.device) -> M:
+def place(module: _M, device: torch.device) -> _M:
     """Move the module to the device, in place, and label each submodule with it. Returns the module."""
     if _thread.predicts:
         _replace_fake_tensors(module, device)

@@ -14,7 +14,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 
 if TYPE_CHECKING:
-    from dpexp.tracking.delivery.sync import Result
+    from dpexp.tracking.delivery.sync import DeliveryResult
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)]
 
@@ -159,7 +159,7 @@ def _folders(name: str) -> list[Path]:
     return [import_journal(journal, runs_folder()) for journal in found]
 
 
-def _print(result: Result) -> None:
+def _print(result: DeliveryResult) -> None:
     """One line; on stderr where something is wrong."""
     from dpexp.tracking.delivery.sync import SKIPPED
 

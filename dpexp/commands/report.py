@@ -36,7 +36,7 @@ Out = Annotated[
         "--out", help="Write report.md, report.html and their figures to this folder.", metavar="DIR"
     ),
 ]
-Check = Annotated[
+_Check = Annotated[
     bool,
     typer.Option(
         "--check",
@@ -44,7 +44,7 @@ Check = Annotated[
         "or a config differs from what the committed Records give.",
     ),
 ]
-Json = Annotated[
+_Json = Annotated[
     bool, typer.Option("--json", help="Print the comparison as one JSON document, and nothing else.")
 ]
 Csv = Annotated[
@@ -54,7 +54,7 @@ Csv = Annotated[
 
 @app.command(epilog=epilog("report"))
 def report(
-    runs: Runs = None, out: Out = None, check: Check = False, as_json: Json = False, as_csv: Csv = False
+    runs: Runs = None, out: Out = None, check: _Check = False, as_json: _Json = False, as_csv: Csv = False
 ) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
@@ -75,16 +75,18 @@ def report(
     for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
         typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
-        typer.echo(rows.to_json(compared))
+        typer.echo(rows.comparison_json(compared))
     elif as_csv:
         typer.echo(rows.to_csv(compared), nl=False)
     else:
         listed = [others(remaining, command("report"))] if remaining else []
-        typer.echo(terminal.text([*tables.sections(compared), *listed], piped=terminal.WIDE))
+        typer.echo(
+            terminal.terminal_text([*tables.comparison_sections(compared), *listed], piped=terminal.WIDE)
+        )
     if out is not None:
-        from dpexp.report.compare.files import write
+        from dpexp.report.compare.files import write_comparison
 
-        for path in write(compared, out):
+        for path in write_comparison(compared, out):
             typer.echo(f"wrote {path}", err=True)
 
 
@@ -93,7 +95,7 @@ def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str
     from dpexp.record.runs.index import folders as all_folders
     from dpexp.report.compare.history import history, is_sweep
 
-    named = folders(names)
+    named = _folders(names)
     if names and len(named) > 1 and not any(map(is_sweep, named)):
         return named, [], []
     found = history(all_folders(home() / "runs"))
@@ -110,7 +112,7 @@ def _write(names: list[str]) -> int:
     from dpexp.study.experiment.readme import ExperimentReadme
 
     for folder in map(Path, names):
-        for path in ExperimentReadme(experiment.load(folder)).write():
+        for path in ExperimentReadme(experiment.load_experiment(folder)).write():
             typer.echo(f"wrote {path}", err=True)
         index.write_index(folder.resolve().parent)
     return Exit.DONE
@@ -126,7 +128,7 @@ def _check(names: list[str]) -> int:
     checked = [Path(name) for name in names] or every
     problems = []
     for folder in checked:
-        readme = ExperimentReadme(experiment.load(folder))
+        readme = ExperimentReadme(experiment.load_experiment(folder))
         found = [*committed_problems(readme), *build_problems(readme)]
         name = readme.experiment.name
         typer.echo(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
@@ -142,7 +144,7 @@ def _check(names: list[str]) -> int:
     return Exit.FAILED if problems else Exit.DONE
 
 
-def folders(names: list[str]) -> list[Path]:
+def _folders(names: list[str]) -> list[Path]:
     """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
     from dpexp.record.runs import index
 

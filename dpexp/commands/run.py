@@ -38,8 +38,8 @@ def _output(name: str, help: str) -> Any:
 
 
 PrintConfig = Annotated[bool, _output("--print-config", "Print the complete config as JSON and stop.")]
-DryRun = Annotated[bool, _output("--dry-run", "Show devices, device map and batch split without a run.")]
-Json = Annotated[bool, _output("--json", "Print one JSON document, the Record of a run, and nothing else.")]
+_DryRun = Annotated[bool, _output("--dry-run", "Show devices, device map and batch split without a run.")]
+_Json = Annotated[bool, _output("--json", "Print one JSON document, the Record of a run, and nothing else.")]
 Full = Annotated[bool, _output("--full", "Print the complete summary, not ten lines of a section.")]
 Quiet = Annotated[bool, _output("--quiet", "No progress bar and no summary.")]
 Debug = Annotated[bool, _output(DEBUG, "Show the traceback of an error.")]
@@ -49,8 +49,8 @@ def _command(strategy: str) -> None:
     def command(
         config_file: Config = None,
         print_config: PrintConfig = False,
-        dry_run: DryRun = False,
-        as_json: Json = False,
+        dry_run: _DryRun = False,
+        as_json: _Json = False,
         full: Full = False,
         quiet: Quiet = False,
         debug: Debug = False,
@@ -82,7 +82,11 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
         from dpexp.engine.dry_run import dry_run
 
         planned = dry_run(config)
-    shown = json.dumps(planned, indent=1) if as_json else terminal.text(plan.sections(planned, full=full))
+    shown = (
+        json.dumps(planned, indent=1)
+        if as_json
+        else terminal.terminal_text(plan.plan_sections(planned, full=full))
+    )
     typer.echo(shown)
 
 
@@ -160,7 +164,7 @@ def models(
     data: Annotated[
         str, typer.Option("--data", help="Data, as for a strategy.", metavar="SOURCE")
     ] = "random",
-    as_json: Json = False,
+    as_json: _Json = False,
     debug: Debug = False,
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
@@ -171,11 +175,11 @@ def models(
     del debug  # print_error uses it
     if not name:
         found = registry()
-        typer.echo(json.dumps(found, indent=1) if as_json else listing.models(found))
+        typer.echo(json.dumps(found, indent=1) if as_json else listing.models_text(found))
         return
     with exit_on_error(), startup_errors(), on_stderr():
         modules = inventory(name, data)
-    typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory(modules))
+    typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory_text(modules))
 
 
 for name in STRATEGY_OPTIONS:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = make_app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
 
 
 @app.command("list", epilog=epilog("runs list"))
@@ -67,7 +67,7 @@ def list_(
 
 @app.command(epilog=epilog("runs show"))
 def show(
-    run: Run,
+    run: _Run,
     as_json: Json = False,
     full: Annotated[
         bool, typer.Option("--full", help="Show the complete summary.", rich_help_panel=OUTPUT)
@@ -128,7 +128,7 @@ def reproduce(
         typer.echo(f"warning: {message}", err=True)
 
     result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats)
-    typer.echo(terminal.text(reproduction.sections(result)))
+    typer.echo(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 
 
@@ -137,11 +137,11 @@ app.command(epilog=epilog("runs check"))(delivery.check)
 
 @app.command(epilog=epilog("runs remove"))
 def remove(
-    run: Run,
+    run: _Run,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.runs.index import delete, read_summary
+    from dpexp.record.runs.index import read_summary
     from dpexp.report.render import run_list
     from dpexp.tracking.delivery.ledger import delivered
 
@@ -150,5 +150,5 @@ def remove(
     typer.echo(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
         raise typer.Exit(Exit.FAILED)
-    delete(folder)
+    delete_run(folder)
     typer.echo(f"{folder.name}  removed")

@@ -44,7 +44,9 @@ Only = Annotated[
     str, typer.Option("--only", help="Only cells of this name or pattern, and single.", metavar="PATTERN")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the newest sweep: run only what is missing.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the runs in their order without running them.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the runs in their order without running them.")
+]
 Publish = Annotated[
     bool, typer.Option("--publish", help="Replace the committed Records of the experiment by the new ones.")
 ]
@@ -94,7 +96,7 @@ def sweep(
     repeat: Repeat = None,
     only: Only = "",
     resume: Resume = False,
-    dry_run: DryRun = False,
+    dry_run: _DryRun = False,
     publish: Publish = False,
     track: Track = True,
     order_seed: Order = 0,
@@ -158,7 +160,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
             hint = f"{folder / 'config.py'} has the options of an experiment"
             others = [flag for flag in own if flag != "--repeat"]
             raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], others)}")
-        return experiments.load(folder)
+        return experiments.load_experiment(folder)
     parsed = grid.parse(words, own, repeat or 5, planned=elsewhere)
     for reason in parsed.left_out:
         typer.echo(f"left out: {reason}", err=True)

@@ -43,7 +43,7 @@ def _verdicts(current: Sweep) -> str:
     from dpexp.report.render import terminal
     from dpexp.study.experiment import claims
 
-    return terminal.text(claims.sections(current.experiment, current.records))
+    return terminal.terminal_text(claims.claim_sections(current.experiment, current.records))
 
 
 def _decided(current: Sweep) -> str:
@@ -63,6 +63,6 @@ def _comparison(current: Sweep) -> str:
 
     _, *runs = current.run_folders()
     compared = compare(runs)
-    page, *_ = files.write(compared, current.folder / COMPARISON)
+    page, *_ = files.write_comparison(compared, current.folder / COMPARISON)
     written = f"this comparison, with its figures: {page.parent}"
-    return f"{terminal.text(tables.sections(compared), piped=terminal.WIDE)}\n{written}"
+    return f"{terminal.terminal_text(tables.comparison_sections(compared), piped=terminal.WIDE)}\n{written}"

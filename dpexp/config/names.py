@@ -9,7 +9,7 @@ _MAX_FOLDER = 80
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def problem(name: str) -> str:
+def name_problem(name: str) -> str:
     """What a name must do and does not, as «have at most 250 characters»; empty for a good name."""
     if len(name) > MAX_NAME:
         return f"have at most {MAX_NAME} characters, it has {len(name)}"
@@ -25,7 +25,9 @@ def fitted(name: object, default: str) -> str:
     text = str(name)
     if not text:
         return default
-    return text if not problem(text) else _marked(_UNPRINTABLE.sub("_", text).strip(" ."), text, MAX_NAME)
+    return (
+        text if not name_problem(text) else _marked(_UNPRINTABLE.sub("_", text).strip(" ."), text, MAX_NAME)
+    )
 
 
 def folder_name(name: str) -> str:

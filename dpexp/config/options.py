@@ -48,7 +48,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-MAX_TEXT = 5000
+_MAX_TEXT = 5000
 """Characters of a text: no path of the file system is longer, nor any list of options that someone writes."""
 
 control_option = functools.partial(option, role="control")
@@ -132,8 +132,8 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     """What a value of the right type must be and is not; empty if it is."""
     low, high, choices = limits["min"], limits["max"], limits["choices"]
     texts = value if isinstance(value, list) else (value,) if isinstance(value, str) else ()
-    if any(len(text) > MAX_TEXT for text in texts):
-        return f"have at most {MAX_TEXT} characters"
+    if any(len(text) > _MAX_TEXT for text in texts):
+        return f"have at most {_MAX_TEXT} characters"
     if choices and value not in choices:
         return f"be one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
     if isinstance(value, float) and not math.isfinite(value):
@@ -143,7 +143,7 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     if high is not None and value > high:
         return f"be at most {high:.0f}"
     if limits["is_name"] and value:
-        return names.problem(value)
+        return names.name_problem(value)
     return "name at least one" if value == [] else ""
 
 

@@ -175,10 +175,10 @@ class RunConfig:
 
     def digest(self) -> str:
         """SHA-256 of ``to_dict``: see ``digest``."""
-        return digest(self.to_dict())
+        return config_digest(self.to_dict())
 
 
-def digest(config: Mapping[str, Any]) -> str:
+def config_digest(config: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical JSON of a config."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

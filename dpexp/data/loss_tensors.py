@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpexp import tensors
 
-Loss = Callable[..., Any]
+_Loss = Callable[..., Any]
 
 
 class LossTensors:
@@ -20,11 +20,11 @@ class LossTensors:
     by itself, the tensors keep their type.
     """
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: _Loss) -> None:
         self._loss = loss
-        self._copies: dict[tuple[type[Tensor], torch.device, torch.dtype | None], Loss] = {}
+        self._copies: dict[tuple[type[Tensor], torch.device, torch.dtype | None], _Loss] = {}
 
-    def beside(self, outputs: Any) -> Loss:
+    def beside(self, outputs: Any) -> _Loss:
         """The loss to call with these outputs; a copy is made once."""
         if not isinstance(self._loss, nn.Module | partial):
             return self._loss

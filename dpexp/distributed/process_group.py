@@ -20,7 +20,7 @@ from dpexp.distributed.world import Member
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class ProcessGroup:
@@ -63,7 +63,7 @@ class ProcessGroup:
         """The value of every rank, by rank, on every rank."""
         return [value]
 
-    def one_of_each_dp_rank(self, by_rank: Sequence[T]) -> list[T]:
+    def one_of_each_dp_rank(self, by_rank: Sequence[_T]) -> list[_T]:
         """Of the values of all ranks those of the first of each ``dp_rank``, which have every row once."""
         return [by_rank[ranks[0]] for ranks in self.mesh.ranks_by_dp_rank]
 

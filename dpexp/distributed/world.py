@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dpexp.config.errors import ConfigError
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class World:
         """
         if "RANK" not in environ and "WORLD_SIZE" not in environ:
             return None
-        missing = [name for name in VARIABLES if not environ.get(name)]
+        missing = [name for name in _VARIABLES if not environ.get(name)]
         if missing:
             raise ConfigError(
                 f"RANK or WORLD_SIZE is set, but not {', '.join(missing)}: start the ranks with "
                 "torchrun, or unset RANK and WORLD_SIZE"
             )
-        rank, size, local_rank, local_size = (_whole_number(name, environ[name]) for name in VARIABLES[:4])
+        rank, size, local_rank, local_size = (_whole_number(name, environ[name]) for name in _VARIABLES[:4])
         if not (local_rank < local_size <= size and rank < size):
-            found = ", ".join(f"{name}={environ[name]}" for name in VARIABLES[:4])
+            found = ", ".join(f"{name}={environ[name]}" for name in _VARIABLES[:4])
             raise ConfigError(f"the world does not add up: {found}; ranks count from 0")
         port = _whole_number("MASTER_PORT", environ["MASTER_PORT"])
         restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dpexp import devices
-from dpexp.config.run_config import digest
+from dpexp.config.run_config import config_digest
 from dpexp.data.batch import Batch
 from dpexp.data.registry import SOURCES
 from dpexp.distributed.world import Member
@@ -18,7 +18,7 @@ from dpexp.record.redact import Verbatim
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import Optimizers
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def run_facts(prepared: Prepared) -> Row:
@@ -36,7 +36,7 @@ def run_facts(prepared: Prepared) -> Row:
         "status": "running",
         "started": now(),
         "config": recorded,
-        "config_digest": digest(recorded),
+        "config_digest": config_digest(recorded),
         "files": files,
         "environment": environment() | torch_environment() | directory(files),
         "data": {
@@ -59,7 +59,7 @@ class Observations:
         if group.members:
             self._names = _labels(group.all_gather(devices.label(used[0])), group.members)
 
-    def _merged(self, merge_ranks: Callable[[list[T], list[str]], T], value: T) -> T:
+    def _merged(self, merge_ranks: Callable[[list[_T], list[str]], _T], value: _T) -> _T:
         """The values of all ranks as one, if there is a process group."""
         return merge_ranks(self._prepared.group.all_gather(value), self._names) if self._names else value
 

@@ -21,7 +21,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
-from dpexp.measurement.live_storages import size as size_of
+from dpexp.measurement.live_storages import storage_size as size_of
 from dpexp.record.record import Row
 
 WHAT: Mapping[str, tuple[str, int]] = {

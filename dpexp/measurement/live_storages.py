@@ -196,6 +196,6 @@ def dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def size(tensor: torch.Tensor) -> int:
+def storage_size(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's numbers on this rank."""
     return sum(part.numel() * part.element_size() for part in dense_parts(tensor))

@@ -14,14 +14,14 @@ import torch
 from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
-from dpexp.measurement.live_storages import LiveStorages, size
+from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.measurement.observe import device_map, device_of, is_compiled, optimizer_map
 from dpexp.record.record import Row
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.strategies.wrappers import named_buffers, named_parameters, parts
 from dpexp.training.trainer import Trainer
 
-Bytes = Counter[str]
+_Bytes = Counter[str]
 """Bytes by device."""
 
 
@@ -35,7 +35,7 @@ class StepProfile(StepObserver):
         self._trainer, self._placed, self._count_tokens = trainer, trainer.placed, tokens
         kept, _ = resident(self._placed, trainer)
         self._before = sum(kept.values(), gradient_bytes(self._placed))
-        self._gradients, self._activations = Bytes(), Bytes()
+        self._gradients, self._activations = _Bytes(), _Bytes()
         self._flops: dict[str, int] = {}
         self._not_counted: set[str] = set()
         self._rows = 0
@@ -70,7 +70,7 @@ class StepProfile(StepObserver):
 
     def loss_ended(self, loss: torch.Tensor) -> None:
         assert self._live is not None
-        self._activations = Bytes(self._live.activations)
+        self._activations = _Bytes(self._live.activations)
         self._flops["forward"] = self._live.flops
         self._not_counted = set(self._live.not_counted)
 
@@ -115,10 +115,10 @@ class StepProfile(StepObserver):
         return found
 
 
-def resident(placed: Placed, trainer: Trainer) -> tuple[dict[str, Bytes], dict[str, Bytes]]:
+def resident(placed: Placed, trainer: Trainer) -> tuple[dict[str, _Bytes], dict[str, _Bytes]]:
     """The bytes of parameters, buffers and optimizer state, by category, and of the copies in replicas."""
     names = {"parameter": "parameters", "buffer": "buffers", "optimizer": "optimizer"}
-    kept, copies = ({name: Bytes() for name in names.values()} for _ in range(2))
+    kept, copies = ({name: _Bytes() for name in names.values()} for _ in range(2))
     states = trainer.optimizers.states() if trainer.optimizers is not None else ()
     for row in [*device_map(placed), *optimizer_map(placed, states)]:
         kept[names[row["kind"]]][row["device"]] += row["bytes"]
@@ -126,12 +126,12 @@ def resident(placed: Placed, trainer: Trainer) -> tuple[dict[str, Bytes], dict[s
     return kept, copies
 
 
-def gradient_bytes(placed: Placed) -> Bytes:
+def gradient_bytes(placed: Placed) -> _Bytes:
     """The bytes of the gradients that parameters have now: of a sparse one its indices and values."""
-    found, seen = Bytes(), set()
+    found, seen = _Bytes(), set()
     for part in parts(placed.module):
         for parameter in part.module.parameters(recurse=False):
             if parameter.grad is not None and id(parameter) not in seen:
-                found[devices.label(device_of(part, parameter))] += size(parameter.grad)
+                found[devices.label(device_of(part, parameter))] += storage_size(parameter.grad)
                 seen.add(id(parameter))
     return found

@@ -67,7 +67,7 @@ class CapsNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = torch.relu(self.conv(images))
         capsules: Tensor = self.classes(self.primary(features))
-        return norm(capsules).squeeze(-1)
+        return _norm(capsules).squeeze(-1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The margin loss of lengths ``(batch, out)`` and classes ``(batch,)``: the mean over rows."""
@@ -123,12 +123,12 @@ class ClassCapsules(nn.Module):
         return squash(torch.einsum("bnc,bnco->bco", agreement.softmax(dim=2), predicted))
 
 
-def norm(capsules: Tensor) -> Tensor:
+def _norm(capsules: Tensor) -> Tensor:
     """The lengths ``(…, 1)``; the gradient of a zero capsule is finite."""
     return (capsules.square().sum(dim=-1, keepdim=True) + torch.finfo(capsules.dtype).tiny).sqrt()
 
 
 def squash(capsules: Tensor) -> Tensor:
     """The same direction, the length ``|s|**2 / (1 + |s|**2)``: below 1 (equation 1 of the paper)."""
-    length = norm(capsules)
+    length = _norm(capsules)
     return capsules * (length / (1 + length.square()))

@@ -27,12 +27,12 @@ from torch import nn
 from dpexp.devices import HOST, non_blocking_to, physical
 from dpexp.parallel.device_ids import DeviceId, to_device
 
-M = TypeVar("M", bound=nn.Module)
+_M = TypeVar("_M", bound=nn.Module)
 SMALL_BYTES = 1 << 16
 """Up to this size one node makes all copies of a tensor: faster, but it keeps all of their gradients."""
 
 
-def replicate(module: M, devices: Sequence[DeviceId], detach: bool = False) -> list[M]:
+def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> list[_M]:
     """A replica of the module for each device; the first aliases it.
 
     With ``detach`` gradients do not flow back. Then, in eval mode, parameters of replicas on virtual

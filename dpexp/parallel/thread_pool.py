@@ -28,7 +28,7 @@ from queue import SimpleQueue
 import torch
 
 from dpexp.devices import HOST, label
-from dpexp.parallel.watchdog import Call, State, Task, Watchdog
+from dpexp.parallel.watchdog import EnterState, QueuedTasks, Task, Watchdog
 
 Slot = tuple[torch.device, int]
 """A device and how often it occurs before in the list: ``[cuda:0, cuda:0]`` has two slots."""
@@ -45,11 +45,11 @@ class Worker(threading.Thread):
 
     def __init__(self, slot: Slot, idle: deque[Worker]) -> None:
         super().__init__(name=f"dpexp {label(slot[0])}", daemon=True)
-        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._calls: SimpleQueue[QueuedTasks] = SimpleQueue()
         self._idle = idle
         self.start()
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: QueuedTasks) -> None:
         """Soon run the queued tasks, with a None in ``finished`` for each. They must not raise."""
         self._calls.put(call)
 
@@ -82,19 +82,24 @@ class ThreadPool:
         self._was_small = False
 
     def run(
-        self, devices: Sequence[torch.device], tasks: Sequence[Task], state: State, *, alone: bool = False
+        self,
+        devices: Sequence[torch.device],
+        tasks: Sequence[Task],
+        state: EnterState,
+        *,
+        alone: bool = False,
     ) -> None:
         """Run each task, in a worker of its device or here, until all have finished. They must not raise.
 
         ``alone`` runs those on the CPU here, one by one, unless one waits for another.
         """
         occurrences = Counter[torch.device]()
-        on_cpu = Call(state, alone=alone)
+        on_cpu = QueuedTasks(state, alone=alone)
         for device, task in zip(devices, tasks, strict=True):
             if device.type == "cpu":
                 on_cpu.queued.append(task)
             else:
-                call = Call(state, on_cpu.finished)
+                call = QueuedTasks(state, on_cpu.finished)
                 call.queued.append(task)
                 self._worker((device, occurrences[device])).submit(call)
                 occurrences[device] += 1
@@ -102,7 +107,7 @@ class ThreadPool:
         for _ in range(len(tasks) - done):
             on_cpu.finished.get()
 
-    def _run_here(self, call: Call) -> int:
+    def _run_here(self, call: QueuedTasks) -> int:
         """Run queued tasks here, and in other threads unless they are small. Returns how many here."""
         count = len(call.queued)
         helpers = 0 if self._was_small or call.alone else min(self._cores, count) - 1
@@ -120,7 +125,7 @@ class ThreadPool:
         finally:
             self._watchdog.remove(call)
 
-    def _add_worker(self, call: Call) -> None:
+    def _add_worker(self, call: QueuedTasks) -> None:
         self._worker((HOST, 0)).submit(call)
 
     def _worker(self, slot: Slot) -> Worker:

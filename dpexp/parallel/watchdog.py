@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager
 from queue import SimpleQueue
 
 Task = Callable[[], None]
-State = Callable[[], AbstractContextManager[object]]
+EnterState = Callable[[], AbstractContextManager[object]]
 """Enters in a worker what holds for all tasks of a call."""
 PATIENCE_S = 0.1
 ALONE = 50
 """How many times as patient the watchdog is with tasks that should run one by one."""
 
 
-class Call:
+class QueuedTasks:
     """The tasks that one call has queued, and what its workers need; ``alone`` runs them one by one."""
 
     number = 0
 
     def __init__(
-        self, state: State, finished: SimpleQueue[None] | None = None, *, alone: bool = False
+        self, state: EnterState, finished: SimpleQueue[None] | None = None, *, alone: bool = False
     ) -> None:
         self.queued: deque[Task] = deque()
         self.state, self.alone = state, alone
@@ -42,14 +42,14 @@ class Watchdog:
     ten times a second, otherwise it sleeps.
     """
 
-    def __init__(self, add_worker: Callable[[Call], None]) -> None:
+    def __init__(self, add_worker: Callable[[QueuedTasks], None]) -> None:
         self._add_worker = add_worker
-        self._calls: list[Call] = []
+        self._calls: list[QueuedTasks] = []
         self._count = 0
         self._is_awake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, call: Call) -> None:
+    def add(self, call: QueuedTasks) -> None:
         """Watch the call until ``remove``."""
         self._count += 1
         call.number = self._count
@@ -60,7 +60,7 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, name="dpexp watchdog", daemon=True)
             self._thread.start()
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: QueuedTasks) -> None:
         self._calls.remove(call)
 
     def _run(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-KEYS = ("batch", "module")
+_KEYS = ("batch", "module")
 MOST_ROWS = 10_000_000
 """More rows than a model has: what unpacks to more was not packed by dpexp."""
 
@@ -29,7 +29,7 @@ def pack(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for batch, of_batch in groupby(rows, key=lambda row: row.get("batch")):
         found = []
         for module, of_module in groupby(of_batch, key=lambda row: row["module"]):
-            rest = [{key: value for key, value in row.items() if key not in KEYS} for row in of_module]
+            rest = [{key: value for key, value in row.items() if key not in _KEYS} for row in of_module]
             found.append((module, calls.setdefault(json.dumps(rest), len(calls))))
         batches.append([batch, modules.setdefault(tuple(found), len(modules))])
     return {"calls": [json.loads(rest) for rest in calls], "modules": list(modules), "batches": batches}

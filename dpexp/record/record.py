@@ -19,7 +19,7 @@ SCHEMA = 1
 Row = dict[str, Any]
 SAMPLES = ("steps.", "phases.", "metrics.", "system.")
 """Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
-SPELLED = ("nan", "inf", "-inf")
+_SPELLED = ("nan", "inf", "-inf")
 """Numbers that JSON lacks."""
 MOST_LOST = 10_000_000
 """Samples that a journal can have lost at most: a larger hole was not made by a lost line."""
@@ -220,7 +220,7 @@ def _without_nonfinite(value: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return [float(v) if v in SPELLED else v for v in values] if isinstance(values, list) else values
+    return [float(v) if v in _SPELLED else v for v in values] if isinstance(values, list) else values
 
 
 def _errors(row: Any) -> Any:
@@ -228,4 +228,4 @@ def _errors(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     errors = {key: value for key, value in row.items() if key.endswith("error") or key == "tolerance"}
-    return row | {key: float(value) for key, value in errors.items() if value in SPELLED}
+    return row | {key: float(value) for key, value in errors.items() if value in _SPELLED}

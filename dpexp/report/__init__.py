@@ -27,7 +27,7 @@ def summary(
     from dpexp.report import sections
     from dpexp.report.render import terminal
 
-    return terminal.text(sections.sections(record, full=full), width=width, color=color)
+    return terminal.terminal_text(sections.sections(record, full=full), width=width, color=color)
 
 
 def note(record: Record | RecordView) -> str:
@@ -35,7 +35,7 @@ def note(record: Record | RecordView) -> str:
     from dpexp.report import sections
     from dpexp.report.render import markdown
 
-    return markdown.text(sections.sections(record))
+    return markdown.markdown_text(sections.sections(record))
 
 
 def html(record: Record | RecordView) -> str:

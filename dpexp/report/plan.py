@@ -8,10 +8,10 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.sections import LINES, Section, device_map, shapes, shortest
+from dpexp.report.sections import LINES, Section, device_map_section, shapes_section, shortest
 
 
-def sections(planned: Row, *, full: bool = False) -> list[Section]:
+def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:
     """The result of ``dpexp.engine.dry_run.dry_run`` as sections, short ones unless ``full``."""
     record = Record(run_id="", name=planned["name"], strategy=planned["config"]["strategy"])
     for name in ("execution", "config", "devices", "device_map", "shapes"):
@@ -20,8 +20,8 @@ def sections(planned: Row, *, full: bool = False) -> list[Section]:
     parts = [
         _layout(record),
         _batch_split(planned["splits"], full),
-        shapes(list(_numbered(view.batches, planned["splits"])), planned["note"]),
-        device_map(view),
+        shapes_section(list(_numbered(view.batches, planned["splits"])), planned["note"]),
+        device_map_section(view),
         Section("Dry run: nothing was run or written."),
     ]
     found = [part for part in parts if part is not None]

@@ -13,7 +13,7 @@ from typing import Any
 from dpexp.config.alike import merged
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields
-from dpexp.config.process import command as command_of
+from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
@@ -72,8 +72,8 @@ def sections(record: Record | RecordView, *, full: bool = False) -> list[Section
     parts = [
         _run(view, findings),
         _verification(record) if full else _warning(record),
-        shapes(view.batches),
-        device_map(view),
+        shapes_section(view.batches),
+        device_map_section(view),
         _work(view) if full else None,
         _phases(view),
         _findings(record, findings, full),
@@ -99,7 +99,7 @@ def _run(view: RecordView, findings: Mapping[str, Finding]) -> Section:
     if record.damage or record.execution == "passthrough":
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    lines = (verdict.verdict(view, findings), *verdict.figures(view), *verdict.remarks(record))
+    lines = (verdict.verdict(view, findings), *verdict.verdict_figures(view), *verdict.remarks(record))
     return Section(title, lines, mood)
 
 
@@ -141,7 +141,7 @@ def _worst(facts: Row) -> str:
     return f"the largest error is {worst['error']:.1e}: {worst['kind']}{where} in step {worst['step']}"
 
 
-def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
+def shapes_section(groups: Sequence[Batches], note: str = "") -> Section | None:
     """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
     if not groups:
         return None
@@ -155,7 +155,7 @@ def shapes(groups: Sequence[Batches], note: str = "") -> Section | None:
     return Section("Shapes", lines, table=Table(columns, tuple(rows), folds=True))
 
 
-def device_map(view: RecordView) -> Section | None:
+def device_map_section(view: RecordView) -> Section | None:
     record = view.record
     if not record.device_map:
         return None
@@ -189,7 +189,7 @@ def _work(view: RecordView) -> Section | None:
     if not rows and not view.record.work:
         return None
     table = Table(columns, tuple(rows), folds=True) if rows else None
-    return Section("Memory and work of a step", tuple(work.lines(view)), table=table)
+    return Section("Memory and work of a step", tuple(work.work_lines(view)), table=table)
 
 
 def _moved(view: RecordView) -> list[str]:
@@ -239,7 +239,7 @@ def _phases(view: RecordView) -> Section | None:
     line = f"share of a step, medians of {max(bar.n for bar in bars)} steps"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
-    return Section("Where a step goes", (line, *stages.lines(view)), bars=bars)
+    return Section("Where a step goes", (line, *stages.stage_lines(view)), bars=bars)
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:
@@ -253,17 +253,17 @@ def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Se
 
 def _next_commands(record: Record) -> Section:
     commands = [
-        ("look in MLflow", command_of("ui")),
-        ("show all", f"{command_of('runs')} show {record.run_id} --full"),
-        ("compare", f"{command_of('report')} {record.run_id} RUN"),
+        ("look in MLflow", command("ui")),
+        ("show all", f"{command('runs')} show {record.run_id} --full"),
+        ("compare", f"{command('report')} {record.run_id} RUN"),
     ]
     lines = _origin(record)
     if used := live_options(record.config):
         lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
     else:
         again = (
-            ("run again", command(record)),
-            ("reproduce", f"{command_of('runs')} reproduce {record.run_id}"),
+            ("run again", command_of(record)),
+            ("reproduce", f"{command('runs')} reproduce {record.run_id}"),
         )
         commands += again
     return Section("Look further", tuple(lines), commands=tuple(commands))
@@ -286,14 +286,14 @@ def _origin(record: Record) -> list[str]:
     return lines
 
 
-def command(record: Record) -> str:
+def command_of(record: Record) -> str:
     """``python scripts/run.py whole --virtual 8``; the recorded argv if this dpexp cannot read the config."""
     try:
         config = RunConfig.from_dict(record.config)
         usual = RunConfig(config.strategy).to_dict()
     except ConfigError:
         return shlex.join(["python", *record.environment.get("argv", [])])
-    words = [*command_of("run").split(), config.strategy]
+    words = [*command("run").split(), config.strategy]
     chosen = config.to_dict()
     left_out = options_with_role("delivery", "label")
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):

@@ -7,7 +7,7 @@ import math
 from itertools import count
 
 ROUND = (5.0, 2.5, 2.0, 1.0)
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 """A multiple that lies beyond an end by this share of its distance to the next one is still a tick."""
 
 
@@ -32,5 +32,5 @@ def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def _multiples(low: float, high: float, size: float) -> list[float]:
-    first, last = math.ceil(low / size - ROUNDING), math.floor(high / size + ROUNDING)
+    first, last = math.ceil(low / size - _ROUNDING), math.floor(high / size + _ROUNDING)
     return [number * size for number in range(first, last + 1)]

@@ -6,8 +6,8 @@ from itertools import groupby
 
 
 def text(value: float, unit: str) -> str:
-    """A number in a unit of ``TEXTS``; of any other, the number with its unit after it."""
-    return TEXTS[unit](value) if unit in TEXTS else f"{number(value)} {unit}".rstrip()
+    """A number in a unit of ``_TEXTS``; of any other, the number with its unit after it."""
+    return _TEXTS[unit](value) if unit in _TEXTS else f"{number(value)} {unit}".rstrip()
 
 
 def ms(value: float) -> str:
@@ -87,7 +87,7 @@ def shape(dims: Sequence[int]) -> str:
     return str(tuple(dims))
 
 
-def shapes(several: Iterable[Sequence[int]]) -> str:
+def shapes_text(several: Iterable[Sequence[int]]) -> str:
     """The shapes of one call: ``(30, 5), (30,)``; ``-`` where there is no tensor."""
     return ", ".join(map(shape, several)) or "-"
 
@@ -136,7 +136,7 @@ def short_name(name: str, most: int) -> str:
     return next((short for short in found if len(short) <= most), mark + name[-max(1, most - len(mark)) :])
 
 
-TEXTS: Mapping[str, Callable[[float], str]] = {
+_TEXTS: Mapping[str, Callable[[float], str]] = {
     "ms": ms,
     "µs": lambda value: ms(value / 1000),
     "B": size,

@@ -47,14 +47,14 @@ def _verified(facts: Row) -> str:
     return f"verified to {limit:.0e}" if limit > USUAL_LIMIT else "verified"
 
 
-def figures(view: RecordView) -> list[str]:
+def verdict_figures(view: RecordView) -> list[str]:
     """Layout, work, then the figures of the registry: step time, rate and loss, errors, a line each."""
     parts: dict[str, list[str]] = {}
     for figure in registered(At.TERMINAL):
-        line = LINES.get(figure.name, RATE)
-        if text := TEXTS.get(figure.name, _plain)(view, figure):
+        line = _LINES.get(figure.name, RATE)
+        if text := _TEXTS.get(figure.name, _plain)(view, figure):
             parts.setdefault(line, []).append(text)
-    found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (STEP, RATE, ERRORS)]
+    found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (_STEP, RATE, ERRORS)]
     return [line for line in (_layout(view.record), _work(view.record), *found) if line]
 
 
@@ -137,11 +137,11 @@ def _errors(view: RecordView, figure: Figure) -> str:
     return f"errors to a single device: {', '.join(errors) or 'none compared'}; {limit}"
 
 
-STEP, RATE, ERRORS = "step", "rate", "errors"
-"""The lines of figures; a figure that ``LINES`` does not name stands beside the rate."""
-LINES = {"step_ms": STEP, "flops_per_s": STEP, "verification": ERRORS}
-JOINTS = {STEP: ", "}
-TEXTS: dict[str, Callable[[RecordView, Figure], str]] = {
+_STEP, RATE, ERRORS = "step", "rate", "errors"
+"""The lines of figures; a figure that ``_LINES`` does not name stands beside the rate."""
+_LINES = {"step_ms": _STEP, "flops_per_s": _STEP, "verification": ERRORS}
+JOINTS = {_STEP: ", "}
+_TEXTS: dict[str, Callable[[RecordView, Figure], str]] = {
     "step_ms": _step_time,
     "samples_per_s": _samples_per_s,
     "loss": _loss,

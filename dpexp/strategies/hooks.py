@@ -13,7 +13,7 @@ from torch import nn
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError
 
-KINDS = {
+_KINDS = {
     "_backward_hooks": "register_hook",
     "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
 }
@@ -22,7 +22,9 @@ KINDS = {
 
 def hooked_parameters(model: nn.Module) -> list[str]:
     """The names of the parameters that have hooks."""
-    return [name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in KINDS)]
+    return [
+        name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in _KINDS)
+    ]
 
 
 def check_no_hooks(model: nn.Module, where: str) -> None:
@@ -37,7 +39,7 @@ def check_no_hooks(model: nn.Module, where: str) -> None:
 
 def carry_hooks(original: torch.Tensor, copied: torch.Tensor, memo: dict[int, Any]) -> None:
     """Register the hooks of a parameter on its copy; a bound method becomes that of the copied module."""
-    for kind, register in KINDS.items():
+    for kind, register in _KINDS.items():
         for hook in (getattr(original, kind) or {}).values():
             if copied.requires_grad:
                 getattr(copied, register)(copy.deepcopy(hook, memo))

@@ -65,10 +65,10 @@ class Place(Strategy):
 
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))
-        return Placed(Outputs(model, first, first, timer), first, first, used, timer=timer)
+        return Placed(_Outputs(model, first, first, timer), first, first, used, timer=timer)
 
 
-MOST = 10
+_MOST = 10
 """Modules that a proposal places: a longer command is not read."""
 
 
@@ -79,8 +79,8 @@ def proposal(model: nn.Module, devices: Devices) -> str:
         return ", but this model has no submodules to place"
     spread = [HOST, *devices]
     entries = [(name, label(spread[i * len(spread) // len(names)])) for i, name in enumerate(names)]
-    words = " ".join(f"--place {name}={device}" for name, device in entries[:MOST])
-    if len(names) > MOST:
+    words = " ".join(f"--place {name}={device}" for name, device in entries[:_MOST])
+    if len(names) > _MOST:
         words += f" … for each of its {len(names)} modules; patterns work, as layers.*=cuda:0"
     return f", for example: {words}" + ("" if devices else "; --virtual N emulates cpu:0 to cpu:N-1")
 
@@ -102,7 +102,7 @@ class OnDevice(Wrapper):
             return set_tensor_device(self.module(*inputs, **kwargs), self.device)
 
 
-class Outputs(OnDevice):
+class _Outputs(OnDevice):
     """The model, whose outputs it moves to the device, for the loss."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-Table = nn.Embedding | nn.EmbeddingBag
+EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 
 class TablePart(nn.Module, ABC):
@@ -29,12 +29,12 @@ class TablePart(nn.Module, ABC):
         """How many of distinct ids, ascending, each rank is asked for: ``(ranks,)``."""
 
 
-PlacedTable = Table | TablePart
+PlacedTable = EmbeddingTable | TablePart
 
 
-def tables(module: nn.Module) -> list[Table]:
+def tables(module: nn.Module) -> list[EmbeddingTable]:
     """The embedding tables in a module."""
-    return [part for part in module.modules() if isinstance(part, Table)]
+    return [part for part in module.modules() if isinstance(part, EmbeddingTable)]
 
 
 def placed_tables(module: nn.Module) -> list[PlacedTable]:

@@ -40,10 +40,10 @@ class Snapshots:
     def save(self, step: int, state: State) -> None:
         """Write the state after ``step`` steps; returns when every host has a copy. Raises OSError."""
         if self.group.is_first:
-            write(self.folder, step, state)
+            write_snapshot(self.folder, step, state)
         self.group.barrier()  # on a disk that the hosts share, the other hosts now find the file
         if self.group.is_first_on_host and not _path(self.folder, step).exists():
-            write(self.folder, step, state)
+            write_snapshot(self.folder, step, state)
         self.group.barrier()
 
     def newest(self) -> State | None:
@@ -53,7 +53,7 @@ class Snapshots:
         if newest < 0:
             return None
         owner = steps.index(newest)
-        state = read(_path(self.folder, newest)) if self.group.rank == owner else None
+        state = read_snapshot(_path(self.folder, newest)) if self.group.rank == owner else None
         return self.group.broadcast(owner, state)  # type: ignore[no-any-return]
 
     def remove(self) -> None:
@@ -62,7 +62,7 @@ class Snapshots:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def write(folder: Path, step: int, state: State) -> None:
+def write_snapshot(folder: Path, step: int, state: State) -> None:
     """Write one snapshot atomically, and remove all but the newest ``KEEP``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -74,7 +74,7 @@ def write(folder: Path, step: int, state: State) -> None:
         old.unlink(missing_ok=True)
 
 
-def read(path: Path) -> State:
+def read_snapshot(path: Path) -> State:
     """The state in one snapshot. Raises DamagedError where a byte differs from what was written."""
     line, _, content = path.read_bytes().partition(b"\n")
     try:
@@ -92,7 +92,7 @@ def undamaged(folder: Path) -> Iterator[int]:
     """The steps of the snapshots that can be read, the newest first."""
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
-            read(path)
+            read_snapshot(path)
         except (DamagedError, OSError):
             continue
         yield int(path.stem.removeprefix("step-"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-CHUNK = 1 << 22
+_CHUNK = 1 << 22
 """Numbers that are compared at once: the difference of large tensors is never in memory as a whole."""
 
 Tensors = Mapping[str, torch.Tensor]
@@ -93,6 +93,6 @@ def _not_nan(value: float) -> float:
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     tensor = tensor.detach()
     flat = tensor.coalesce().values() if tensor.is_sparse else tensor
-    for part in torch.split(flat.reshape(-1), CHUNK):
+    for part in torch.split(flat.reshape(-1), _CHUNK):
         wide = torch.complex128 if part.is_complex() else torch.float64
         yield part.to("cpu", wide)

@@ -17,7 +17,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.verification.compare import relative_error
 from dpexp.verification.recorder import Step
 
-Outputs = dict[str, torch.Tensor]
+_Outputs = dict[str, torch.Tensor]
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def scalars_of_replicas() -> Iterator[None]:
 
 def gathered_outputs(
     found: Step, expected: Step, part: Batch, objective: Objective, group: ProcessGroup
-) -> Outputs:
+) -> _Outputs:
     """The outputs of a layout; every rank must call this with the step of its part of the batch."""
     scalars = {name for name, tensor in expected.outputs.items() if tensor.dim() == 0}
     own = dict(found.outputs)

@@ -26,7 +26,7 @@ from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_out
 from dpexp.verification.random_draws import Draws, drawing_modules
 from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
 
-KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
+_KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
 
 
 class DrawsRandomNumbersError(Exception):

@@ -24,7 +24,7 @@ from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.strategies.hooks import hooked_parameters
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import Table, TablePart
+from dpexp.strategies.tables import EmbeddingTable, TablePart
 from dpexp.strategies.wrappers import parts
 from dpexp.training.preserve import preserved
 
@@ -35,7 +35,7 @@ LOOKUPS = 64
 """Rows of each large table that are looked up once it is placed."""
 
 
-def large_tables(model: nn.Module) -> dict[str, Table]:
+def large_tables(model: nn.Module) -> dict[str, EmbeddingTable]:
     """The large embedding tables that are used by lookups only, by name."""
     hooked = set(hooked_parameters(model))
     owners: dict[int, int] = {}
@@ -107,7 +107,7 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
 
 
 @contextmanager
-def _recording(tables: dict[str, Table], touched: dict[str, list[torch.Tensor]]) -> Iterator[None]:
+def _recording(tables: dict[str, EmbeddingTable], touched: dict[str, list[torch.Tensor]]) -> Iterator[None]:
     def add(ids: list[torch.Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:
         ids.append(torch.unique(args[0] if args else kwargs["input"]))
 
@@ -125,14 +125,14 @@ def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) ->
         return [each.clone() for batch in batches for each in tensors.walk(model(*batch.inputs))]
 
 
-def _rows(table: Table, touched: list[torch.Tensor]) -> torch.Tensor:
+def _rows(table: EmbeddingTable, touched: list[torch.Tensor]) -> torch.Tensor:
     """The rows to keep, sorted."""
     ends = [0, table.num_embeddings - 1, *([] if table.padding_idx is None else [table.padding_idx])]
     rows: torch.Tensor = torch.unique(torch.cat([torch.tensor(ends), *(ids.long() for ids in touched)]))
     return rows
 
 
-def _reduced(table: Table, rows: torch.Tensor) -> Any:
+def _reduced(table: EmbeddingTable, rows: torch.Tensor) -> Any:
     """The table with only these rows, to look up by the ids of the full one."""
     reduced = copy.copy(table)
     for key, value in vars(table).items():

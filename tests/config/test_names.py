@@ -42,7 +42,7 @@ def random_names(count: int) -> list[str]:
 def test_every_name_is_fitted_to_a_good_one_and_a_folder_of_its_own(tmp_path: Path) -> None:
     originals = {*GOOD, *BAD, *random_names(1000)}
     fitted = [names.fitted(name, "default") for name in originals]
-    assert [names.problem(name) for name in fitted] == [""] * len(originals)
+    assert [names.name_problem(name) for name in fitted] == [""] * len(originals)
     assert len(set(fitted)) == len(originals)
     artifacts = tmp_path / "mlruns"
     artifacts.mkdir()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpexp.study.experiment.experiment import Experiment, load
+from dpexp.study.experiment.experiment import Experiment, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -46,7 +46,7 @@ def experiment(folder: Path, waits: str = "slow") -> Experiment:
     folder.mkdir()
     (folder / "config.py").write_text(CONFIG.format(waits=waits))
     (folder / "program.py").write_text(PROGRAM % str(ROOT))
-    return load(folder)
+    return load_experiment(folder)
 
 
 def started(of: Experiment) -> list[str]:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.measure import Measurement
-from dpexp.measurement.live_storages import LiveStorages, size
+from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record, Row
 from dpexp.tracking.content.content import summary_metrics
@@ -170,8 +170,8 @@ def test_only_the_looked_up_rows_of_a_sparse_table_have_gradients(dpexp_home: Pa
 
 def test_sizes_are_computed_without_the_numbers() -> None:
     table = torch.empty(10**9, 1000, device="meta")
-    assert size(table) == 4 * 10**12
-    assert size(torch.ones(3, 3).to_sparse()) == 9 * (2 * 8 + FLOAT)
+    assert storage_size(table) == 4 * 10**12
+    assert storage_size(torch.ones(3, 3).to_sparse()) == 9 * (2 * 8 + FLOAT)
 
 
 def test_the_observed_step_changes_nothing_that_a_run_records(

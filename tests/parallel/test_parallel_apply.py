@@ -170,7 +170,7 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
 def test_a_worker_that_comes_when_others_took_all_replicas_changes_no_state() -> None:
     """The call may have returned, and the number of threads is the default of threads that start later."""
     entered, idle = list[str](), deque[Worker]()
-    late = watchdog.Call(lambda: contextlib.nullcontext(entered.append("late")))
+    late = watchdog.QueuedTasks(lambda: contextlib.nullcontext(entered.append("late")))
     Worker((HOST, 0), idle).submit(late)
     while not idle:
         time.sleep(0.001)

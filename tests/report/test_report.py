@@ -121,7 +121,7 @@ def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
     }
     split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
     planned |= {"shapes": record.shapes, "splits": [split, split | {"rows": 100, "batches": 1}], "note": ""}
-    text = terminal.text(plan.sections(planned), width=80)
+    text = terminal.terminal_text(plan.plan_sections(planned), width=80)
     assert len(text.splitlines()) <= 40
     assert "batches 0-2: 512 rows -> 64 × 8" in text
     assert "layers.0-11.linear" in text

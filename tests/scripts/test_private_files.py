@@ -46,7 +46,7 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
 def test_snapshots_are_for_their_owner_alone(dpexp_home: Path) -> None:
     before = os.umask(0)
     try:
-        snapshots.write(dpexp_home / "snapshots" / "run", 1, {"step": 1})
+        snapshots.write_snapshot(dpexp_home / "snapshots" / "run", 1, {"step": 1})
     finally:
         os.umask(before)
     assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]

@@ -25,7 +25,7 @@ from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.redact import redact
 
-PREFIX = "DPEXP_"
+_PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT", "DPEXP_SHARED")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
@@ -65,7 +65,7 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
     if kind is Spec:
         kind = str
     choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
-    variable, flag = PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
+    variable, flag = _PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
     info = typer.Option(
         flag,
         help=meta["help"] + choices,
@@ -180,10 +180,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Raises ConfigError for a ``DPEXP_`` variable that no strategy has an option for."""
-    known = {PREFIX + name.upper() for strategy in STRATEGY_OPTIONS for name in option_names(strategy)}
+    known = {_PREFIX + name.upper() for strategy in STRATEGY_OPTIONS for name in option_names(strategy)}
     known |= set(OTHER_VARIABLES)
     for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known:
+        if variable.startswith(_PREFIX) and variable not in known:
             raise ConfigError(
                 f"environment variable {variable} is not an option{did_you_mean(variable, known)}"
             )

@@ -46,11 +46,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Two examples of the options of each other command; ``{}`` stands for the command where it is not first."""
 
-VARIABLES = {
+_VARIABLES = {
     "DPEXP_HOME": "the folder of the runs",
     "MLFLOW_TRACKING_URI": "the store or server of MLflow",
 }
-WITHOUT_VARIABLES = {"run models": tuple(VARIABLES), "report": ("MLFLOW_TRACKING_URI",)}
+WITHOUT_VARIABLES = {"run models": tuple(_VARIABLES), "report": ("MLFLOW_TRACKING_URI",)}
 """The environment variables that a command does not read."""
 
 
@@ -77,7 +77,7 @@ def epilog(name: str) -> str:
     """The end of the help of a command such as ``runs list``: its examples and environment variables."""
     app, _, subcommand = name.partition(" ")
     unread = WITHOUT_VARIABLES.get(name, ())
-    read = [f"{variable} ({what})" for variable, what in VARIABLES.items() if variable not in unread]
+    read = [f"{variable} ({what})" for variable, what in _VARIABLES.items() if variable not in unread]
     environment = [f"Environment: {', '.join(read)}"] if read else []
     return "\n\n".join([_paragraphs(f"{command(app)} {subcommand}".strip(), COMMANDS[name]), *environment])
 

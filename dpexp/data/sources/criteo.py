@@ -39,8 +39,8 @@ from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Fetch
 from dpexp.data.rng import mix
 
-INTEGERS, CATEGORIES = 13, 26
-BLOCK = 1 << 20
+INTEGERS, _CATEGORIES = 13, 26
+_BLOCK = 1 << 20
 """Bytes of lines that the pass over the file has in memory at once."""
 LONGEST = 1 << 12
 """Bytes of a line that are looked at: a file of another format may have no end of a line."""
@@ -48,7 +48,7 @@ _GZIP = b"\x1f\x8b"
 _FORMS = (
     ("label", "0 or 1", re.compile(rb"[01]")),
     *[("integer", "empty or an integer", re.compile(rb"(?:-?[0-9]{1,18})?"))] * INTEGERS,
-    *[("category", "empty or up to 8 hexadecimal digits", re.compile(rb"[0-9a-fA-F]{0,8}"))] * CATEGORIES,
+    *[("category", "empty or up to 8 hexadecimal digits", re.compile(rb"[0-9a-fA-F]{0,8}"))] * _CATEGORIES,
 )
 """What each field is, and how it may look."""
 _LINE = re.compile(b"\t".join(form.pattern for *_, form in _FORMS))
@@ -62,7 +62,7 @@ class CriteoSource(Source):
         self.log = ClickLog(Path(argument).expanduser(), where)
         self.rows = rows
         self.log.check()
-        self.features = Features("clicks", (INTEGERS,), vocabulary=rows, tables=CATEGORIES)
+        self.features = Features("clicks", (INTEGERS,), vocabulary=rows, tables=_CATEGORIES)
 
     def dataset(self, model: nn.Module, seed: int) -> CriteoDataset:
         self.view_for(model)
@@ -170,7 +170,7 @@ class ClickLog:
         """One pass over the file, or over so many lines of it."""
         sha, count, position, marks, last = hashlib.sha256(), 0, 0, [], b""
         with self._open() as file:
-            while lines := file.readlines(BLOCK)[: most - count]:
+            while lines := file.readlines(_BLOCK)[: most - count]:
                 marks.append((count, position))
                 block, last = b"".join(lines), lines[-1]
                 sha.update(block)
@@ -220,7 +220,7 @@ class ClickLog:
             count = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise ConfigError(
                 f"{where} has {count}, found {_text(line)}: a line of Criteo's format has "
-                f"{len(_FORMS)}, a label, {INTEGERS} integers and {CATEGORIES} categories, with tabs between"
+                f"{len(_FORMS)}, a label, {INTEGERS} integers and {_CATEGORIES} categories, with tabs between"
             )
         for column, (field, (what, form, pattern)) in enumerate(zip(fields, _FORMS, strict=True), 1):
             if not pattern.fullmatch(field):

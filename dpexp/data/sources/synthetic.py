@@ -91,7 +91,7 @@ class ClicksSource(SyntheticSource):
 def true_logits(dense: Tensor, ids: Tensor, seed: int) -> Tensor:
     """Logits ``(samples,)``: the dense part has variance 1, the ids of all tables together 4."""
     weights = torch.randn(dense.shape[1], generator=generator(seed, "clicks: planted model"))
-    effects = (hashed(ids, seed) - 0.5) * 12**0.5  # uniform, variance 1
+    effects = (_hashed(ids, seed) - 0.5) * 12**0.5  # uniform, variance 1
     of_ids = 2 * effects.sum(dim=1) / ids.shape[1] ** 0.5
     return torch.add(dense @ weights / dense.shape[1] ** 0.5, of_ids)
 
@@ -107,7 +107,7 @@ def power_law(shape: tuple[int, ...], rows: int, skew: float, rng: torch.Generat
     return (drawn.long() - 1).clamp(0, rows - 1)
 
 
-def hashed(ids: Tensor, seed: int) -> Tensor:
+def _hashed(ids: Tensor, seed: int) -> Tensor:
     """A fixed number from 0 to 1 for each id ``(samples, tables)`` that looks random; tables differ."""
     salt = torch.randint(2**62, (ids.shape[1],), generator=generator(seed, "clicks: effects"))
     return mix(ids + salt).double().div(2**32).float()

@@ -16,10 +16,10 @@ from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
 
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 BYTES = 256
-CHUNK = 1 << 24
+_CHUNK = 1 << 24
 """Bytes that are in memory at once while the digest is computed."""
 MAX_ENTRIES = 100_000
 """Names below a folder, of whatever kind: a folder of more, such as /, is not a data set."""
@@ -77,7 +77,7 @@ class TextSource(Source):
     def dataset(self, model: nn.Module, seed: int) -> TextDataset:
         self.view_for(model)
         parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
-        text: Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+        text: _Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
         return TextDataset("text", description, self.objective(model), None, text, self.length)
@@ -91,7 +91,7 @@ class TextDataset(Dataset):
     inputs and targets ``(batch, length)``, the targets one byte further on.
     """
 
-    text: Bytes
+    text: _Bytes
     length: int
 
     @property
@@ -105,5 +105,5 @@ class TextDataset(Dataset):
         return (ids[:, :-1],), ids[:, 1:]
 
     def digest_input(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.text), CHUNK):
-            yield torch.from_numpy(self.text[start : start + CHUNK].copy())
+        for start in range(0, len(self.text), _CHUNK):
+            yield torch.from_numpy(self.text[start : start + _CHUNK].copy())

@@ -19,7 +19,7 @@ def file_hashes(named: Iterable[Reference], data_sha256: str = "") -> list[Row]:
     """
     named = list(named)
     paths = sorted({path for reference in named for path in reference.paths})
-    found = {path: sha256(path) for path in paths}
+    found = {path: _sha256(path) for path in paths}
     for reference in named:
         if reference.is_live:
             digest = data_sha256 if reference.option == "data" else ""
@@ -37,7 +37,7 @@ def is_relative(path: str) -> bool:
     return not path.startswith(live.PREFIX) and not Path(path).expanduser().is_absolute()
 
 
-def sha256(path: str) -> str | None:
+def _sha256(path: str) -> str | None:
     """Of a file, or of a folder's text files and their names; None where there is none that can be read."""
     found = Path(path).expanduser()
     try:
@@ -58,5 +58,5 @@ def _folder_sha256(folder: Path) -> str:
     texts = sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
     digest = hashlib.sha256()
     for path in texts:
-        digest.update(f"{path.relative_to(folder)}\0{sha256(str(path))}\n".encode(errors="surrogateescape"))
+        digest.update(f"{path.relative_to(folder)}\0{_sha256(str(path))}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Row
 from dpexp.strategies.tables import is_mapped
 
-SECONDS = 0.03
+_SECONDS = 0.03
 """Each probe ends after this time."""
 TABLE_BYTES, LOOKUP_BYTES = 1 << 26, 1 << 20
 """Of a table that no cache holds, and of the rows of a lookup: enough that the call itself does not count."""
@@ -44,7 +44,7 @@ def memory_rates(width: int, dtype: torch.dtype) -> list[float]:
         ids = torch.randint(rows, (count,), generator=rng)
         return seconds(lambda: torch.index_select(table, 0, ids, out=found), devices.HOST)
 
-    return rates(count * width, sample, SECONDS)
+    return rates(count * width, sample, _SECONDS)
 
 
 def link(traffic: HostTraffic) -> Row:
@@ -62,4 +62,4 @@ def link_rates(size: int, device: torch.device) -> list[float]:
     on_host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
     moved = torch.empty_like(on_host, device=device, pin_memory=False)
     copy = partial(moved.copy_, on_host, non_blocking=True)
-    return rates(size, lambda: seconds(copy, device), SECONDS)
+    return rates(size, lambda: seconds(copy, device), _SECONDS)

@@ -11,18 +11,18 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import Table, tables
+from dpexp.strategies.tables import EmbeddingTable, tables
 
 
 @dataclass
 class HostTraffic:
     """Bytes of the rows that each table looks up, and of what is copied to the device."""
 
-    looked_up: Counter[Table] = field(default_factory=Counter)
+    looked_up: Counter[EmbeddingTable] = field(default_factory=Counter)
     copied: int = 0
     device: torch.device = devices.HOST
 
-    def add_rows(self, table: Table, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_rows(self, table: EmbeddingTable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the forward of a table."""
         ids = args[0] if args else kwargs["input"]
         self.looked_up[table] += ids.numel() * row_bytes(table)
@@ -32,7 +32,7 @@ class HostTraffic:
         self.copied += sum(tensor.numel() * tensor.element_size() for tensor in tensors.walk(outputs))
 
 
-def row_bytes(table: Table) -> int:
+def row_bytes(table: EmbeddingTable) -> int:
     """Bytes of a row of the table."""
     return int(table.weight.shape[1] * table.weight.element_size())
 

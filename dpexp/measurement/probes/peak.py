@@ -23,10 +23,10 @@ from dpexp.record.figures.step_times import spread
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.record import Row
 
-SECONDS = 0.1
+_SECONDS = 0.1
 """The probe ends after this time."""
 FILE = "peaks.json"
-KEYS = {"device", "dtype", "threads", "size", "flops_per_s"}
+_KEYS = {"device", "dtype", "threads", "size", "flops_per_s"}
 PRODUCT_SECONDS = 0.004
 """The matrices grow until a product takes this long, or to ``LARGEST`` rows."""
 SMALLEST, LARGEST = 256, 4096
@@ -81,7 +81,7 @@ def _read_peaks(path: Path) -> dict[str, Any]:
 
 
 def _is_peak(found: Any) -> bool:
-    by = found["flops_per_s"] if isinstance(found, dict) and found.keys() >= KEYS else None
+    by = found["flops_per_s"] if isinstance(found, dict) and found.keys() >= _KEYS else None
     return isinstance(by, dict) and isinstance(by.get("max"), float)
 
 
@@ -92,5 +92,5 @@ def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[int, list[f
         matrix = torch.ones(size, size, dtype=dtype, device=devices.physical(device))
         sample = partial(seconds, partial(torch.mm, matrix, matrix, out=matrix @ matrix), device)
         if size >= LARGEST or min(sample() for _ in range(LEAST)) >= PRODUCT_SECONDS:
-            return size, rates(2 * size**3, sample, SECONDS)
+            return size, rates(2 * size**3, sample, _SECONDS)
         size *= 2

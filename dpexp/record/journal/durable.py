@@ -12,12 +12,12 @@ from pathlib import Path
 
 from dpexp.record.record import JournalError
 
-SHARED = "DPEXP_SHARED"
+_SHARED = "DPEXP_SHARED"
 
 
 def is_shared() -> bool:
     """Whether the user shares DPEXP_HOME with others."""
-    return os.environ.get(SHARED, "").lower() not in ("", "0", "false")
+    return os.environ.get(_SHARED, "").lower() not in ("", "0", "false")
 
 
 def private_umask() -> int:

@@ -32,7 +32,7 @@ class Problem:
     repair: str = ""
 
 
-def problems(folder: Path) -> list[Problem]:
+def record_problems(folder: Path) -> list[Problem]:
     """What is wrong with the files of a run that has ended; empty for a running one."""
     journal = folder / JOURNAL
     try:
@@ -64,7 +64,7 @@ def _derived(path: Path, expected: dict[str, Any], made_from: dict[str, Any]) ->
     return f"{', '.join(differing)} differ from the journal" if differing else ""
 
 
-def repair(folder: Path, found: list[Problem]) -> None:
+def repair_record(folder: Path, found: list[Problem]) -> None:
     """Write the Record again if it is wrong. Raises JournalError."""
     if any(problem.repair == WRITE_AGAIN for problem in found):
         finish(folder / JOURNAL)

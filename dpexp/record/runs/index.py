@@ -55,7 +55,7 @@ def summaries(runs: Path) -> list[RunSummary]:
     return sorted(found, key=lambda run: (run.started, run.run_id), reverse=True)
 
 
-def delete(folder: Path) -> None:
+def delete_run(folder: Path) -> None:
     """Delete a run's folder; an interrupted deletion leaves a hidden one, which the next one deletes.
 
     Raises JournalError.

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpexp.record.record import Record
 
-KEY = ".origin-key-{user}"
+_KEY = ".origin-key-{user}"
 """The key's file in DPEXP_HOME: one for each user of a shared home."""
 
 
@@ -41,7 +41,7 @@ def _signature(key: bytes, run_id: str, config: Mapping[str, Any]) -> str:
 
 
 def _path(home: Path) -> Path:
-    return home / KEY.format(user=os.getuid())
+    return home / _KEY.format(user=os.getuid())
 
 
 def _key(home: Path) -> bytes:

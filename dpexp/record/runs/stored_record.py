@@ -21,9 +21,9 @@ TABLES = frozenset(("device_map", "shapes", "phases", "timeline"))
 KEYS = frozenset(field.name.encode() for field in dataclasses.fields(Record)) - {
     name.encode() for name in TABLES
 }
-SHARED = frozenset((b"config", b"files", b"environment", b"devices", b"data"))
+_SHARED = frozenset((b"config", b"files", b"environment", b"devices", b"data"))
 """Keys whose values many runs share."""
-SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
+_SPELLED = (b'"nan"', b'"inf"', b'"-inf"')
 """Numbers that JSON lacks: a file that contains one is read completely."""
 
 
@@ -73,13 +73,13 @@ class RecordReader:
         found, others = {}, []
         for part in content.removeprefix(b'{\n "').split(b',\n "'):
             key, _, value = part.partition(b'": ')
-            if key in SHARED:
+            if key in _SHARED:
                 if value not in self._shared:
                     self._shared[value] = json.loads(value)
                 found[key.decode()] = self._shared[value]
             elif key in KEYS:
                 others.append(part.removesuffix(b"\n}\n"))
-        if any(spelled in part for part in others for spelled in SPELLED):
+        if any(spelled in part for part in others for spelled in _SPELLED):
             return {}
         found |= json.loads(b'{"' + b',"'.join(others) + b"}")
         return found if "schema" in found else {}

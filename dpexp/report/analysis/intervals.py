@@ -68,7 +68,7 @@ def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:
     return _exponential(value, *mean_interval(_logs(runs.values()), confidence))
 
 
-def ratio(first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE) -> Interval:
+def ratio_interval(first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE) -> Interval:
     """How many times the second cell's figure the first cell's is. Runs that share a key are paired.
 
     Where some runs share a key, only those count: the others would compare different rounds.

@@ -31,15 +31,15 @@ class DeviceContents:
 def places(record: Record) -> list[DeviceContents]:
     """Every device that stores or computes something: the host first, then by index."""
     devices = {*record.devices["used"], record.devices["output"] or "cpu"}
-    devices |= {row["device"] for row in record.shapes} | {device_of(row) for row in record.device_map}
+    devices |= {row["device"] for row in record.shapes} | {_device_of(row) for row in record.device_map}
     devices |= {device for row in record.device_map for device in row["replicas"]}
     found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
     for row in optimizer_rows(record):
-        for device in (device_of(row), *row["replicas"]):
+        for device in (_device_of(row), *row["replicas"]):
             found[device].optimizer += row["bytes"]
     for row in model_rows(record):
-        found[device_of(row)].own[row["module"]] += row["bytes"]
-        found[device_of(row)].full[row["module"]] += full_bytes(row)
+        found[_device_of(row)].own[row["module"]] += row["bytes"]
+        found[_device_of(row)].full[row["module"]] += full_bytes(row)
         for device in row["replicas"]:
             found[device].copies[row["module"]] += row["bytes"]
     if (
@@ -50,7 +50,7 @@ def places(record: Record) -> list[DeviceContents]:
     return list(found.values())
 
 
-def device_of(row: Row) -> str:
+def _device_of(row: Row) -> str:
     """The device of a row of the device map; of a shard on the host, with the rank that has it."""
     is_host_shard = row["device"] == "cpu" and row.get("placement")
     return f"cpu of rank {row.get('rank', 0)}" if is_host_shard else str(row["device"])

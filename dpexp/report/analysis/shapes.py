@@ -6,7 +6,7 @@ from dpexp.report import units
 
 def call_texts(call: Call) -> tuple[str, str]:
     """Inputs and outputs of a call as text, replicas counted: ``2 × (4, 5) + (2, 5)``."""
-    inputs, outputs = (map(units.shapes, each) for each in (call.inputs, call.outputs))
+    inputs, outputs = (map(units.shapes_text, each) for each in (call.inputs, call.outputs))
     return units.counted(inputs), units.counted(outputs)
 
 

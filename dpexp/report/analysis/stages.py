@@ -5,7 +5,7 @@ from dpexp.record.view import RecordView
 from dpexp.report import units
 
 
-def lines(view: RecordView) -> list[str]:
+def stage_lines(view: RecordView) -> list[str]:
     """One line, of a hybrid; none of another layout."""
     figures, config = view.stages, view.record.config
     if not figures:

@@ -24,7 +24,7 @@ Groups = dict[int | None, Batches]
 """Batches by their rows."""
 Moved = Mapping[str, int]
 """{phase: bytes}"""
-ROUNDING = 1e-5
+_ROUNDING = 1e-5
 """Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
 
@@ -73,7 +73,7 @@ class Lane:
 
 
 @dataclass
-class Step:
+class TimelineStep:
     """One phase-timed step: its start (ms since the first step), its time, the rows of its batch."""
 
     number: int
@@ -87,7 +87,7 @@ class Step:
         return _by_start([bar for lane in self.lanes for bar in lane.bars])
 
 
-def steps(record: Record | RecordView) -> list[Step]:
+def steps(record: Record | RecordView) -> list[TimelineStep]:
     """Every phase-timed step of a Record, in order."""
     view = RecordView.of(record)
     by_step: dict[int, list[Row]] = {}
@@ -98,7 +98,7 @@ def steps(record: Record | RecordView) -> list[Step]:
     return [_step(view, number, rows, groups, moved) for number, rows in sorted(by_step.items())]
 
 
-def typical(several: list[Step]) -> Step | None:
+def typical_step(several: list[TimelineStep]) -> TimelineStep | None:
     """The step of median time among those of the largest batch; None without steps."""
     largest = max((step.rows or 0 for step in several), default=0)
     alike = sorted((step for step in several if (step.rows or 0) == largest), key=lambda step: step.ms)
@@ -107,7 +107,7 @@ def typical(several: list[Step]) -> Step | None:
 
 def _step(
     view: RecordView, number: int, rows: list[Row], groups: Groups, moved: Mapping[int | None, Moved]
-) -> Step:
+) -> TimelineStep:
     step_rows = [row for row in rows if row["phase"] == "step"] or rows
     start = min(row["start_us"] for row in step_rows)
     end = max(row["end_us"] for row in step_rows)
@@ -117,7 +117,7 @@ def _step(
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
         lanes += [Lane(device, None) for device in view.devices if device not in busy]
-    return Step(number, start / 1000, (end - start) / 1000, size, lanes)
+    return TimelineStep(number, start / 1000, (end - start) / 1000, size, lanes)
 
 
 def _bar(row: Row, step_start: float, group: Batches | None, moved: Moved) -> Bar:
@@ -138,7 +138,7 @@ def _lanes(bars: list[Bar]) -> list[Lane]:
     for bar in _by_start(bars):
         for lane in lanes:
             same = (lane.device, lane.replica) == (bar.device, bar.replica)
-            if same and lane.bars[-1].end <= bar.start + ROUNDING:
+            if same and lane.bars[-1].end <= bar.start + _ROUNDING:
                 lane.bars.append(bar)
                 break
         else:

@@ -56,7 +56,7 @@ def ratio_within_run(first: Sequence[float], second: Sequence[float], most: int 
     one, other = (
         dict(enumerate(blocks(times, min(most, len(times) // 2 or 1)))) for times in (first, second)
     )
-    return intervals.ratio(one, {-1 - number: median for number, median in other.items()})
+    return intervals.ratio_interval(one, {-1 - number: median for number, median in other.items()})
 
 
 def trend(times: Sequence[float]) -> Trend | None:

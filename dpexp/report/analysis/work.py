@@ -21,7 +21,7 @@ def memory_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     return columns, [(units.span(devices), *sizes) for sizes, devices in alike.items()]
 
 
-def lines(view: RecordView) -> list[str]:
+def work_lines(view: RecordView) -> list[str]:
     """What a step computes, how fast, and what is not in these figures."""
     if note := view.record.work.get("note"):
         return [f"memory and FLOPs of a step: {note}"]

@@ -10,18 +10,18 @@ from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.analysis.phases import is_visible
 from dpexp.report.compare.grouping import Cell, Group
-from dpexp.report.compare.tables import dates, labels, run_ids, shown
+from dpexp.report.compare.tables import dates, labels, run_ids, shown_cells
 from dpexp.report.figures import palette, style
 
 MOST_BARS = 24
-WIDEST = 10
+_WIDEST = 10
 """An interval is drawn up to this many times the largest speed-up."""
 
 
 def stacked_phases_figure(group: Group) -> Figure | None:
     """A stacked bar for each cell: the median of each phase of a step, without phases inside others."""
     stacks: list[tuple[Cell, list[Phase]]] = []
-    for cell in shown(group)[:MOST_BARS]:
+    for cell in shown_cells(group)[:MOST_BARS]:
         top_level = [phase for phase in RecordView(load(cell.folder)).phases if phase.depth == 0]
         if top_level:
             stacks.append((cell, top_level))
@@ -36,7 +36,9 @@ def stacked_phases_figure(group: Group) -> Figure | None:
             left += phase.median
         axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
     drawn = [cell for cell, _ in stacks]
-    style.rows(axes, [f"{label}\n{ids}" for label, ids in zip(labels(drawn), run_ids(drawn), strict=True)])
+    style.label_rows(
+        axes, [f"{label}\n{ids}" for label, ids in zip(labels(drawn), run_ids(drawn), strict=True)]
+    )
     axes.margins(x=0.12)
     style.time_axis(axes)
     axes.xaxis.tick_top()
@@ -63,7 +65,7 @@ def _error_bar(gain: Interval) -> tuple[float, float]:
 def _scaling(axes: Axes, group: Group) -> None:
     style.plain(axes)
     axes.grid(axis="y", color=style.LINE, linewidth=0.6)
-    baseline, cells = group.baseline, shown(group)
+    baseline, cells = group.baseline, shown_cells(group)
     counts = sorted({cell.devices for cell in cells})
     if len(counts) < 3:
         counts = sorted({*counts, *(counts[0] * 2**power for power in range(3))})
@@ -105,4 +107,4 @@ def _scaling(axes: Axes, group: Group) -> None:
 def _limit(axes: Axes, values: list[float]) -> None:
     """Cut the y axis around these values: an interval may be so wide that it hides the rest."""
     bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, min(values) / WIDEST), min(top, max(values) * WIDEST))
+    axes.set_ylim(max(bottom, min(values) / _WIDEST), min(top, max(values) * _WIDEST))

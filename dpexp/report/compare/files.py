@@ -13,20 +13,20 @@ from dpexp.report.render import markdown, page
 
 MOST_FIGURES = 4
 """At most this many groups have figures."""
-TITLE = "Comparison of runs"
+_TITLE = "Comparison of runs"
 
 
-def write(compared: Comparison, folder: Path) -> list[Path]:
+def write_comparison(compared: Comparison, folder: Path) -> list[Path]:
     """Write ``report.md``, ``report.html`` and their PNGs into the folder, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = _write_figures(compared, folder)
-    text, html = f"# {TITLE}\n", ""
-    for number, section in enumerate(tables.sections(compared)):
+    text, html = f"# {_TITLE}\n", ""
+    for number, section in enumerate(tables.comparison_sections(compared)):
         beside = figures.get(number, [])
-        text += f"\n{markdown.text([section])}"
+        text += f"\n{markdown.markdown_text([section])}"
         text += "".join(f"\n![{path.stem}]({path.name})\n" for path in beside)
         html += page.section(section) + "".join(map(_inline, beside))
-    written = {folder / "report.md": text, folder / "report.html": page.document(TITLE, html)}
+    written = {folder / "report.md": text, folder / "report.html": page.document(_TITLE, html)}
     for path, content in written.items():
         path.write_text(content, encoding="utf-8", errors="backslashreplace")
     return [*written, *itertools.chain.from_iterable(figures.values())]

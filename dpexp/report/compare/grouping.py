@@ -90,7 +90,7 @@ class Cell:
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return intervals.ratio(baseline.medians, self.medians)
+        return intervals.ratio_interval(baseline.medians, self.medians)
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""

@@ -19,7 +19,7 @@ from dpexp.report.compare.group_key import GroupKeys
 from dpexp.report.render.run_list import prefixes, printable, shortened
 from dpexp.report.sections import Section
 
-MOST, WIDTH = 20, 78
+_MOST, _WIDTH = 20, 78
 """Other comparisons that are listed, and the columns of a line, without its indent of two."""
 
 
@@ -108,19 +108,19 @@ def history(folders: Sequence[Path]) -> History:
 
 
 def others(comparisons: Sequence[Related], command: str) -> Section:
-    """A line for each comparison, at most ``WIDTH`` columns long, with its date and run id."""
+    """A line for each comparison, at most ``_WIDTH`` columns long, with its date and run id."""
     every = (folder.name for one in comparisons for folder in one.folders)
     ids = prefixes([one.run_id for one in comparisons], every)
-    lines = [_line(one, run_id) for one, run_id in zip(comparisons[:MOST], ids, strict=False)]
-    if len(comparisons) > MOST:
-        lines.append(f"… and {len(comparisons) - MOST} older ones")
+    lines = [_line(one, run_id) for one, run_id in zip(comparisons[:_MOST], ids, strict=False)]
+    if len(comparisons) > _MOST:
+        lines.append(f"… and {len(comparisons) - _MOST} older ones")
     return Section("Other comparisons", (*lines, f"to show one: {command} RUN"))
 
 
 def _line(one: Related, run_id: str) -> str:
     counts = f"{_count(len(one.folders), 'run')}, {_count(len(one.configs), 'config')}"
     begin = f"{one.started[:16].replace('T', ' '):16}  {run_id}  {counts:18}  "
-    return begin + shortened(printable(one.title), WIDTH - cell_len(begin))
+    return begin + shortened(printable(one.title), _WIDTH - cell_len(begin))
 
 
 def _count(number: int, noun: str) -> str:

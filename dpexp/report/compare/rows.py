@@ -12,10 +12,10 @@ from dpexp.report.compare import tables
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 
 
-def to_json(comparison: Comparison) -> str:
+def comparison_json(comparison: Comparison) -> str:
     """One JSON document: ``configs``, and the runs ``left_out`` with the reasons."""
     left_out = [{"run": run, "reason": reason} for run, reason in comparison.left_out]
-    configs = [{key: _spelled(value) for key, value in row.items()} for row in rows(comparison)]
+    configs = [{key: _spelled(value) for key, value in row.items()} for row in comparison_rows(comparison)]
     return json.dumps({"configs": configs, "left_out": left_out}, indent=1, allow_nan=False)
 
 
@@ -27,7 +27,7 @@ def _spelled(value: Any) -> Any:
 def to_csv(comparison: Comparison) -> str:
     """A header and a line for each config; the ids of its runs are separated by spaces."""
     text = io.StringIO()
-    found = [{**row, "runs": " ".join(row["runs"])} for row in rows(comparison)]
+    found = [{**row, "runs": " ".join(row["runs"])} for row in comparison_rows(comparison)]
     if found:
         writer = csv.DictWriter(text, found[0], lineterminator="\n")
         writer.writeheader()
@@ -35,7 +35,7 @@ def to_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def rows(comparison: Comparison) -> list[dict[str, Any]]:
+def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The configs of all groups, fastest first in each; the same keys in every row, None where unknown."""
     return [
         _row(group, cell, number)
@@ -78,5 +78,5 @@ def _speed_up(group: Group, cell: Cell) -> dict[str, Any]:
         "speed_up": found.value,
         "speed_up_low": found.low if is_known else None,
         "speed_up_high": found.high if is_known else None,
-        "verdict": tables.verdict(found) if is_known else "",
+        "verdict": tables.comparison_verdict(found) if is_known else "",
     }

@@ -16,7 +16,7 @@ SHOWN = 40
 """At most this many cells of a group are shown: the fastest, and the baseline."""
 
 
-def sections(comparison: Comparison) -> list[Section]:
+def comparison_sections(comparison: Comparison) -> list[Section]:
     """A section for each group, then the runs that are not ranked or left out, with the reasons."""
     sections = [_group(group, number) for number, group in enumerate(comparison.groups, start=1)]
     refusals = tuple(comparison.refusals())
@@ -29,7 +29,7 @@ def sections(comparison: Comparison) -> list[Section]:
     return sections
 
 
-def shown(group: Group) -> list[Cell]:
+def shown_cells(group: Group) -> list[Cell]:
     """The cells of a group that are shown, fastest first."""
     baseline, fastest = group.baseline, group.ranked[:SHOWN]
     return fastest if baseline in fastest else [*fastest[:-1], baseline]
@@ -61,7 +61,7 @@ def dates(cells: Sequence[Cell]) -> str:
     return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
 
 
-def verdict(speed_up: Interval) -> str:
+def comparison_verdict(speed_up: Interval) -> str:
     """``faster``, ``slower``, ``within the noise`` where the interval contains 1, nothing of one run each."""
     if not speed_up.is_known:
         return ""
@@ -71,7 +71,7 @@ def verdict(speed_up: Interval) -> str:
 
 
 def _group(group: Group, number: int) -> Section:
-    baseline, cells = group.baseline, shown(group)
+    baseline, cells = group.baseline, shown_cells(group)
     labeled = list(zip(labels(cells), cells, strict=True))
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
@@ -122,7 +122,7 @@ def _row(cell: Cell, baseline: Cell, scales: bool) -> dict[str, str]:
     }
     for figure in figures(At.TABLE):
         if figure.name != "efficiency" or scales:
-            row[_title(figure)] = TEXTS.get(figure.name, _text)(cell, figure, baseline)
+            row[_title(figure)] = _TEXTS.get(figure.name, _text)(cell, figure, baseline)
     return row
 
 
@@ -144,7 +144,7 @@ def _speed_up(cell: Cell, figure: Figure, baseline: Cell) -> str:
     if cell is baseline:
         return "baseline"
     found = cell.speed_up(baseline)
-    return f"{_interval(found)} {verdict(found)}".strip()
+    return f"{_interval(found)} {comparison_verdict(found)}".strip()
 
 
 def _efficiency(cell: Cell, figure: Figure, baseline: Cell) -> str:
@@ -169,7 +169,7 @@ def _memory(cell: Cell, figure: Figure, baseline: Cell) -> str:
     return ", ".join(f"{device} {units.size(count)}" for device, count in memory) or "-"
 
 
-TEXTS: Mapping[str, Callable[[Cell, Figure, Cell], str]] = {
+_TEXTS: Mapping[str, Callable[[Cell, Figure, Cell], str]] = {
     "speed_up": _speed_up,
     "efficiency": _efficiency,
     "peak_memory": _memory,

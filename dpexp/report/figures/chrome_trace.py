@@ -8,13 +8,13 @@ from typing import Any
 
 from dpexp.record.record import Record, Row
 from dpexp.report import units
-from dpexp.report.analysis.timeline import Bar, Step
+from dpexp.report.analysis.timeline import Bar, TimelineStep
 
 STEPS = 0
 """The process of the steps; the devices' processes follow."""
 
 
-def events(record: Record, steps: list[Step]) -> dict[str, Any]:
+def events(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
     """The trace as one JSON object: the steps first, then the devices with their lanes."""
     processes: dict[str, int] = {}
     threads: dict[str, int] = {}

@@ -21,9 +21,9 @@ MOST_BOXES = 8
 MOST_MODULES = 10
 MOST_LETTERS = 40
 """Longer names of modules are shortened; a box is as wide as its lines."""
-LINE_HEIGHT, PADDING, GAP, BETWEEN = 0.2, 0.16, 0.22, 2.8
+LINE_HEIGHT, _PADDING, _GAP, BETWEEN = 0.2, 0.16, 0.22, 2.8
 LEAST_WIDTH, INDENT = 2.0, 0.12
-TITLE, LETTERS, LOADS = 9.5, 8.5, 8.0
+_TITLE, LETTERS, LOADS = 9.5, 8.5, 8.0
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Box:
 
     @property
     def height(self) -> float:
-        return max(self.min_height, 2 * PADDING + LINE_HEIGHT * (1 + len(self.lines)))
+        return max(self.min_height, 2 * _PADDING + LINE_HEIGHT * (1 + len(self.lines)))
 
     @property
     def title(self) -> str:
@@ -115,7 +115,7 @@ def _lines(place: layout.DeviceContents, rows: dict[str, int], used: list[str]) 
 
 
 def _stack_height(column: list[Box]) -> float:
-    return sum(box.height for box in column) + GAP * (len(column) - 1)
+    return sum(box.height for box in column) + _GAP * (len(column) - 1)
 
 
 def _stack(column: list[Box], x: float, height: float) -> float:
@@ -123,7 +123,7 @@ def _stack(column: list[Box], x: float, height: float) -> float:
 
     Returns the right edge of the column, which is as wide as its longest line.
     """
-    titles = [style.text_width(box.title, TITLE, "bold") for box in column]
+    titles = [style.text_width(box.title, _TITLE, "bold") for box in column]
     lines = [style.text_width(line, LETTERS) for box in column for line in box.lines]
     width = max(LEAST_WIDTH, 3 * INDENT + max(titles + lines))
     if len(column) == 1:
@@ -131,7 +131,7 @@ def _stack(column: list[Box], x: float, height: float) -> float:
     top = height - (height - _stack_height(column)) / 2
     for box in column:
         box.x, box.top, box.width = x, top, width
-        top -= box.height + GAP
+        top -= box.height + _GAP
     return x + width
 
 
@@ -144,10 +144,10 @@ def _draw(axes: Axes, box: Box) -> None:
                 boxstyle="round,pad=0,rounding_size=0.08", facecolor="white", edgecolor=style.SOFT,
             )
         )  # fmt: skip
-    y = box.top - PADDING - LINE_HEIGHT / 2
+    y = box.top - _PADDING - LINE_HEIGHT / 2
     left = box.x + INDENT
     axes.text(
-        left, y, style.escape(box.title), fontsize=TITLE, fontweight="bold", color=style.INK, va="center"
+        left, y, style.escape(box.title), fontsize=_TITLE, fontweight="bold", color=style.INK, va="center"
     )
     for line in box.lines:
         y -= LINE_HEIGHT

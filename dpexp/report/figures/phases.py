@@ -25,7 +25,7 @@ def phases_figure(view: RecordView) -> Figure:
         end = max(bar.median, high) + 0.012 * longest
         axes.text(end, place, text, va="center", fontsize=9, color=style.INK)
     names = ["    " * bar.depth + bar.name for bar in bars]
-    style.rows(axes, names)
+    style.label_rows(axes, names)
     for label in axes.get_yticklabels():
         label.set_horizontalalignment("left")
     axes.tick_params(axis="y", pad=8 + 72 * max(style.text_width(name, 9) for name in names))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 DPI = 110
 MARKERS = "osD^vPX*"
-TITLE, BELOW = 11.0, 9.0
+_TITLE, BELOW = 11.0, 9.0
 """The letters of a title and of the line below it, in points."""
 LINE_INCHES = 0.19
 """The height of a further line of a title."""
@@ -61,7 +61,7 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
+def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
     """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
     lines = [label.partition("\n") for label in labels]
     short = units.short_names([first for first, *_ in lines], LABEL_LETTERS)
@@ -92,8 +92,8 @@ def title(axes: Axes, text: str, below: str = "") -> None:
     figure = axes.get_figure()
     assert figure is not None
     inches = figure.bbox.width / figure.get_dpi()
-    lines = wrapped(text, inches - 0.3, TITLE, "bold")
-    figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=TITLE, fontweight="bold", color=INK)
+    lines = wrapped(text, inches - 0.3, _TITLE, "bold")
+    figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=_TITLE, fontweight="bold", color=INK)
     if below:
         lines = wrapped(below, inches - MOST_LABELS, BELOW)
         axes.set_title(lines, loc="left", fontsize=BELOW, color=SOFT)

@@ -7,30 +7,30 @@ from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import SMALLEST_SHARE
-from dpexp.report.analysis.timeline import Bar, Step, typical
+from dpexp.report.analysis.timeline import Bar, TimelineStep, typical_step
 from dpexp.report.figures import palette, style
 
-WIDTH, LANE, MARGIN = 10.0, 0.3, 1.45
+_WIDTH, LANE, _MARGIN = 10.0, 0.3, 1.45
 MOST_LANES = 40
 """Further lanes are left out of the figure (and counted below it); the HTML page has all."""
 LETTER = 0.0085
 """Width of a letter as a share of the lane: decides whether a label fits into its bar."""
 
 
-def timeline_figure(record: Record, steps: list[Step]) -> Figure:
+def timeline_figure(record: Record, steps: list[TimelineStep]) -> Figure:
     """The typical step of the Record; ``steps`` must not be empty."""
-    step = typical(steps)
+    step = typical_step(steps)
     assert step is not None
     lanes = step.lanes[:MOST_LANES]
 
     def is_drawn(bar: Bar) -> bool:  # a share that reads 0.0% is no bar
         return bar.ms > 0 and bar.ms >= SMALLEST_SHARE * step.ms
 
-    figure, axes = style.figure_with_axes(WIDTH, MARGIN + LANE * len(lanes))
+    figure, axes = style.figure_with_axes(_WIDTH, _MARGIN + LANE * len(lanes))
     for place, lane in enumerate(lanes):
         for bar in filter(is_drawn, lane.bars):
             _draw(axes, bar, place, step.ms)
-    style.rows(axes, [lane.name for lane in lanes])
+    style.label_rows(axes, [lane.name for lane in lanes])
     axes.set_xlim(0, step.ms or 1)
     style.time_axis(axes)
     axes.xaxis.tick_top()
@@ -55,5 +55,5 @@ def _draw(axes: Axes, bar: Bar, place: int, step_ms: float) -> None:
 
 def _label(bar: Bar, share: float) -> str:
     """Name and time of a bar, or its name, or nothing: the longest text that fits into the bar."""
-    name = units.shapes(bar.inputs) if bar.replica is not None and bar.inputs else bar.name
+    name = units.shapes_text(bar.inputs) if bar.replica is not None and bar.inputs else bar.name
     return next((text for text in (f"{name} {units.ms(bar.ms)}", name) if len(text) * LETTER < share), "")

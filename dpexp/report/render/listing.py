@@ -5,7 +5,7 @@ from typing import Any
 
 from dpexp.config.alike import merged
 from dpexp.record.record import Row
-from dpexp.report.units import shapes, size
+from dpexp.report.units import shapes_text, size
 
 
 def columns(rows: Iterable[tuple[Any, ...]], indent: int = 2) -> list[str]:
@@ -18,7 +18,7 @@ def columns(rows: Iterable[tuple[Any, ...]], indent: int = 2) -> list[str]:
     ]
 
 
-def models(registry: Sequence[Row]) -> str:
+def models_text(registry: Sequence[Row]) -> str:
     """The registry of ``dpexp.engine.facts.inventory``: a line for each model, followed by its options."""
     lines = []
     for model in registry:
@@ -32,7 +32,7 @@ def models(registry: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def inventory(found: Row) -> str:
+def inventory_text(found: Row) -> str:
     """The result of ``dpexp.engine.facts.inventory.inventory``."""
     title = ("module", "type", "parameters", "bytes", "inputs", "outputs")
     lines = [
@@ -57,6 +57,8 @@ def _modules(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
 
 
 def _module(row: Row) -> tuple[str, ...]:
-    inputs, outputs = (shapes(row["inputs"]), shapes(row["outputs"])) if row["calls"] else ("not called", "")
+    inputs, outputs = (
+        (shapes_text(row["inputs"]), shapes_text(row["outputs"])) if row["calls"] else ("not called", "")
+    )
     repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
     return (row["type"], f"{row['parameters']:,}", size(row["bytes"]), inputs, outputs + repeats)

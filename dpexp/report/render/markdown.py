@@ -9,11 +9,11 @@ from dpexp.report import units
 from dpexp.report.analysis.phases import phase_text
 from dpexp.report.sections import Section, Table
 
-WIDTH = 24
+_WIDTH = 24
 """Letters of a bar of 100%."""
 
 
-def text(sections: Sequence[Section]) -> str:
+def markdown_text(sections: Sequence[Section]) -> str:
     """The sections as Markdown; names that contain markup are shown as they are."""
     return "\n\n".join(_section(section) for section in sections) + "\n"
 
@@ -59,7 +59,7 @@ def _bars(bars: Sequence[Phase]) -> str:
     longest = max(len(bar.name) + 2 * bar.depth for bar in bars)
     lines = [
         f"{'  ' * bar.depth + bar.name:<{longest}}  "
-        f"{'█' * min(WIDTH, max(1, round(bar.share * WIDTH))):<{WIDTH}}  "
+        f"{'█' * min(_WIDTH, max(1, round(bar.share * _WIDTH))):<{_WIDTH}}  "
         f"{units.percent(bar.share):>5}  {phase_text(bar)}"
         for bar in bars
     ]

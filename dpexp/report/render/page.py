@@ -16,7 +16,7 @@ from dpexp.report import sections as report_sections
 from dpexp.report import ticks, units
 from dpexp.report.analysis import timeline
 from dpexp.report.analysis.phases import is_visible, phase_text
-from dpexp.report.analysis.timeline import Bar, Lane, Step
+from dpexp.report.analysis.timeline import Bar, Lane, TimelineStep
 from dpexp.report.figures import palette
 from dpexp.report.sections import Section, Table
 
@@ -26,10 +26,10 @@ LANE_LETTERS = 22
 """Longer names of lanes are shortened."""
 
 
-def timeline_page(record: Record, steps: list[Step]) -> str:
+def timeline_page(record: Record, steps: list[TimelineStep]) -> str:
     """A complete page: every step as lanes, a menu of steps, zoom, and details on hover."""
     name = record.name or record.run_id
-    chosen = timeline.typical(steps)
+    chosen = timeline.typical_step(steps)
     shown = steps[:MOST_STEPS]
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
@@ -49,7 +49,7 @@ def timeline_page(record: Record, steps: list[Step]) -> str:
 
 def fragment(view: RecordView) -> str:
     """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
-    chosen = timeline.typical(timeline.steps(view))
+    chosen = timeline.typical_step(timeline.steps(view))
     content = report_sections.sections(view, full=True)
     parts = [section(part) for part in content]
     if chosen is not None:
@@ -72,12 +72,12 @@ def _asset(name: str) -> str:
     return files("dpexp.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _step_name(step: Step) -> str:
+def _step_name(step: TimelineStep) -> str:
     rows = f", {step.rows} rows" if step.rows else ""
     return f"{step.number}: {units.ms(step.ms)}{rows}"
 
 
-def _option(step: Step, chosen: bool) -> str:
+def _option(step: TimelineStep, chosen: bool) -> str:
     mark = " selected" if chosen else ""
     return f'<option value="{step.number}"{mark}>{escape(_step_name(step))}</option>'
 
@@ -86,7 +86,7 @@ def _legend_entry(phase: str) -> str:
     return f'<span><i style="background:{palette.color(phase)}"></i>{escape(phase)}</span> '
 
 
-def _step(step: Step, hidden: bool = False) -> str:
+def _step(step: TimelineStep, hidden: bool = False) -> str:
     """The lanes of a step under their axis; the axis is in the unit that its first cell names."""
     factor, unit = units.time_unit(step.ms)
     end = step.ms * factor

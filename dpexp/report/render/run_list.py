@@ -16,10 +16,10 @@ from dpexp.record.figures.registry import figures
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.report import units
 
-GAP = 2
+_GAP = 2
 MOST_COLUMNS = 40
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-LEAST = {"name": 8, "status": 8}
+_LEAST = {"name": 8, "status": 8}
 """To how many columns of a terminal a text may be shortened."""
 SHORTEST_ID = 8
 LEFT_OUT = ("devices", "spread", "started", "strategy", "execution", "MLflow", "verified")
@@ -89,8 +89,8 @@ def _fitted(table: Columns, width: int, ids: Iterable[str]) -> Columns:
     for title in LEFT_OUT:
         if _least(table) > width:
             del table[title]
-    for title, least in LEAST.items():
-        others = sum(_widths(table).values()) + GAP * (len(table) - 1) - _widths(table)[title]
+    for title, least in _LEAST.items():
+        others = sum(_widths(table).values()) + _GAP * (len(table) - 1) - _widths(table)[title]
         room = max(least, width - others)
         table[title] = [shortened(cell, room) for cell in table[title]]
     return table
@@ -100,15 +100,15 @@ def _widths(table: Columns) -> dict[str, int]:
     """The columns of the terminal that each column of the table takes; a spread stands behind its `` ± ``."""
     widths = {title: max(map(cell_len, [title, *cells])) for title, cells in table.items()}
     if "spread" in table:
-        widths["spread"] = max(map(cell_len, table["spread"]), default=0) + len(" ± ") - GAP
+        widths["spread"] = max(map(cell_len, table["spread"]), default=0) + len(" ± ") - _GAP
     return widths
 
 
 def _least(table: Columns) -> int:
     """How wide the table is with its texts as short as they may be."""
     widths = _widths(table)
-    shortest = (min(width, LEAST.get(title, width)) for title, width in widths.items())
-    return sum(shortest) + GAP * (len(widths) - 1)
+    shortest = (min(width, _LEAST.get(title, width)) for title, width in widths.items())
+    return sum(shortest) + _GAP * (len(widths) - 1)
 
 
 def prefixes(ids: Sequence[str], others: Iterable[str] = ()) -> list[str]:
@@ -139,7 +139,7 @@ def _lines(table: Columns) -> list[str]:
         for title, cell in zip(table, row, strict=True):
             padding = " " * (widths[title] - cell_len(cell))
             cells.append(padding + cell if title == "step" else cell + padding)
-        lines.append((" " * GAP).join(cells).rstrip())
+        lines.append((" " * _GAP).join(cells).rstrip())
     return lines
 
 

@@ -25,10 +25,10 @@ from dpexp.report.sections import Section, Table
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""
 ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u", "±": "+-"})
-NARROWEST, WIDEST, PIPED, WIDE = 40, 160, 100, 180
+NARROWEST, _WIDEST, PIPED, WIDE = 40, 160, 100, 180
 
 
-def text(
+def terminal_text(
     sections: Sequence[Section], *, width: int | None = None, color: bool | None = None, piped: int = PIPED
 ) -> str:
     """The sections as text, ``width`` columns wide; ``piped`` is the width without a terminal."""
@@ -72,7 +72,7 @@ def terminal_width(piped: int) -> int:
     """The terminal's width, 160 at most; COLUMNS if it is set; or ``piped`` without a terminal."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return piped
-    return min(WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
+    return min(_WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
 
 
 def _section(section: Section, width: int) -> RenderableType:

@@ -16,13 +16,13 @@ from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedE
 from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.shards import Shards
-from dpexp.strategies.tables import Table
+from dpexp.strategies.tables import EmbeddingTable
 from dpexp.strategies.wrappers import named_parameters, parts
 from dpexp.timing import Timer
 
 
 def shards_of(
-    tables: Sequence[Table], shards: Mapping[torch.Tensor, Split], timer: Timer
+    tables: Sequence[EmbeddingTable], shards: Mapping[torch.Tensor, Split], timer: Timer
 ) -> dict[int, ShardedEmbedding]:
     """What this rank has of each table, by the id of the table, from the shards of each weight.
 

@@ -112,12 +112,12 @@ class ExchangedLookup(Lookup):
         return self.pool(ids, self.source, offsets, per_sample_weights=weights)
 
 
-Lookups = Sequence[ExchangedLookup]
+_Lookups = Sequence[ExchangedLookup]
 ByRank = Sequence[Sequence[Any]]
 """By rank, then by lookup."""
 
 
-def exchange(lookups: Lookups, group: Any) -> None:
+def exchange(lookups: _Lookups, group: Any) -> None:
     """Exchange ids and vectors of all lookups in a process group, and make their outputs."""
     ranks = range(distributed.get_world_size())
     asked = [[each.count(rank) for each in lookups] for rank in ranks]
@@ -133,7 +133,7 @@ def exchange(lookups: Lookups, group: Any) -> None:
         each.make_vectors()
 
 
-def exchange_again(lookups: Lookups, stale: Sequence[torch.Tensor]) -> None:
+def exchange_again(lookups: _Lookups, stale: Sequence[torch.Tensor]) -> None:
     """Tell every rank which of the vectors that it asked for have changed, and send it these.
 
     ``stale`` says which, of the rows that this rank read for others, by lookup.
@@ -151,7 +151,7 @@ def exchange_again(lookups: Lookups, stale: Sequence[torch.Tensor]) -> None:
         each.make_changed_vectors(of_ranks)
 
 
-def _exchange_vectors(lookups: Lookups, rows: ByRank, is_asked: ByRank, group: Any = None) -> None:
+def _exchange_vectors(lookups: _Lookups, rows: ByRank, is_asked: ByRank, group: Any = None) -> None:
     """Send each rank these rows of the shards; write those that come to the places of the ids that ask."""
     sent = [
         [each.table.weight.detach()[of] for each, of in zip(lookups, of_rank, strict=True)]
@@ -167,7 +167,7 @@ def _exchange_vectors(lookups: Lookups, rows: ByRank, is_asked: ByRank, group: A
 
 
 def exchange_gradients(
-    lookups: Lookups, gradients: Sequence[torch.Tensor | None]
+    lookups: _Lookups, gradients: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     """From gradients of the vectors that were found to those of this rank's shards, averaged as DDP's are."""
     own, ranks = distributed.get_rank(), range(distributed.get_world_size())

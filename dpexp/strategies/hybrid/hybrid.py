@@ -50,7 +50,7 @@ from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.strategies.replicas.data_parallel import Replicating, data_parallel_module
 from dpexp.strategies.submodules import check_not_tied, matching, rewire
-from dpexp.strategies.tables import Table, tables
+from dpexp.strategies.tables import EmbeddingTable, tables
 from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
@@ -71,7 +71,7 @@ class Hybrid(Replicating):
             )
         self._check_sharding()
         self._check_pipeline()
-        host_tables: list[Table] = []
+        host_tables: list[EmbeddingTable] = []
         if devices:
             check_not_tied(model, hosts, "--host")
         for name in hosts:

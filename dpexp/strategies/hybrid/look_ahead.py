@@ -60,7 +60,7 @@ class Reads:
 
 
 @dataclass(eq=False)
-class Step:
+class AheadStep:
     """A batch, and the lookups that were done ahead: those that its forward has not come to yet."""
 
     batch: Batch
@@ -79,8 +79,8 @@ class LookAhead(Prefetch):
         self._hosts, self._depth = hosts, depth
         self._copies = CopyStreams(device)
         self._calls: list[HostCall] | None = None
-        self._step: Step | None = None
-        self._waiting = deque[Step]()  # the batches after the current one
+        self._step: AheadStep | None = None
+        self._waiting = deque[AheadStep]()  # the batches after the current one
         self._ended = 0  # the number of the last update that has ended
         self._thread = threading.local()
         self._first: dict[torch.Tensor, int] = {}  # the number of each table's first row in written
@@ -97,10 +97,10 @@ class LookAhead(Prefetch):
         source = _without_draws(iter(batches))
         thread = ThreadPoolExecutor(1, "dpexp look-ahead")
         try:
-            self._waiting = waiting = deque(map(Step, islice(source, 1)))
+            self._waiting = waiting = deque(map(AheadStep, islice(source, 1)))
             while waiting:
                 step = waiting.popleft()
-                waiting.extend(map(Step, islice(source, self._depth - len(waiting))))
+                waiting.extend(map(AheadStep, islice(source, self._depth - len(waiting))))
                 for each in waiting if self._calls is not None else ():
                     each.future = each.future or self._submit(thread, each.batch)
                 with nullcontext() if self._calls is not None else self._learning(step.batch):
@@ -179,7 +179,7 @@ class LookAhead(Prefetch):
             self._differs(step)
         return forward(*args, **kwargs)
 
-    def _receive(self, step: Step, reads: Reads) -> None:
+    def _receive(self, step: AheadStep, reads: Reads) -> None:
         """Read again what was written since, and let the forward have the vectors."""
         step.future = None
         self._mark_writes_of_others()
@@ -205,7 +205,7 @@ class LookAhead(Prefetch):
             if is_stale.any():
                 each.read_again(is_stale.nonzero().squeeze(1))
 
-    def _differs(self, step: Step) -> None:
+    def _differs(self, step: AheadStep) -> None:
         """The forward has another lookup than was done ahead."""
         step.left.clear()
 

@@ -28,10 +28,10 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError
 
-LARGE = 1 << 20
+_LARGE = 1 << 20
 """Numbers from which on a matrix is made in a file; smaller tables are copied to one."""
 
-CHUNK = 1 << 22
+_CHUNK = 1 << 22
 """Numbers that are drawn at once."""
 _BLOCK = 16
 """``normal_`` draws in blocks of so many: chunks of several, and of one at least, get what a table gets."""
@@ -56,7 +56,7 @@ class MappedTables(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.empty and str(kwargs.get("device") or "cpu") == "cpu" and "out" not in kwargs:
             made = torch.empty(*args, **kwargs | {"device": "meta"})
-            if made.dim() == 2 and made.dtype is torch.float32 and made.numel() >= LARGE:
+            if made.dim() == 2 and made.dtype is torch.float32 and made.numel() >= _LARGE:
                 return self._new(made.shape)
         if func in _FILLS:
             tensor, *rest = args or (kwargs.pop("tensor"),)  # by name from torch.nn.init
@@ -147,6 +147,6 @@ def _chunks(numbers: int) -> Iterator[tuple[int, int]]:
     """(first, end) of each chunk; a last one of less than a block belongs to the one before."""
     start = 0
     while start < numbers:
-        stop = start + CHUNK if numbers - start - CHUNK >= _BLOCK else numbers
+        stop = start + _CHUNK if numbers - start - _CHUNK >= _BLOCK else numbers
         yield start, stop
         start = stop

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from dpexp.devices import HOST
 from dpexp.strategies.hybrid.table_shards import Split
-from dpexp.strategies.tables import Table, TablePart
+from dpexp.strategies.tables import EmbeddingTable, TablePart
 from dpexp.timing import Timer
 
 
@@ -40,7 +40,7 @@ class ShardedEmbedding(TablePart):
     Every rank must call it equally often, in the same order. Raises IndexError for ids that the table lacks.
     """
 
-    def __init__(self, table: Table, shards: Split, timer: Timer) -> None:
+    def __init__(self, table: EmbeddingTable, shards: Split, timer: Timer) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = self.full_shape = tuple(table.weight.shape)
         self.padding_idx, self.sparse = table.padding_idx, table.sparse

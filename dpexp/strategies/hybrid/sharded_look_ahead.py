@@ -50,7 +50,7 @@ from dpexp.strategies.hybrid.exchanged_lookups import (
     exchange_again,
     exchange_gradients,
 )
-from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads, Step
+from dpexp.strategies.hybrid.look_ahead import AheadStep, LookAhead, Reads
 from dpexp.strategies.hybrid.lookups import Gradients, Lookup, named_arguments
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.tables import PlacedTable
@@ -98,7 +98,7 @@ class ShardedLookAhead(LookAhead):
     def _gradients(self, lookups: Sequence[ExchangedLookup]) -> Gradients:
         return partial(exchange_gradients, lookups)
 
-    def _differs(self, step: Step) -> None:
+    def _differs(self, step: AheadStep) -> None:
         raise ConfigError(
             "--pipeline with --shard-embedding: a step looks up other ids than its batch did ahead of it, or "
             "in another order, of which the other ranks do not know: use --serial"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.strategies.tables import Table, tables
+from dpexp.strategies.tables import EmbeddingTable, tables
 
 UNEVEN = 1.1
 """The most bytes that whole tables may give to a rank, as a multiple of an even share of all tables."""
@@ -94,7 +94,7 @@ def _split(count: int, ranks: int) -> list[range]:
     return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
 
 
-def with_own_forward(tables: Iterable[Table]) -> list[Table]:
+def with_own_forward(tables: Iterable[EmbeddingTable]) -> list[EmbeddingTable]:
     """The tables of a subclass whose forward is not the lookup of ``nn.Embedding`` or ``nn.EmbeddingBag``."""
     known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
     return [table for table in tables if type(table).forward not in known]

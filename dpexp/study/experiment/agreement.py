@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from dpexp.config.run_config import digest
+from dpexp.config.run_config import config_digest
 from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
@@ -27,7 +27,7 @@ def _config(record: Record) -> Iterator[str]:
     config = record.config
     if not config.get("strategy"):  # a program's, which has no config
         return
-    if digest(config) != record.config_digest:
+    if config_digest(config) != record.config_digest:
         yield "config_digest is not the SHA-256 of its config"
     if record.strategy != config["strategy"]:
         yield f"strategy is {record.strategy}, but its config says {config['strategy']}"

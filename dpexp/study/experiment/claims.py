@@ -106,7 +106,7 @@ def interval(
         early = {number: figure for number, figure in figures.items() if number <= rounds}
         if baseline is None:
             return intervals.of_runs(early, confidence)
-        return intervals.ratio(early, baseline, confidence)
+        return intervals.ratio_interval(early, baseline, confidence)
 
     first, last = min(figures), max(figures)
     looks = intervals.look_confidences(*runs[0].looks) if runs[0].looks else {}
@@ -114,7 +114,7 @@ def interval(
     return intervals.over_looks(done) if done else after(last, intervals.CONFIDENCE)
 
 
-def sections(experiment: Experiment, folder: Path) -> list[Section]:
+def claim_sections(experiment: Experiment, folder: Path) -> list[Section]:
     """The verdicts on the Records of a folder as report sections."""
     verdicts = judge(experiment, measured_runs(folder))
     mood = "good" if all(verdict.is_as_stated for verdict in verdicts) else "warn"

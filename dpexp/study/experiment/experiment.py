@@ -28,7 +28,7 @@ from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Row
-from dpexp.study.experiment.figure_kinds import Figure
+from dpexp.study.experiment.figure_kinds import ExperimentFigure
 from dpexp.study.experiment.records import RunsByCell, measured_runs
 
 CONFIG, README, RECORDS = "config.py", "README.md", "records"
@@ -92,7 +92,7 @@ class Experiment:
     claims: Sequence[Claim]
     answer: str
     columns: Sequence[str]
-    figure: Figure
+    figure: ExperimentFigure
     repeats: int = 5
 
     @property
@@ -139,7 +139,7 @@ class Experiment:
         return found
 
 
-def load(folder: Path) -> Experiment:
+def load_experiment(folder: Path) -> Experiment:
     """The experiment of a folder. Raises ConfigError for what is missing or wrong in its config.py."""
     folder = folder.resolve()
     path = folder / CONFIG

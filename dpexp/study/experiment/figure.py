@@ -19,15 +19,15 @@ from dpexp.report import units
 from dpexp.report.figures import palette, style
 from dpexp.study.experiment.claims import interval
 from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Lines, Splits
-from dpexp.study.experiment.figure_kinds import Figure as Spec
-from dpexp.study.experiment.metrics import medians, metric, title, value
+from dpexp.study.experiment.figure_kinds import ExperimentFigure as Spec
+from dpexp.study.experiment.metrics import medians, metric, metric_title, value
 from dpexp.study.experiment.records import MeasuredRun, RunsByCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KEY = "dpexp"
+_KEY = "dpexp"
 """The key of the digest in the PNG's text."""
 FIGURE_DPI = 130
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#C2689B", "#332288", "#BC8100", "#3596D6", "#5F6B7A")
@@ -37,7 +37,7 @@ BASELINE, LIMIT = SERIES[7], palette.PHASES["replicate"]
 def save(spec: Spec, runs: RunsByCell, path: Path) -> None:
     """Draw the figure into a PNG that carries the digest of its data."""
     data = figure_data(spec, runs)
-    draw(spec, data).savefig(path, dpi=FIGURE_DPI, metadata={KEY: data_digest(spec, data), "Software": None})
+    draw(spec, data).savefig(path, dpi=FIGURE_DPI, metadata={_KEY: data_digest(spec, data), "Software": None})
 
 
 def shows(path: Path, spec: Spec, runs: RunsByCell) -> bool:
@@ -57,7 +57,7 @@ def stored_digest(path: Path) -> str | None:
 
     try:
         with Image.open(path) as image:
-            return image.info.get(KEY)
+            return image.info.get(_KEY)
     except OSError:
         return None
 
@@ -155,10 +155,14 @@ def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
         axes.plot(row["dots"], [place] * len(row["dots"]), "o", color=style.INK, markersize=3.5, alpha=0.75)
     axes.set_xlim(0, longest * 1.05)
     _draw_limits(axes, spec.limits)
-    style.rows(axes, [f"{row['label']}    {kind.show(row['value']):>8}" for row in data], margin=0.7)
+    style.label_rows(axes, [f"{row['label']}    {kind.show(row['value']):>8}" for row in data], margin=0.7)
     axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
     has_dots = any(row["dots"] for row in data)
-    below = f"{title(spec.metric)}, geometric mean of the runs' medians; a dot is one run" if has_dots else ""
+    below = (
+        f"{metric_title(spec.metric)}, geometric mean of the runs' medians; a dot is one run"
+        if has_dots
+        else ""
+    )
     style.title(axes, spec.title, below)
     return figure
 
@@ -177,8 +181,8 @@ def _draw_dots(spec: Dots, data: list[Row]) -> Figure:
     axes.set_xlim(spec.floor / 2, 10 * max([row["value"] for row in data] + list(spec.limits.values())))
     style.log_axis(axes.xaxis, lambda at: f"{at:.0e}")
     _draw_limits(axes, spec.limits)
-    style.rows(axes, rows, margin=0.9)
-    axes.set_xlabel(title(spec.metric), fontsize=9, color=style.SOFT)
+    style.label_rows(axes, rows, margin=0.9)
+    axes.set_xlabel(metric_title(spec.metric), fontsize=9, color=style.SOFT)
     _legend(axes, loc="center", bbox_to_anchor=(0.66, 0.5))
     style.title(axes, spec.title)
     return figure
@@ -208,7 +212,7 @@ def _draw_splits(spec: Splits, data: list[Row]) -> Figure:
             axes.barh(place, rows, left=left, height=0.7, color=color, edgecolor=style.PAPER, linewidth=1.5)
             style.text_on(axes, left + rows / 2, place, str(rows), color, 9)
             left += rows
-    style.rows(axes, [row["label"] for row in data])
+    style.label_rows(axes, [row["label"] for row in data])
     axes.set_xlabel("rows of the batch; a colour a device", fontsize=9, color=style.SOFT)
     style.title(axes, spec.title)
     return figure
@@ -235,7 +239,7 @@ def _draw_lines(spec: Lines, data: list[Row], axes: Axes) -> None:
         axes.axhline(1.0, color=style.INK, linewidth=1.0, linestyle="--")
     style.log_axis(axes.yaxis, show)
     axes.set_xlabel(style.escape(spec.x), fontsize=9, color=style.SOFT)
-    axes.set_ylabel(style.escape(spec.y or title(spec.metric)), fontsize=9, color=style.SOFT)
+    axes.set_ylabel(style.escape(spec.y or metric_title(spec.metric)), fontsize=9, color=style.SOFT)
 
 
 def _draw_curves(data: list[Row], axes: Axes) -> None:

@@ -60,4 +60,4 @@ class Curves:
     window: int
 
 
-Figure = Bars | Dots | Lines | Splits | Curves
+ExperimentFigure = Bars | Dots | Lines | Splits | Curves

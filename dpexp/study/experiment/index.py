@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from dpexp.report.render.markdown import escape
-from dpexp.study.experiment.experiment import CONFIG, README, ClaimOutcome, Experiment, load
+from dpexp.study.experiment.experiment import CONFIG, README, ClaimOutcome, Experiment, load_experiment
 from dpexp.study.experiment.readme import ExperimentReadme, date, machine, records_of, replace_block
 
 BLOCK = "index"
@@ -47,6 +47,6 @@ def with_index(folder: Path) -> str:
 def _experiments(folder: Path, text: str) -> list[Experiment]:
     """Every experiment of the folder, in the order of the links in the index's text, then by name."""
     lesson = text.partition(f"<!-- begin: {BLOCK} -->")[0]
-    experiments = [load(path.parent) for path in folder.glob(f"*/{CONFIG}")]
+    experiments = [load_experiment(path.parent) for path in folder.glob(f"*/{CONFIG}")]
     places = {experiment.name: lesson.find(f"]({experiment.name}/)") for experiment in experiments}
     return sorted(experiments, key=lambda one: (places[one.name] < 0, places[one.name], one.name))

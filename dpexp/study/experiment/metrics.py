@@ -140,7 +140,7 @@ def metric(name: str) -> tuple[Metric, str]:
     return METRICS[base], argument
 
 
-def title(name: str) -> str:
+def metric_title(name: str) -> str:
     """The title of the metric's column."""
     found, argument = metric(name)
     return found.title.format(argument or "the model")

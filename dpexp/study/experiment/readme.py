@@ -79,7 +79,7 @@ class ExperimentReadme:
             if len(self.runs) > 1:
                 parts.append(f"### On {kind}")
             cells = tuple(self._cell_row(cell, runs) for cell in self.experiment.runs if runs.get(cell))
-            titles = ("cell", "runs", *map(metrics.title, self.experiment.columns))
+            titles = ("cell", "runs", *map(metrics.metric_title, self.experiment.columns))
             verdicts = tuple(
                 (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
                 for verdict in self.verdicts[kind]

@@ -32,7 +32,7 @@ SAME_TIMES = (*MATTERS["bits"], "cpu_count")
 
 
 @dataclass(frozen=True)
-class Difference:
+class EnvironmentDifference:
     """A fact of the environment that differs, and what that may change."""
 
     what: str
@@ -57,7 +57,7 @@ class Reproduction:
 
     then: Record
     now: Record
-    differences: list[Difference]
+    differences: list[EnvironmentDifference]
     checks: list[Check]
     warnings: list[str]
 
@@ -93,24 +93,24 @@ def compare_records(
     return Reproduction(then, now, differences, checks, _warnings(then, now, exact))
 
 
-def _differences(then: Record, now: Record) -> list[Difference]:
+def _differences(then: Record, now: Record) -> list[EnvironmentDifference]:
     """What differs in the environment, the most important first; what was not recorded is left out."""
     before, after = then.environment, now.environment
     found = [
-        Difference(key, str(before[key]), str(after.get(key)), affects)
+        EnvironmentDifference(key, str(before[key]), str(after.get(key)), affects)
         for affects, keys in MATTERS.items()
         for key in keys
         if before.get(key) not in (None, after.get(key))
     ]
     versions = after.get("packages") or {}
     found += [
-        Difference(name, version, str(versions.get(name)), "nothing expected")
+        EnvironmentDifference(name, version, str(versions.get(name)), "nothing expected")
         for name, version in sorted((before.get("packages") or {}).items())
         if name != "torch" and version != versions.get(name)
     ]
     old, new = (str((facts.get("git") or {}).get("commit"))[:12] for facts in (before, after))
     if old != new:
-        found.append(Difference("commit", old, new, "anything"))
+        found.append(EnvironmentDifference("commit", old, new, "anything"))
     return sorted(found, key=lambda difference: list(MATTERS).index(difference.affects))
 
 
@@ -213,7 +213,7 @@ def _is_dirty(record: Record) -> bool:
     return bool((record.environment.get("git") or {}).get("dirty"))
 
 
-def sections(result: Reproduction) -> list[Section]:
+def reproduction_sections(result: Reproduction) -> list[Section]:
     """The reproduction as report sections."""
     equal = {True: "equal", False: "DIFFERS", None: "-"}
     times = any(check.is_equal is False and not check.is_required for check in result.checks[-1:])

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from submitit import Executor, Job
     from submitit.helpers import DelayedSubmission
 
-POLL_S, GRACE_S = 1.0, 30.0
+POLL_S, _GRACE_S = 1.0, 30.0
 """Seconds between two looks, and those after which what a job wrote before its end can be read here."""
 SIGNAL_S = 5.0
 """Seconds in which a job gets a signal that one of its runs has got."""
@@ -136,7 +136,7 @@ def in_jobs(
     Raises ConfigError for a job that Slurm refuses, then none is left; NotStartedError if it is the first.
     """
     (sweep.folder / JOBS).mkdir(exist_ok=True)
-    known, lines = load(sweep.folder).summary, Lines(sweep)
+    known, lines = load(sweep.folder).summary, JobLines(sweep)
     yield from (run for run in lines.read() if f"wall_s.{run.planned.name}" not in known)
     rounds = {number: [*runs] for number, runs in groupby(planned, key=lambda run: run.round)}
     jobs: dict[int, Job[None]] = {}
@@ -153,7 +153,7 @@ def in_jobs(
                 yield completed
             for number in [number for number, job in jobs.items() if job.job_id not in alive]:
                 job, since = jobs[number], gone.setdefault(number, time.monotonic())
-                if not rounds[number] or _has_result(job) or time.monotonic() > since + GRACE_S:
+                if not rounds[number] or _has_result(job) or time.monotonic() > since + _GRACE_S:
                     yield from (CompletedRun(run, None, 0.0, _why(job)) for run in rounds[number])
                     del jobs[number]
             if jobs:
@@ -168,7 +168,7 @@ def in_jobs(
         raise
 
 
-class Lines:
+class JobLines:
     """The lines that the jobs of a sweep have written, each read once."""
 
     def __init__(self, sweep: Sweep) -> None:

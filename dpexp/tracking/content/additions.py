@@ -12,7 +12,7 @@ from typing import Any
 from dpexp.record.record import Record
 from dpexp.tracking.content import content
 from dpexp.tracking.content.content import Point
-from dpexp.tracking.content.samples import Samples, is_system
+from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.store.store import BATCH
 
@@ -25,7 +25,7 @@ def replace(run: MlflowRun) -> None:
     run.delete()
 
 
-def copy(run: MlflowRun, record: Record, samples: Samples) -> None:
+def copy(run: MlflowRun, record: Record, samples: MetricSamples) -> None:
     """Write the additions of the runs that this one replaces; of a tag or param the latest."""
     replaced = _replaced(run, record)
     if not replaced:
@@ -49,7 +49,7 @@ def _replaced(run: MlflowRun, record: Record) -> list[Any]:
     return sorted(found, key=lambda old: int(old.data.tags[REPLACED]), reverse=True)
 
 
-def _points(run: MlflowRun, old: Any, record: Record, samples: Samples) -> Iterator[Point]:
+def _points(run: MlflowRun, old: Any, record: Record, samples: MetricSamples) -> Iterator[Point]:
     """The points of a replaced run that its journal and ``system.jsonl`` cannot give."""
     held = samples.system()
     for key in old.data.metrics:

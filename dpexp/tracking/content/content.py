@@ -225,7 +225,7 @@ def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str
     return fitted, changed
 
 
-def tables(record: Record) -> dict[str, str]:
+def record_tables(record: Record) -> dict[str, str]:
     """The tables' artifacts by file name; only those with rows, and of many rows the first."""
     return {name: table(rows[:MAX_ROWS]) for name, rows in _rows(record).items()}
 

@@ -27,7 +27,7 @@ class _Folded(Record):
     system: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class Samples:
+class MetricSamples:
     """What was read so far of one run's files, in their present state."""
 
     def __init__(self, folder: Path) -> None:

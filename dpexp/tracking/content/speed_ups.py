@@ -15,14 +15,14 @@ from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
 
 
-def write(run: MlflowRun, folder: Path, record: Record) -> None:
+def write_speed_ups(run: MlflowRun, folder: Path, record: Record) -> None:
     """Write the speed-up of this run, if its sweep knows it; for a sweep those of its delivered runs."""
     parent = ledger.parent_folder(folder, record)
     if parent is not None and (parent / RECORD).exists():
         _write(run, record, _of_runs(parent).get(record.run_id))
     for run_id, value in _of(record).items():
         child = folder.with_name(run_id)
-        entry = ledger.read(child).get(run.store.name)
+        entry = ledger.read_ledger(child).get(run.store.name)
         if entry is not None and run.store.active_run(entry.mlflow_run_id) is not None:
             _write(MlflowRun(run.store, entry.experiment_id, entry.mlflow_run_id), record, value)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.analysis.timeline import Bar, Step, steps, typical
+from dpexp.report.analysis.timeline import Bar, TimelineStep, steps, typical_step
 
 if TYPE_CHECKING:
     from mlflow.entities import LiveSpan
@@ -39,9 +39,9 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, seen: Record | 
     mlflow.flush_trace_async_logging()
 
 
-def select_steps(candidates: list[Step]) -> list[Step]:
+def select_steps(candidates: list[TimelineStep]) -> list[TimelineStep]:
     """The typical step, and the first with the smallest batch where its size differs, else the slowest."""
-    usual = typical(candidates)
+    usual = typical_step(candidates)
     if usual is None:
         return []
     other = min(candidates, key=lambda step: (step.rows or 0, step.number))
@@ -52,7 +52,7 @@ def select_steps(candidates: list[Step]) -> list[Step]:
     return [usual] if other is usual else [usual, other]
 
 
-def _log(step: Step, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
+def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Record) -> None:
     import mlflow
 
     rows = {} if step.rows is None else {"rows": step.rows}

@@ -25,7 +25,7 @@ from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
 from dpexp.tracking.content import additions, content
-from dpexp.tracking.content.samples import Samples, is_system
+from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
@@ -33,7 +33,7 @@ from dpexp.tracking.store.store import Store
 
 AGAIN = "deliver it again"
 NEW_RUN = "deliver it into a new MLflow run"
-SHOWN = 3  # differing names that a problem lists
+_SHOWN = 3  # differing names that a problem lists
 
 
 def ledger_problems(folder: Path) -> list[Problem]:
@@ -84,7 +84,7 @@ def has_more(folder: Path, entry: LedgerEntry) -> bool:
 
 def keeps_more(store: Store, folder: Path) -> bool:
     """Whether the open store ``has_more`` of a run, and has it still."""
-    entry = ledger.read(folder).get(store.name)
+    entry = ledger.read_ledger(folder).get(store.name)
     return entry is not None and has_more(folder, entry) and _active(store, entry) is not None
 
 
@@ -101,7 +101,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         return []
     if keeps_more(store, folder):
         return []  # which `ledger_problems` reports
-    entry = ledger.read(folder).get(store.name)
+    entry = ledger.read_ledger(folder).get(store.name)
     if entry is None or not ledger.is_complete(folder, store.name):
         if ledger.is_being_delivered(folder):
             return []
@@ -124,7 +124,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
 
 def is_stored(store: Store, folder: Path) -> bool:
     """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
-    found = _active(store, ledger.read(folder)[store.name])
+    found = _active(store, ledger.read_ledger(folder)[store.name])
     if found is None:
         return False
     try:
@@ -142,9 +142,9 @@ def is_stored(store: Store, folder: Path) -> bool:
     return True
 
 
-def delete(store: Store, folder: Path) -> None:
+def delete_mlflow_run(store: Store, folder: Path) -> None:
     """Delete the MLflow run of this run, if it is there: the next delivery makes one that replaces it."""
-    entry = ledger.read(folder).get(store.name)
+    entry = ledger.read_ledger(folder).get(store.name)
     if entry is not None and _active(store, entry) is not None:
         additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
     ledger.forget(folder, store.name)
@@ -188,7 +188,7 @@ def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
 
 def _system(folder: Path, run: MlflowRun, found: Any) -> tuple[list[str], str]:
     """The system metrics that differ from ``system.jsonl``, and what the file lacks of them."""
-    samples = Samples(folder)
+    samples = MetricSamples(folder)
     samples.read()
     held, texts, lost = samples.system(), [], set()
     for key in sorted(held.keys() | set(filter(is_system, found.data.metrics))):
@@ -219,11 +219,11 @@ def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
 
 def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
     stored = {file.path for file in run.store.client.list_artifacts(run.run_id)}
-    missing = sorted({RECORD, *content.tables(record)} - stored)
+    missing = sorted({RECORD, *content.record_tables(record)} - stored)
     return f"artifacts missing: {', '.join(missing)}" if missing else ""
 
 
 def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:
     names = [name for name, value in expected.items() if stored.get(name) != value]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{what} differ: {', '.join(names[:SHOWN])}{more}" if names else ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what} differ: {', '.join(names[:_SHOWN])}{more}" if names else ""

@@ -41,7 +41,7 @@ class DeliveryLockedError(RuntimeError):
     """Another process is delivering this run."""
 
 
-def read(folder: Path) -> dict[str, LedgerEntry]:
+def read_ledger(folder: Path) -> dict[str, LedgerEntry]:
     """The ledger of a run by store; empty where nothing was delivered, or the ledger cannot be read."""
     try:
         return read_undamaged(folder)
@@ -65,14 +65,14 @@ def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
     return entries
 
 
-def write(folder: Path, store: str, entry: LedgerEntry) -> None:
+def write_entry(folder: Path, store: str, entry: LedgerEntry) -> None:
     """Record what a store has; the entries of other stores stay."""
-    _write(folder, read(folder) | {store: entry})
+    _write(folder, read_ledger(folder) | {store: entry})
 
 
 def forget(folder: Path, store: str) -> None:
     """Record that a store has nothing: the next delivery finds out what it has."""
-    _write(folder, {name: entry for name, entry in read(folder).items() if name != store})
+    _write(folder, {name: entry for name, entry in read_ledger(folder).items() if name != store})
 
 
 def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
@@ -82,7 +82,7 @@ def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
 
 def is_complete(folder: Path, store: str) -> bool:
     """Whether the store has everything that the journal holds now."""
-    entry, journal = read(folder).get(store), folder / JOURNAL
+    entry, journal = read_ledger(folder).get(store), folder / JOURNAL
     if entry is None or not entry.complete or not journal.exists():
         return False
     return entry.journal_bytes == journal.stat().st_size
@@ -99,7 +99,7 @@ def parent_folder(folder: Path, record: Record) -> Path | None:
 def parent_tag(folder: Path, record: Record, store: str) -> dict[str, str]:
     """The tag that makes a run a child of its sweep's MLflow run; empty without one."""
     parent = parent_folder(folder, record)
-    entry = read(parent).get(store) if parent is not None else None
+    entry = read_ledger(parent).get(store) if parent is not None else None
     return {} if entry is None else {"mlflow.parentRunId": entry.mlflow_run_id}
 
 
@@ -135,7 +135,7 @@ def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
 
 
 def _state(folder: Path, store: str) -> str:
-    entries = read(folder)
+    entries = read_ledger(folder)
     if store in entries:
         return "yes" if is_complete(folder, store) else "in part"
     return "elsewhere" if any(entry.complete for entry in entries.values()) else "no"

@@ -78,7 +78,7 @@ class MlflowRun:
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables and ``record.json``."""
-        for name, text in content.tables(record).items():
+        for name, text in content.record_tables(record).items():
             self.store.client.log_text(self.run_id, text, name)
         self.store.client.log_artifact(self.run_id, str(record_file))
 

@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpexp.record.record import Row
-from dpexp.record.runs.check import Problem
-from dpexp.record.runs.check import problems as record_problems
-from dpexp.record.runs.check import repair as repair_record
+from dpexp.record.runs.check import Problem, record_problems, repair_record
 from dpexp.tracking.delivery import check
 from dpexp.tracking.delivery.sync import deliver, is_child
 from dpexp.tracking.errors import StoreError, short_message
@@ -19,7 +17,7 @@ class RunNotComparedError(StoreError):
     """One run could not be compared with the store; others perhaps can."""
 
 
-def problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
+def run_problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
     """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
     found = [*record_problems(folder), *check.ledger_problems(folder)]
     if not with_store:
@@ -54,7 +52,7 @@ def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -
 
 def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[list[Problem], list[Problem]]:
     """The problems of one run, and those that are left; a repair may uncover others, which need another."""
-    found = left = problems(home, folder, with_store=with_store)
+    found = left = run_problems(home, folder, with_store=with_store)
     tried: set[str] = {""}
     for _ in range(REPAIRS if mend else 0):
         repairs = {problem.repair for problem in left}
@@ -62,7 +60,7 @@ def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[l
             break
         tried |= repairs
         repair(home, folder, left)
-        left = problems(home, folder, with_store=with_store)
+        left = run_problems(home, folder, with_store=with_store)
         found = [*found, *left]
     return found, left
 

@@ -25,7 +25,7 @@ NOT_DELIVERED = "not delivered"
 
 
 @dataclass(frozen=True)
-class Result:
+class DeliveryResult:
     """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped`` or ``not delivered``.
 
     A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it, or it has
@@ -103,7 +103,7 @@ def _sweep_of(folder: Path) -> Path | None:
 
 def deliver(
     home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False
-) -> Iterator[Result]:
+) -> Iterator[DeliveryResult]:
     """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
 
     Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
@@ -111,14 +111,14 @@ def deliver(
     store = Store.from_environment(home)
     for folder in sorted(runs, key=is_child) if new_run else runs:
         if not again and ledger.is_complete(folder, store.name):
-            yield Result(folder.name, "already")
+            yield DeliveryResult(folder.name, "already")
         elif not _has_ended(folder):
-            yield Result(folder.name, "running", "its own uploader delivers it")
+            yield DeliveryResult(folder.name, "running", "its own uploader delivers it")
         else:
             try:
                 load(folder)
             except JournalError as error:
-                yield Result(folder.name, SKIPPED, str(error))
+                yield DeliveryResult(folder.name, SKIPPED, str(error))
                 continue
             closed = close(folder) if not _has_record(folder) else None
             if closed is not None and not closed.is_well:
@@ -130,34 +130,38 @@ def deliver(
             yield result
 
 
-def close(folder: Path) -> Result:
+def close(folder: Path) -> DeliveryResult:
     """Write the Record of a run whose process died; ``deliver`` then ends it in the store."""
     try:
         record = finish(folder / JOURNAL)
     except JournalError as error:
-        return Result(folder.name, SKIPPED, str(error))
+        return DeliveryResult(folder.name, SKIPPED, str(error))
     if not (folder / RECORD).exists():
-        return Result(folder.name, NOT_DELIVERED, record.damage[-1])
+        return DeliveryResult(folder.name, NOT_DELIVERED, record.damage[-1])
     steps = len(present(record.steps["time_ms"]))
-    return Result(folder.name, "closed", f"{record.status}, {steps} steps recorded")
+    return DeliveryResult(folder.name, "closed", f"{record.status}, {steps} steps recorded")
 
 
-def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> Result:
+def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> DeliveryResult:
     try:
         with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
             if check.keeps_more(store, folder):
-                return Result(folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps")
+                return DeliveryResult(
+                    folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps"
+                )
             if new_run:
-                check.delete(store, folder)
+                check.delete_mlflow_run(store, folder)
             if not again and ledger.is_complete(folder, store.name):
-                return Result(folder.name, "already")
-            return Result(folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message)
+                return DeliveryResult(folder.name, "already")
+            return DeliveryResult(
+                folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message
+            )
     except (DeliveryLockedError, StoreError, JournalError) as error:
-        return Result(folder.name, NOT_DELIVERED, str(error))
+        return DeliveryResult(folder.name, NOT_DELIVERED, str(error))
     except Exception as error:  # any store, any driver
         with contextlib.suppress(OSError), open(folder / LOG, "a") as log:  # the disk may be full
             log.write(redact(traceback.format_exc()))
-        return Result(folder.name, NOT_DELIVERED, short_message(error))
+        return DeliveryResult(folder.name, NOT_DELIVERED, short_message(error))
 
 
 def _has_journal(folder: Path) -> bool:
@@ -183,7 +187,7 @@ def _has_ended(folder: Path) -> bool:
 
 
 def _is_partial(folder: Path, store: str) -> bool:
-    return store in ledger.read(folder) and not ledger.is_complete(folder, store)
+    return store in ledger.read_ledger(folder) and not ledger.is_complete(folder, store)
 
 
 def _is_tracked(folder: Path) -> bool:

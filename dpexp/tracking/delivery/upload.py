@@ -20,7 +20,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import additions, content, speed_ups
 from dpexp.tracking.content.content import Point
-from dpexp.tracking.content.samples import Samples
+from dpexp.tracking.content.samples import MetricSamples
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
@@ -44,7 +44,7 @@ class Upload:
         self.journal = journal
         self.folder = journal.parent
         self._may_exist = not fresh or store.is_remote
-        self._samples = Samples(self.folder)
+        self._samples = MetricSamples(self.folder)
         self._run: MlflowRun | None = None
         self._forget()
 
@@ -109,7 +109,7 @@ class Upload:
 
     def _from_ledger(self) -> MlflowRun | None:
         """The run that the ledger names, if it still exists."""
-        entry = ledger.read(self.folder).get(self.store.name)
+        entry = ledger.read_ledger(self.folder).get(self.store.name)
         if entry is None or self.store.active_run(entry.mlflow_run_id) is None:
             return None
         return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
@@ -136,7 +136,7 @@ class Upload:
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         run = MlflowRun(self.store, experiment, str(created.info.run_id))
         run = self._search() or run  # another machine's, or that of a call that seemed to fail
-        ledger.write(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
+        ledger.write_entry(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
         run.write_config(record)
         return run
 
@@ -181,7 +181,7 @@ class Upload:
         problems = run.write_figures(RecordView(load(self.folder)), self.folder / COMPARISON)
         now = checksum(self.journal)
         entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
-        ledger.write(self.folder, self.store.name, entry)
+        ledger.write_entry(self.folder, self.store.name, entry)
         return problems
 
     def _without_other_summary(self, run: MlflowRun, view: RecordView) -> MlflowRun:
@@ -211,7 +211,7 @@ class Upload:
         run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
         run.write_summary(view)
         self.store.write_view(run.experiment_id)
-        speed_ups.write(run, self.folder, record)
+        speed_ups.write_speed_ups(run, self.folder, record)
         if self._may_exist:
             additions.copy(run, record, self._samples)
         run.write_files(record, self.folder / RECORD)

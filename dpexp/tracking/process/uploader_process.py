@@ -37,7 +37,7 @@ from dpexp.tracking.process.uploader import Delivery, how_to_deliver
 from dpexp.tracking.store.store import Store
 
 FLUSH_INTERVAL_S = 2.0
-GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
+_GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
 RETRY_INTERVAL_S = 10.0
 
 
@@ -116,7 +116,7 @@ class UploaderProcess:
             return
         try:
             # The uploader of the process that this one resumes may still be delivering.
-            with ledger.delivery_lock(journal.parent, timeout_s=GRACE_S if self._pipe.resumed else 0):
+            with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
                 self._deliver(journal)
         except DeliveryLockedError as error:
             self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
@@ -128,7 +128,7 @@ class UploaderProcess:
         if self._pipe.sampler is not None:
             self._pipe.sampler.stop()
         # The main process may release the journal's lock after it closes the pipe.
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + _GRACE_S
         while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
             time.sleep(0.02)
         try:

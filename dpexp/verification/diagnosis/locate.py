@@ -145,7 +145,7 @@ class Locator:
 
     def _pattern_of_gradients(self, names: Sequence[str], limit: float) -> str:
         """What the gradients look like on each rank, in one text."""
-        shapes: list[Shape] = self.group.all_gather(self._shape(names, limit))
+        shapes: list[_Shape] = self.group.all_gather(self._shape(names, limit))
         by_dp_rank = self.group.one_of_each_dp_rank(shapes)
         if self.group.dp_size > 1 and all(shape.is_own(dp_rank) for dp_rank, shape in enumerate(by_dp_rank)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
@@ -167,25 +167,25 @@ class Locator:
             return False
         return distance(sum(parts[1:], parts[0]), expected) <= self.tolerance * magnitude(expected)
 
-    def _shape(self, names: Sequence[str], limit: float) -> Shape:
+    def _shape(self, names: Sequence[str], limit: float) -> _Shape:
         """What the gradients of this rank look like: the first that fits, for all names or else the first."""
         found, expected = self.failure.found.gradients, self.failure.expected.gradients
         wrong = [name for name in names if not distance(found.get(name), expected.get(name)) <= limit]
         if not wrong:
-            return Shape(is_right=True)
+            return _Shape(is_right=True)
         if wrong[0] not in found:
-            return Shape(is_missing=True)
+            return _Shape(is_missing=True)
         counts = self._shard_counts()
         for chosen in (wrong, wrong[:1]):
             usable = [name for name in chosen if name in expected and name in found]
             scale = patterns.factor(_vector(found, expected, usable), _vector(expected, expected, usable))
             if scale is not None:
-                return Shape(
+                return _Shape(
                     scale=scale, shards=self._count(counts), unit="rank" if self.group.size > 1 else "shard"
                 )
-        return next((shape for count in counts if (shape := self._shares(wrong, count))), Shape())
+        return next((shape for count in counts if (shape := self._shares(wrong, count))), _Shape())
 
-    def _shares(self, names: Sequence[str], count: int) -> Shape | None:
+    def _shares(self, names: Sequence[str], count: int) -> _Shape | None:
         """The gradients as a sum of those of ``count`` shards."""
         found, expected = self.failure.found.gradients, self.failure.expected.gradients
         rows, weights, by_shard = self._gradients_of_shards(count)
@@ -195,7 +195,7 @@ class Locator:
             shares = patterns.coefficients(_vector(found, expected, usable), columns) if usable else None
             if shares is not None:
                 unit = "rank" if self.group.dp_size > 1 else "shard"
-                return Shape(shares=shares, rows=rows, weights=weights, unit=unit)
+                return _Shape(shares=shares, rows=rows, weights=weights, unit=unit)
         return None
 
     def _gradients_of_shards(self, count: int) -> tuple[list[int], list[float], list[Tensors]]:
@@ -220,7 +220,7 @@ class Locator:
 
 
 @dataclass(frozen=True)
-class Shape:
+class _Shape:
     """What the gradients of a rank look like; without any field like nothing known."""
 
     is_right: bool = False

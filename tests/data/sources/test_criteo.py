@@ -113,7 +113,7 @@ def test_batches_follow_the_file_in_every_epoch(log: Path) -> None:
 def test_batches_from_any_number_on_and_parts_of_ranks(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo, "BLOCK", 2000)  # several marks in a small file
+    monkeypatch.setattr(criteo, "_BLOCK", 2000)  # several marks in a small file
     dataset = opened(write(tmp_path / name, lines(50)))
     batches = list(dataset.batches(7))
     for first in range(9):
@@ -133,7 +133,7 @@ def test_digest_is_of_the_lines(tmp_path: Path, log: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteo, "BLOCK", 1 << 14)
+    monkeypatch.setattr(criteo, "_BLOCK", 1 << 14)
     path = tmp_path / "log.tsv"
     part = "".join(f"{text}\n" for text in lines(100))
     with open(path, "w") as file:

@@ -53,7 +53,7 @@ def test_the_probe_changes_nothing_of_a_run(dpexp_home: Path, monkeypatch: pytes
 
 def test_a_probe_ends_after_its_time_and_draws_no_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     state = torch.get_rng_state()
-    monkeypatch.setattr(bandwidth, "SECONDS", 0.0)
+    monkeypatch.setattr(bandwidth, "_SECONDS", 0.0)
     monkeypatch.setattr(bandwidth, "TABLE_BYTES", 1 << 16)
     for width, dtype in ((4, torch.float32), (1 << 17, torch.float64), (6, torch.float16)):
         assert len(memory_rates(width, dtype)) == LEAST

@@ -68,7 +68,7 @@ def test_a_damaged_file_of_peaks_is_measured_again(
 
 
 def test_a_probe_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "SECONDS", 0.0)
+    monkeypatch.setattr(peak, "_SECONDS", 0.0)
     size, rates = product_rates(HOST, torch.float64)
     assert (size <= LARGEST, len(rates)) == (True, 3)
 

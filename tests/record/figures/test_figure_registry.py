@@ -124,7 +124,7 @@ def assert_texts(folder: Path, record: Record, known: Numbers) -> None:
         assert f"{step} median of " in words
         assert f"{rate} samples/s" in words
     assert f" {step} ± " in run_list.runs([RunSummary.of(record)], {})
-    assert f" {rate} " in terminal.text(tables.sections(compare([folder])), width=250)
+    assert f" {rate} " in terminal.terminal_text(tables.comparison_sections(compare([folder])), width=250)
     for name in record.phases:
         median = units.ms(known[f"/phases_ms/{name}"])
         assert re.search(rf"^ +{name} .*% +{median} \[IQR", text, re.MULTILINE), name

@@ -27,15 +27,15 @@ def test_only_a_hybrid_has_stages() -> None:
     for record in (whole(2), Record()):
         summarize(record)
         assert "stages" not in record.summary
-        assert stages.lines(RecordView(record)) == []
+        assert stages.stage_lines(RecordView(record)) == []
 
 
 def test_the_report_names_each_stage_and_the_longest() -> None:
     """30 rows of 10 numbers are looked up in 0.3 ms, and copied in 0.02 ms where the device is real."""
-    (line,) = stages.lines(RecordView(hybrid(virtual=False)))
+    (line,) = stages.stage_lines(RecordView(hybrid(virtual=False)))
     assert line.startswith("alone: lookup 0.3 ms (4 MB/s), copy 20 µs (60 MB/s), dense 1 ms, update 0.2 ms; ")
     assert "times the longest (dense)" in line
-    (emulated,) = stages.lines(RecordView(hybrid()))
+    (emulated,) = stages.stage_lines(RecordView(hybrid()))
     assert "copy 20 µs, dense" in emulated
 
 
@@ -44,7 +44,7 @@ def test_tables_that_share_exchanges_ahead_may_bring_a_step_below_the_bound() ->
     for pipeline, shard_embedding in ((True, False), (False, True), (True, True)):
         record = hybrid(pipeline=pipeline)
         record.config["shard_embedding"] = shard_embedding
-        (line,) = stages.lines(RecordView(record))
+        (line,) = stages.stage_lines(RecordView(record))
         is_shared = pipeline and shard_embedding
         assert (limit in line, shared in line) == (not is_shared, is_shared)
 
@@ -62,7 +62,7 @@ def test_the_report_says_how_near_each_stage_is_to_what_the_machine_gives() -> N
     summarize(record)
     shares = {name: record.summary["stages"][f"{name}_share"] for name in ("lookup", "copy", "dense")}
     assert shares == pytest.approx({"lookup": 0.4, "copy": 0.8, "dense": 0.25}, rel=0.02)
-    (line,) = stages.lines(RecordView(record))
+    (line,) = stages.stage_lines(RecordView(record))
     assert "lookup 0.3 ms (40% of what memory gives, 10 MB/s), copy 20 µs (80% of what the link" in line
     assert "dense 1 ms (25% of what the device gives, 8 GFLOP/s), update 0.2 ms; " in line
 
@@ -71,7 +71,7 @@ def test_rows_that_come_faster_than_from_memory_come_from_caches() -> None:
     record = hybrid()
     record.work = {"rows": 30, "memory": {"bytes": 6000, "row_bytes": 40, "bytes_per_s": RATES}}
     summarize(record)
-    (line,) = stages.lines(RecordView(record))
+    (line,) = stages.stage_lines(RecordView(record))
     assert "lookup 0.3 ms (more than the 10 MB/s of the probe: caches have the rows, or it was " in line
 
 

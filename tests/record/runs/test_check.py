@@ -14,7 +14,7 @@ from dpexp.record.journal.fold import finish, fold, load, load_closed
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
 from dpexp.record.journal.seal import warn_of
 from dpexp.record.record import JournalError
-from dpexp.record.runs.check import problems, repair
+from dpexp.record.runs.check import record_problems, repair_record
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.record.runs.index import UnknownRunError, find, read_summary
 from dpexp.record.runs.run_summary import RunSummary
@@ -36,11 +36,11 @@ def flipped(path: Path, place: int) -> None:
 
 
 def kinds(folder: Path) -> list[str]:
-    return sorted({problem.kind for problem in problems(folder)})
+    return sorted({problem.kind for problem in record_problems(folder)})
 
 
 def test_a_run_without_fault_has_no_problem(folder: Path) -> None:
-    assert problems(folder) == []
+    assert record_problems(folder) == []
 
 
 def test_every_flipped_byte_of_a_derived_file_is_found_and_repaired(folder: Path) -> None:
@@ -54,7 +54,7 @@ def test_every_flipped_byte_of_a_derived_file_is_found_and_repaired(folder: Path
         assert read_summary(folder) == RunSummary.of(record)
         path.write_bytes(whole)
     flipped(path, places[0])
-    repair(folder, problems(folder))
+    repair_record(folder, record_problems(folder))
     assert path.read_bytes() == whole
 
 
@@ -84,7 +84,7 @@ def test_repair_keeps_the_record_that_was_made_before_the_journal_was_damaged(fo
     before = (folder / RECORD).read_bytes()
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     (folder / JOURNAL).write_bytes(b"".join(lines[:3] + lines[4:]))
-    repair(folder, problems(folder))
+    repair_record(folder, record_problems(folder))
     assert kinds(folder) == ["journal"]
     assert (folder / "record.before-damage.json").read_bytes() == before
 
@@ -98,7 +98,7 @@ def test_a_journal_that_lost_its_end_keeps_the_record_and_says_so(folder: Path, 
     lost = f"the journal has lost its end or other lines: {left}"
     assert lost in load(folder).damage
     for _ in range(2):  # the second time nothing but the kept Record knows
-        repair(folder, problems(folder))
+        repair_record(folder, record_problems(folder))
         finish(journal)
         assert kinds(folder) == ["journal"]
         assert (folder / "record.before-damage.json").read_bytes() == before
@@ -109,7 +109,7 @@ def test_a_journal_that_lost_its_end_keeps_the_record_and_says_so(folder: Path, 
         finish(journal)
     assert (folder / "record.before-damage.json").read_bytes() == before
     journal.write_bytes(whole)
-    repair(folder, problems(folder))
+    repair_record(folder, record_problems(folder))
     assert (folder / RECORD).read_bytes() == before
 
 
@@ -143,10 +143,12 @@ def test_files_of_an_earlier_version_are_compared_with_the_journal(folder: Path)
     data = json.loads((folder / RECORD).read_bytes())
     del data["made_from"], data["crc"]
     (folder / RECORD).write_text(json.dumps(data))
-    assert problems(folder) == []
+    assert record_problems(folder) == []
     data["steps"]["loss"][3] += 1
     (folder / RECORD).write_text(json.dumps(data))
-    assert [problem.what for problem in problems(folder)] == ["record.json: steps differ from the journal"]
+    assert [problem.what for problem in record_problems(folder)] == [
+        "record.json: steps differ from the journal"
+    ]
 
 
 def test_a_damaged_record_does_not_break_show_which_says_so(folder: Path) -> None:

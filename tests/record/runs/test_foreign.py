@@ -21,7 +21,7 @@ from dpexp.record.runs.index import summaries
 from dpexp.record.schema import wrong_types
 from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
-from dpexp.report.compare.tables import sections
+from dpexp.report.compare.tables import comparison_sections
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import sync
@@ -119,7 +119,7 @@ def read_everywhere(home: Path, folder: Path) -> str:
     assert sync.undelivered(home) is not None
     closed = sync.close(folder)
     compared = compare([folder])
-    said += terminal.text(sections(compared)) + closed.message
+    said += terminal.terminal_text(comparison_sections(compared)) + closed.message
     try:
         record = load(folder)
     except JournalError as error:
@@ -128,7 +128,12 @@ def read_everywhere(home: Path, folder: Path) -> str:
         assert compared.unreadable
         return said + str(error)
     assert wrong_types(record.to_dict()) == []
-    content.expected_metrics(record), content.params(record), content.tags(record), content.tables(record)
+    (
+        content.expected_metrics(record),
+        content.params(record),
+        content.tags(record),
+        content.record_tables(record),
+    )
     return said + summary(record)
 
 

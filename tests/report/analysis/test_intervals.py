@@ -18,7 +18,7 @@ from dpexp.report.analysis.intervals import (
     mean_interval,
     of_runs,
     over_looks,
-    ratio,
+    ratio_interval,
     typical,
 )
 
@@ -107,7 +107,7 @@ def test_looking_after_every_round_finds_no_more() -> None:
 def test_a_ratio_of_paired_runs_is_students_t_on_its_logarithm() -> None:
     stats = pytest.importorskip("scipy.stats")
     first, second = {1: 2.0, 2: 2.2, 3: 1.9}, {1: 1.0, 2: 1.3, 3: 1.1}
-    found = ratio(first, second)
+    found = ratio_interval(first, second)
     logs = [math.log(first[number] / second[number]) for number in first]
     low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert found.value == pytest.approx(math.exp(np.mean(logs)))
@@ -116,19 +116,20 @@ def test_a_ratio_of_paired_runs_is_students_t_on_its_logarithm() -> None:
 
 def test_a_drift_that_rounds_share_does_not_widen_the_interval() -> None:
     first, second = {1: 2.0, 2: 4.1, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.1}
-    paired = ratio(first, second)
-    unpaired = ratio(first, {-number: value for number, value in second.items()})
+    paired = ratio_interval(first, second)
+    unpaired = ratio_interval(first, {-number: value for number, value in second.items()})
     assert paired.value == pytest.approx(unpaired.value)
     assert 1.0 not in paired
     assert 1.0 in unpaired
 
 
 def test_only_common_rounds_are_compared() -> None:
-    assert ratio({1: 2.0, 2: 2.0, 3: 100.0}, {1: 1.0, 2: 1.0, 4: 0.1}).value == pytest.approx(2.0)
+    assert ratio_interval({1: 2.0, 2: 2.0, 3: 100.0}, {1: 1.0, 2: 1.0, 4: 0.1}).value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
-    "found", [of_runs({1: 2.0}), ratio({1: 2.0}, {1: 1.0}), ratio({"a": 2.0}, {"b": 1.0, "c": 1.0})]
+    "found",
+    [of_runs({1: 2.0}), ratio_interval({1: 2.0}, {1: 1.0}), ratio_interval({"a": 2.0}, {"b": 1.0, "c": 1.0})],
 )
 def test_one_run_a_cell_has_figures_and_no_interval(found: Interval) -> None:
     assert found.value == 2.0
@@ -139,8 +140,8 @@ def test_one_run_a_cell_has_figures_and_no_interval(found: Interval) -> None:
 
 def test_a_figure_of_zero_has_no_interval() -> None:
     assert not of_runs({1: 0.0, 2: 1.0}).is_known
-    assert not ratio({1: 0.0, 2: 1.0}, {1: 1.0, 2: 1.0}).is_known
-    assert not ratio({1: 1.0, 2: 1.0}, {1: 0.0, 2: 1.0}).is_known
+    assert not ratio_interval({1: 0.0, 2: 1.0}, {1: 1.0, 2: 1.0}).is_known
+    assert not ratio_interval({1: 1.0, 2: 1.0}, {1: 0.0, 2: 1.0}).is_known
 
 
 def test_the_typical_figure_is_the_geometric_mean() -> None:

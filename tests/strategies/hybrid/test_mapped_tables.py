@@ -34,8 +34,8 @@ TABLE = 1_000_003  # rows of a table of 128 MB: not a multiple of a block, nor o
 
 @pytest.fixture
 def small_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_tables, "LARGE", 64)
-    monkeypatch.setattr(mapped_tables, "CHUNK", 32)
+    monkeypatch.setattr(mapped_tables, "_LARGE", 64)
+    monkeypatch.setattr(mapped_tables, "_CHUNK", 32)
 
 
 def mapped_addresses(folder: Path) -> list[range]:

@@ -7,7 +7,7 @@ import pytest
 from record_factory import hybrid, parameter_row
 
 import dpexp
-from dpexp.config.run_config import RunConfig, digest
+from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.engine.dry_run import dry_run
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, Row
@@ -58,7 +58,7 @@ MEMORY = {"bytes": 1200, "row_bytes": 40, "bytes_per_s": rates()}
 @pytest.fixture
 def probed() -> Record:
     record = hybrid()
-    record.config_digest = digest(record.config)
+    record.config_digest = config_digest(record.config)
     record.work = {"rows": 30, "memory": MEMORY}
     summarize(record)
     assert contradictions(record) == []

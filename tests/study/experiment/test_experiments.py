@@ -12,7 +12,7 @@ import pytest
 from command_lines import ROOT, script
 
 from dpexp.config.errors import ConfigError
-from dpexp.study.experiment.experiment import load
+from dpexp.study.experiment.experiment import load_experiment
 from dpexp.study.experiment.figure import stored_digest
 from dpexp.study.experiment.index import with_index
 from dpexp.study.experiment.problems import committed_problems
@@ -37,7 +37,7 @@ def test_every_experiment_matches_its_records_and_still_builds() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_readme_is_a_lesson(name: str) -> None:
-    experiment = load(EXPERIMENTS / name)
+    experiment = load_experiment(EXPERIMENTS / name)
     text = (experiment.folder / "README.md").read_text()
     assert text.startswith(f"# {experiment.question}\n")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
@@ -47,7 +47,7 @@ def test_a_readme_is_a_lesson(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_names_its_lock_and_its_commit(name: str) -> None:
-    experiment = load(EXPERIMENTS / name)
+    experiment = load_experiment(EXPERIMENTS / name)
     records = [record for runs in ExperimentReadme(experiment).runs.values() for record in records_of(runs)]
     assert len(records) >= len(experiment.runs) > 0
     for record in records:
@@ -76,7 +76,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def problems(folder: Path) -> str:
-    return "\n".join(committed_problems(ExperimentReadme(load(folder))))
+    return "\n".join(committed_problems(ExperimentReadme(load_experiment(folder))))
 
 
 def changed(path: Path, old: str, new: str) -> None:
@@ -119,7 +119,7 @@ def test_a_forged_record_is_found_although_its_checksum_is_right(
 
 def test_records_that_are_all_forged_alike_differ_from_what_their_config_predicts(copied: Path) -> None:
     forge(copied, {"devices.output": "cpu:1"}, *(f"whole-8.r{number}" for number in (1, 2, 3)))
-    ExperimentReadme(load(copied)).write()
+    ExperimentReadme(load_experiment(copied)).write()
     assert problems(copied) == ""
     assert "devices.output is not what its config predicts" in report("--check", str(copied)).stderr
 
@@ -146,7 +146,7 @@ def test_a_contradicted_claim_is_found(copied: Path) -> None:
     changed(copied / "config.py", '"15 + 15; 5 + 5"', '"16 + 14; 5 + 5"')
     found = problems(copied)
     assert "contradicted on cpu, not holds: 15 + 15; 5 + 5" in found
-    ExperimentReadme(load(copied)).write()
+    ExperimentReadme(load_experiment(copied)).write()
     assert "**Not answered:**" in (copied / "README.md").read_text()
 
 
@@ -175,7 +175,7 @@ def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(copied: Path) 
     before = stored_digest(picture)
     changed(copied / "config.py", '"8 devices"', '"eight devices"')
     assert "figure.png is not drawn from the Records" in problems(copied)
-    ExperimentReadme(load(copied)).write()
+    ExperimentReadme(load_experiment(copied)).write()
     assert stored_digest(picture) not in (None, before)
     assert problems(copied) == ""
 
@@ -193,6 +193,6 @@ def test_missing_parts_of_an_experiment_are_named(copied: Path) -> None:
     path = copied / "config.py"
     path.write_text(path.read_text().replace("ANSWER =", "REPLY ="))
     with pytest.raises(ConfigError, match="it must define ANSWER"):
-        load(copied)
+        load_experiment(copied)
     with pytest.raises(ConfigError, match="did you mean 'seed_tables'"):
-        load(copied.parent / "seedtables")
+        load_experiment(copied.parent / "seedtables")

@@ -10,8 +10,8 @@ from matplotlib.text import Text
 
 from dpexp.record.record import Record
 from dpexp.study.experiment import figure
-from dpexp.study.experiment.experiment import load
-from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Figure, Lines, Splits
+from dpexp.study.experiment.experiment import load_experiment
+from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, ExperimentFigure, Lines, Splits
 from dpexp.study.experiment.readme import ExperimentReadme
 from dpexp.study.experiment.records import MeasuredRun, RunsByCell
 
@@ -25,13 +25,13 @@ OF_KIND: dict[type[Any], str] = {
 """An experiment with a figure of each kind."""
 
 
-def figure_of(name: str) -> tuple[Figure, RunsByCell]:
-    experiment = load(ROOT / "experiments" / name)
+def figure_of(name: str) -> tuple[ExperimentFigure, RunsByCell]:
+    experiment = load_experiment(ROOT / "experiments" / name)
     return experiment.figure, ExperimentReadme(experiment).main_runs
 
 
 def test_there_is_an_experiment_with_each_kind_of_figure() -> None:
-    assert set(OF_KIND) == set(Figure.__args__)  # type: ignore[attr-defined]
+    assert set(OF_KIND) == set(ExperimentFigure.__args__)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", OF_KIND)

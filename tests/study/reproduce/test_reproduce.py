@@ -14,13 +14,13 @@ from record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError
-from dpexp.config.run_config import RunConfig, digest
+from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.engine.facts.environment import git
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report.render import terminal
 from dpexp.study.reproduce.reproduce import config_of, reproduce
-from dpexp.study.reproduce.reproduction import Reproduction, compare_records, sections
+from dpexp.study.reproduce.reproduction import Reproduction, compare_records, reproduction_sections
 from dpexp.study.reproduce.worktree import is_in_history, worktree
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("forked_child_runs")
 def pair() -> tuple[Record, Record]:
     record = whole(2)
     record.digest = {"weights": "a" * 64, "outputs": "b" * 64}
-    record.config_digest = digest(record.config)
+    record.config_digest = config_digest(record.config)
     return record, copy.deepcopy(record)
 
 
@@ -113,7 +113,7 @@ def test_times_are_compared_by_an_interval_over_new_runs() -> None:
     now.steps["time_ms"] = faster(10.0, 1.0)[0].steps["time_ms"]
     result = compare_records(then, now, faster(10.0, 1.03, 0.98))
     assert checked(result, "time of a step")[:2] == (False, False)
-    assert terminal.text(sections(result)).startswith("Reproduced, with other times")
+    assert terminal.terminal_text(reproduction_sections(result)).startswith("Reproduced, with other times")
 
     (once,) = [check for check in compare_records(then, now).checks if check.what == "time of a step"]
     assert once.is_equal is None
@@ -203,7 +203,7 @@ def test_a_forged_record_is_not_reproduced(name: str) -> None:
     FORGERIES[name](then)
     result = compare_records(then, now)
     assert not result.is_reproduced
-    assert "NOT REPRODUCED" in terminal.text(sections(result))
+    assert "NOT REPRODUCED" in terminal.terminal_text(reproduction_sections(result))
 
 
 def test_dirty_code_is_a_warning() -> None:

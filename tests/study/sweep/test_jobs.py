@@ -41,7 +41,7 @@ def experiment(tmp_path: Path) -> Experiment:
 @pytest.fixture
 def sweep(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     monkeypatch.setattr(jobs, "POLL_S", 0.1)
-    monkeypatch.setattr(jobs, "GRACE_S", 0.0)
+    monkeypatch.setattr(jobs, "_GRACE_S", 0.0)
     return Sweep.new(experiment)
 
 

@@ -20,7 +20,7 @@ from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import unseal
 from dpexp.record.record import JournalError, Record
 from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import Experiment, load
+from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.experiment.records import PlannedRun, measured_runs, read_record
 from dpexp.study.sweep.cell_run import CompletedRun
 from dpexp.study.sweep.sweep import Sweep, plan_runs
@@ -35,13 +35,13 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def test_every_round_runs_every_cell_once_in_its_own_order() -> None:
-    planned = plan_runs(load(ROOT / "experiments" / "seed_tables"))
+    planned = plan_runs(load_experiment(ROOT / "experiments" / "seed_tables"))
     cells = {run.cell for run in planned}
     rounds = [[run.cell for run in planned if run.round == number] for number in (1, 2, 3)]
     assert all(set(order) == cells and len(order) == len(cells) for order in rounds)
     assert len({tuple(order) for order in rounds}) > 1
     assert [run.round for run in planned] == sorted(run.round for run in planned)
-    assert planned == plan_runs(load(ROOT / "experiments" / "seed_tables"))
+    assert planned == plan_runs(load_experiment(ROOT / "experiments" / "seed_tables"))
 
 
 def test_only_keeps_the_single_device(experiment: Experiment) -> None:
@@ -147,7 +147,7 @@ def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> 
     sweep.run(planned, lambda completed: None)
     path = experiment.folder / "config.py"
     path.write_text(path.read_text().replace("steps=3", "steps=4"))
-    again = Sweep.latest(load(experiment.folder))
+    again = Sweep.latest(load_experiment(experiment.folder))
     assert again is not None
     with pytest.raises(ConfigError, match=r"'single' has changed since that sweep \(steps\)"):
         again.missing(planned)

@@ -95,7 +95,7 @@ def test_a_foreign_parent_is_no_problem_of_its_run(dpexp_home: Path, uri: str, p
 def test_a_run_that_cannot_be_compared_hides_no_other(dpexp_home: Path, uri: str) -> None:
     bad, good = delivered(dpexp_home, "bad"), delivered(dpexp_home, "good")
     now = checksum(bad / "journal.jsonl")
-    ledger.write(bad, uri, LedgerEntry("1", "\ud800", True, now["bytes"], now["crc"]))
+    ledger.write_entry(bad, uri, LedgerEntry("1", "\ud800", True, now["bytes"], now["crc"]))
     MlflowClient(uri).delete_run(only_run(uri, "good").info.run_id)
     rows = repair.checked(dpexp_home, [bad, good], with_store=True, mend=False)
     assert next(rows)["run"] == "good"
@@ -115,8 +115,8 @@ def test_one_repair_also_repairs_what_the_first_uncovers(dpexp_home: Path, uri: 
 
 def test_a_run_whose_uploader_is_at_work_is_no_problem(dpexp_home: Path, uri: str) -> None:
     folder = delivered(dpexp_home, "drawing")
-    entry = ledger.read(folder)[uri]
-    ledger.write(folder, uri, LedgerEntry(entry.experiment_id, entry.mlflow_run_id))
+    entry = ledger.read_ledger(folder)[uri]
+    ledger.write_entry(folder, uri, LedgerEntry(entry.experiment_id, entry.mlflow_run_id))
     with ledger.delivery_lock(folder, 0):
         assert kinds(dpexp_home, [folder], mend=False) == []
     assert kinds(dpexp_home, [folder], mend=False) == [("drawing", "missing", False)]

@@ -60,7 +60,7 @@ def changed(home: Path, run_id: str, statement: str) -> None:
 
 
 def checked(home: Path, folder: Path) -> list[tuple[str, str]]:
-    return [(problem.kind, problem.repair) for problem in repair.problems(home, folder, with_store=True)]
+    return [(problem.kind, problem.repair) for problem in repair.run_problems(home, folder, with_store=True)]
 
 
 def test_what_a_delivery_wrote_has_no_problem(home: Path) -> None:
@@ -102,14 +102,14 @@ def test_what_a_journal_loses_after_delivery_stays_in_the_store(home: Path, uri:
     journal.write_bytes(b"".join(left[damage]))
     for _ in range(2):
         list(sync.deliver(home, [folder], again=True, new_run=True))
-        repair.repair(home, folder, repair.problems(home, folder, with_store=True))
-        assert {problem.kind for problem in repair.problems(home, folder, with_store=True)} == {
+        repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
+        assert {problem.kind for problem in repair.run_problems(home, folder, with_store=True)} == {
             "journal",
             "ledger",
         }
         assert everything(uri, run_id) == before
     changed(home, run_id, "UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?")
-    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
     assert only_run(uri, run_id).data.tags["dpexp.damage"]
 
 
@@ -156,7 +156,7 @@ def test_what_differs_in_the_store_is_found_and_repaired(
     before = everything(uri, run_id)
     changed(home, run_id, statement)
     assert checked(home, folder) == [(found, NEW_RUN if found == "values" else AGAIN)]
-    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
     assert checked(home, folder) == []
     assert everything(uri, run_id) == before
 
@@ -165,7 +165,7 @@ def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     folder = delivered(home, "artifact")
     (artifact_folder(only_run(uri, "artifact")) / "shapes.json").unlink()
     assert checked(home, folder) == [("facts", AGAIN)]
-    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
     assert checked(home, folder) == []
 
 
@@ -191,7 +191,7 @@ def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path
             home, "added", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?"
         )
         assert checked(home, folder) == [("values", NEW_RUN), ("system", "")]
-        repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+        repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
         assert only_run(uri, "added").info.run_id != mlflow_run
         assert everything(uri, "added") == before
         assert checked(home, folder) == [("system", "")]
@@ -229,7 +229,7 @@ def test_samples_that_only_mlflow_has_are_reported_and_stay(home: Path, uri: str
     else:
         path.write_bytes(b"")
     assert checked(home, folder) == [("system", "")]
-    repair.repair(home, folder, repair.problems(home, folder, with_store=True))
+    repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
     assert everything(uri, folder.name) == before
 
 
@@ -241,9 +241,9 @@ def test_every_flipped_byte_of_a_ledger_is_found(home: Path) -> None:
         content = bytearray(whole)
         content[place] ^= 1 << (place % 7)
         path.write_bytes(content)
-        found = repair.problems(home, folder, with_store=False)
+        found = repair.run_problems(home, folder, with_store=False)
         assert [problem.kind for problem in found] == ["ledger"], place
-        assert ledger.read(folder) == {}
+        assert ledger.read_ledger(folder) == {}
     repair.repair(home, folder, found)
     assert checked(home, folder) == []
 

@@ -21,7 +21,7 @@ from dpexp.record.journal.seal import unseal
 from dpexp.record.record import Record
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.tracking.content import content
-from dpexp.tracking.content.samples import Samples
+from dpexp.tracking.content.samples import MetricSamples
 from dpexp.tracking.delivery import ledger, repair, sync, upload
 from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.store.store import Store
@@ -138,7 +138,7 @@ def test_a_sweeps_runs_get_their_speed_ups_whichever_is_delivered_first(
     for journal in (sweep, run) if first == "sweep" else (run, sweep):
         deliver(home, journals.end(journal))
     assert only_run(uri, "child").data.metrics["speed_up"] == 1.5
-    assert repair.problems(home, run.folder, with_store=True) == []
+    assert repair.run_problems(home, run.folder, with_store=True) == []
     deliver(home, run.path)
     assert [value for _, value, _ in everything(uri, "child")["metrics"]["speed_up"]] == [1.5]
 
@@ -167,7 +167,7 @@ def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
 def test_a_table_of_very_many_rows_is_cut_and_a_tag_says_so() -> None:
     rows = [{"batch": 0, "module": str(number)} for number in range(content.MAX_ROWS + 1)]
     record = Record(shapes=rows, device_map=rows[:-1])
-    lengths = {name: len(json.loads(text)["data"]) for name, text in content.tables(record).items()}
+    lengths = {name: len(json.loads(text)["data"]) for name, text in content.record_tables(record).items()}
     assert lengths == dict.fromkeys(("shapes.json", "device_map.json"), content.MAX_ROWS)
     cut = "shapes.json: the first 10000 of 10001 rows, all in record.json"
     assert content.tags(record)["dpexp.tables"] == cut
@@ -284,7 +284,7 @@ def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs", "lists")
     journal.set(phases={"forward": [1.0, 2.0]}, config={"block": ["a"]}, shapes=[{}])
     journal.close()
-    samples = Samples(journal.folder)
+    samples = MetricSamples(journal.folder)
     samples.read()
     assert [(p.key, p.value, p.step) for p in samples.points({})] == [
         ("time_ms/forward", 1.0, 0),
@@ -298,7 +298,7 @@ def test_points_are_found_in_one_pass_however_many_there_are(
     journal = Journal(tmp_path / "runs", "many")
     journal.extend({f"metrics.m{number}": [1.0, 2.0, 3.0] for number in range(20)})
     journal.close()
-    samples = Samples(journal.folder)
+    samples = MetricSamples(journal.folder)
     samples.read()
     passes: list[Record] = []
     series = content.series
