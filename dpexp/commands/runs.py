@@ -141,7 +141,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.runs.index import read_summary
+    from dpexp.record.runs.index import delete_run, read_summary
     from dpexp.report.render import run_list
     from dpexp.tracking.delivery.ledger import delivered
 
