@@ -2,9 +2,10 @@
 
 ::
 
-    runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal.py
-                  record.json      its fold, written when the run ends                    fold.py
+    runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal/journal.py
+                  record.json      its fold, written when the run ends                    journal/fold.py
 
-Start reading in record.py, which defines the Record; reader.py reads a journal's lines, index.py finds runs
-by name. Every other room may import this one; it imports nothing of dpexp and neither torch nor mlflow.
+Start reading in record.py, which defines the Record. view.py computes its figures, each once, and
+figures/registry.py names them; facts.py and rows.py have its types; runs/index.py finds runs by name. Every
+other room may import this one; it imports only ``config``, and neither torch nor mlflow.
 """
