@@ -1,6 +1,6 @@
-"""Strategies: how a model is laid over devices, one file each; ``STRATEGIES`` holds them by name.
+"""Strategies: how a model is laid over devices, one file each; ``registry`` finds them by name.
 
-The engine imports this package, and asks a strategy what it ``needs``. It imports parallel, distributed,
-data, timing, devices and config. Start reading in ``base``, then ``whole``; ``wrappers`` and ``submodules``
-are what most strategies use.
+The engine imports this package, and asks a strategy what it ``needs``, and the placed model what it has. It
+imports parallel, distributed, data, timing, devices, config. Start reading in ``base`` and ``placed``, then
+``replicas/whole``; ``wrappers``, ``submodules`` and ``tables`` are what most strategies use.
 """
