@@ -236,7 +236,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
         prepare(config)
         if host_range(options)[1] == 1:  # of several hosts only that of the first rank records
             check_writable(home() / "runs")
-    results, fault = launch(config, processes(config), RANK_PROGRAM, quiet=quiet)
+    results, fault = launch(config.to_dict(), options, processes(config), RANK_PROGRAM, quiet=quiet)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)

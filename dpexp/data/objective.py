@@ -12,7 +12,7 @@ The reduction decides how the losses of shards add up to that of the batch, and 
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -26,13 +26,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors
+from dpexp.data.outputs import NO_LOSS, logits, loss_inside
 from dpexp.distributed.process_group import ProcessGroup
-
-_NO_LOSS = (
-    "for which there is no standard loss: name one with --loss module:function, or give the model a method "
-    "loss(outputs, targets)"
-)
-
 
 _OF_OUTPUTS = "the loss is the mean of the squared outputs, or what the forward returns; --loss names another"
 
@@ -73,7 +68,7 @@ class Objective:
 
         From then on it is known whether the forward returns the loss: replicas that each do return a vector.
         """
-        inside = _loss_inside(outputs)
+        inside = loss_inside(outputs)
         self._is_inside = not callable(self._loss) and inside is not None and inside.dim() == 0
         loss = _check_scalar(self._compute(outputs, targets))
         self._is_scalar = True
@@ -136,7 +131,7 @@ class Objective:
 
     def _compute(self, outputs: Any, targets: Any) -> Any:
         if self._is_inside:
-            return _loss_inside(outputs)
+            return loss_inside(outputs)
         if targets is None:
             return self._loss_of(outputs)
         if self._tensors is None:
@@ -145,7 +140,7 @@ class Objective:
 
     def _standard(self, outputs: Any, targets: Any) -> Tensor:
         if not isinstance(targets, Tensor):
-            raise ConfigError(f"the targets are a {type(targets).__name__}, {_NO_LOSS}")
+            raise ConfigError(f"the targets are a {type(targets).__name__}, {NO_LOSS}")
         scores = logits(outputs)
         if targets.is_floating_point():
             return functional.mse_loss(_reshape_as(scores, targets), targets, reduction=self._torch_reduction)
@@ -194,27 +189,6 @@ class Objective:
                 f"the data has {self.classes} classes and the model gives {scores.shape[-1]} outputs: "
                 f"give it {self.classes} (out={self.classes} for a model of dpexp)"
             )
-
-
-def logits(outputs: Any) -> Tensor:
-    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only item."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if found is None and isinstance(outputs, list | tuple) and len(outputs) == 1:
-        found = outputs[0]
-    if isinstance(found, Tensor):
-        return found
-    found = type(outputs).__name__
-    raise ConfigError(f"the model's output is a {found}, {_NO_LOSS}, or return one tensor or 'logits'")
-
-
-def _loss_inside(outputs: Any) -> Tensor | None:
-    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or first item."""
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
-    if isinstance(found, list | tuple) and found:
-        found = found[0]
-    return found if isinstance(found, Tensor) else None
 
 
 def _first(targets: Any) -> Tensor:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.process import end_with_parent, python_path
-from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
@@ -48,18 +47,18 @@ class LaunchError(RuntimeError):
 
 
 def launch(
-    config: RunConfig, count: int, entry: str, *, quiet: bool
+    config: dict[str, Any], options: LaunchOptions, count: int, entry: str, *, quiet: bool
 ) -> tuple[list[RankResult], BaseException | None]:
     """Start ``count`` ranks on this host, each ``python -P -c ENTRY``, and wait for their results.
+
+    ``config`` is flat, as ``RunConfig.to_dict`` makes it, and ``options`` are those of its strategy.
 
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
     """
-    options = config.options.launch_options
-    assert options is not None
     with tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as name, _environment(options, count, name):
         folder = Path(name)
-        Job(config.to_dict(), quiet, sys.argv).write(folder)
+        Job(config, quiet, sys.argv).write(folder)
         agent = _agent_config(options, count, folder)
         with _watchdog(options, folder):
             error = _run_agent(agent, options, entry, folder)
