@@ -52,9 +52,10 @@ def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
 def observe(journal: Journal) -> None:
     """Shapes and the device map, flushed."""
     shape = {"batch": 0, "scope": "replica", "module": "", "replica": 0, "device": "cpu:0"}
+    sent = {"inputs": 300, "outputs": 120, "input_gradients": 0, "output_gradients": 120}
     parameter = {"module": "", "parameter": "weight", "kind": "parameter", "shape": [2, 5], "bytes": 40}
     journal.set(
-        shapes=[shape | {"inputs": [[15, 5]], "outputs": [[15, 2]]}],
+        shapes=[shape | {"inputs": [[15, 5]], "outputs": [[15, 2]], "bytes": sent}],
         device_map=[parameter | {"dtype": "float32", "device": "cpu:0", "replicas": ["cpu:0", "cpu:1"]}],
     )
     journal.flush()
