@@ -130,18 +130,19 @@ class Faults:
                 return error
         return None
 
-    def all_failed(self, text: str) -> bool:
-        """Whether every rank calls this with the same text, of an error outside of the run's own steps.
+    def all_failed(self, observing: str, text: str) -> bool:
+        """Whether every rank calls this with the same text, of an error in a step that is only observed.
 
+        ``observing`` says for what; it is asked once a run for each.
         If not, others may wait for this rank in a collective. So this is none, and its wait has an end.
         """
         patience = Patience(min(ROLL_CALL_S, self.timeout_s), lambda: False)
         with suppress(RuntimeError, OSError):  # the store is gone
-            self.store.set(f"raised/{self.rank}", text)
+            self.store.set(f"{observing}/{self.rank}", text)
             while not patience.is_over():
-                absent = self._without("raised")
+                absent = self._without(observing)
                 raised = [each for each in self.members if each not in absent]
-                if any(self.store.get(f"raised/{each.rank}").decode() != text for each in raised):
+                if any(self.store.get(f"{observing}/{each.rank}").decode() != text for each in raised):
                     return False
                 if not absent:
                     return True

@@ -90,8 +90,11 @@ class ProcessGroup:
         if error is not None:
             raise error
 
-    def all_failed(self, text: str) -> bool:
-        """Whether every rank has the error with this text: only then they continue. Call it once a run."""
+    def all_failed(self, observing: str, text: str) -> bool:
+        """Whether every rank has the error with this text in a step that is only observed, for ``observing``.
+
+        Only then they continue. Call it once a run for each.
+        """
         return True
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:

@@ -97,8 +97,8 @@ class TorchProcessGroup(ProcessGroup):
                     )
         return None
 
-    def all_failed(self, text: str) -> bool:
-        return self._faults is not None and self._faults.all_failed(text)
+    def all_failed(self, observing: str, text: str) -> bool:
+        return self._faults is not None and self._faults.all_failed(observing, text)
 
     def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
         return error if self._faults is None else self._faults.root_cause(error, is_terminated)

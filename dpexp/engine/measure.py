@@ -1,6 +1,6 @@
 """Measurement: the passes over a placed model, and what they add to the journal.
 
-warm_up -> resume -> time_steps -> record_digests -> count_collectives -> time_phases -> profile
+warm_up -> resume -> time_steps -> record_digests -> time_phases -> profile -> count_collectives
 """
 
 import math
@@ -18,7 +18,7 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.step_log import StepLog
-from dpexp.measurement.collectives import CountCollectives
+from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.phases import time_phases
 from dpexp.measurement.probes.bandwidth import link, memory
 from dpexp.measurement.probes.energy import EnergyMeter
@@ -29,7 +29,6 @@ from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
-from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 
 STEPS_BEFORE_RESTORE = 2
@@ -226,14 +225,8 @@ class Measurement:
         """
         if not self._group.members:
             return
-        ends, counted = (0, self.prepared.batches_per_epoch - 1), list[Row]()
-        full, last = (next(self.prepared.local_batches(0, first=number)) for number in ends)
-        self.trainer.step(full)  # after an evaluation FSDP2 gathers some parameters twice
-        for number, batch in zip(ends, (full, last), strict=True):
-            if batch is full or batch.global_rows < full.global_rows:
-                with self.trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
-                    self.trainer.step(batch)
-                counted += [{"batch": number, **row} for row in count.rows()]
-        by_rank = self._group.all_gather(counted)
+        numbers = dict.fromkeys((0, self.prepared.batches_per_epoch - 1))
+        batches = {number: next(self.prepared.local_batches(0, first=number)) for number in numbers}
+        by_rank = self._group.all_gather(counted_collectives(self.trainer, batches))
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})

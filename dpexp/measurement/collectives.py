@@ -21,8 +21,11 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
+from dpexp.config.errors import describe
+from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import storage_size as size_of
 from dpexp.record.record import Row
+from dpexp.training.trainer import Trainer
 
 WHAT: Mapping[str, tuple[str, int]] = {
     "allreduce": ("all-reduce", 2),
@@ -125,3 +128,24 @@ def _group(args: Any) -> Any:
             if isinstance(arg, str):
                 return resolve(arg)
     return distributed.group.WORLD
+
+
+def counted_collectives(trainer: Trainer, batches: Mapping[int, Batch]) -> list[Row]:
+    """What this rank sends in further steps, by the numbers of their batches; each size once.
+
+    An error that every rank has is not one of the run, whose training is done: nothing is counted then.
+    """
+    counted, sizes = list[Row](), set[int]()
+    try:
+        trainer.step(next(iter(batches.values())))  # after an evaluation FSDP2 gathers some parameters twice
+        for number, batch in batches.items():
+            if batch.global_rows not in sizes:
+                with trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
+                    trainer.step(batch)
+                counted += [{"batch": number, **row} for row in count.rows()]
+                sizes.add(batch.global_rows)
+    except Exception as error:  # of any kind: a user's model may not stand to be observed
+        if not trainer.group.all_failed("collectives", describe(error)):
+            raise
+        return []
+    return counted

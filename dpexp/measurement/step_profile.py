@@ -62,7 +62,7 @@ class StepProfile(StepObserver):
                 self._trainer.step(batch, self)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note, self._live = f"not observed: {describe(error)}", None
-            if not self._trainer.group.all_failed(f"{describe(error)}, after {list(self._flops)}"):
+            if not self._trainer.group.all_failed("profile", f"{describe(error)}, after {list(self._flops)}"):
                 raise
             return
         if not self._live.is_complete:

@@ -47,7 +47,7 @@ def test_ranks_have_all_failed_only_if_each_has_the_same_error(texts: dict[int, 
     store = torch.distributed.HashStore()
     for rank, text in texts.items():
         store.set(f"raised/{rank}", text)
-    assert Faults(store, 0, MEMBERS, timeout_s=0.2).all_failed("a") is expected
+    assert Faults(store, 0, MEMBERS, timeout_s=0.2).all_failed("profile", "a") is expected
 
 
 def test_ranks_that_do_not_answer_are_named() -> None:
