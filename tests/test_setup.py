@@ -317,7 +317,8 @@ PAGES = [
 def test_files_and_tests_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     paths = set(re.findall(r"\b(?:dpexp|tests|scripts|docs)/[\w/-]+(?:\.\w+)?", text))
-    missing = {path for path in paths if not (ROOT / path).exists()}
+    new = re.findall(r"^```python\n# (dpexp/[\w/]+\.py)$", text, re.MULTILINE)  # which test_extending.py adds
+    missing = {path for path in paths - {*new} if not (ROOT / path).exists()}
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("**/test_*.py"))
     missing |= {name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests}
     assert not missing
