@@ -65,7 +65,7 @@ class Place(Strategy):
 
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))
-        return Placed(_Outputs(model, first, first, timer), first, first, used, timer=timer)
+        return Placed(Outputs(model, first, first, timer), first, first, used, timer=timer)
 
 
 _MOST = 10
@@ -102,7 +102,7 @@ class OnDevice(Wrapper):
             return set_tensor_device(self.module(*inputs, **kwargs), self.device)
 
 
-class _Outputs(OnDevice):
+class Outputs(OnDevice):
     """The model, whose outputs it moves to the device, for the loss."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
