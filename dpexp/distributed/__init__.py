@@ -3,7 +3,7 @@
     scripts/run.py ddp      launch          torchrun's agent, in this process, starts the ranks
         rank 0 (journal)    process_group   mesh, all-gather, barrier, …; ``faults``: whose error it was
         rank 1              signals         SIGTERM stops every rank at the same step
-                            rank_files      what a rank is to do, and how it ended
+                            rank_results    what a rank is to do, and how it ended
 
 Strategies, engine and ``dpexp.run`` import this package. It imports config, record and devices; importing it
 does not import torch. Start reading in ``launch``, then ``process_group``.
