@@ -46,7 +46,7 @@ def test_a_broken_connection_is_traced_to_the_error_of_the_peer() -> None:
 def test_ranks_have_all_failed_only_if_each_has_the_same_error(texts: dict[int, str], expected: bool) -> None:
     store = torch.distributed.HashStore()
     for rank, text in texts.items():
-        store.set(f"raised/{rank}", text)
+        store.set(f"profile/{rank}", text)
     assert Faults(store, 0, MEMBERS, timeout_s=0.2).all_failed("profile", "a") is expected
 
 
