@@ -8,7 +8,8 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.sections import LINES, Section, device_map_section, shapes_section, shortest
+from dpexp.report.section import LINES, Section, shortest
+from dpexp.report.sections import device_map_section, shapes_section
 
 
 def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:

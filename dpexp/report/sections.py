@@ -4,62 +4,20 @@ The terminal summary, the note on the MLflow page and the notebook's display ren
 that they cannot disagree.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 from dpexp.config.alike import merged
-from dpexp.config.errors import ConfigError
-from dpexp.config.options import flag_name, option_fields
-from dpexp.config.process import command
-from dpexp.config.run_config import RunConfig, options_with_role
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.live import live_options
 from dpexp.record.batches import Batches
 from dpexp.record.device_map import optimizer_rows
-from dpexp.record.figures.phase_times import Phase
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units, verdict
 from dpexp.report.analysis import layout, stages, work
 from dpexp.report.analysis.shapes import call_texts, headline
+from dpexp.report.commands import next_commands
 from dpexp.report.findings.rules import Finding, apply_rules, headlines
-
-ROWS = 14
-"""The most rows of a table in a short report."""
-LINES = 10
-"""The most lines of a section of a short report in a terminal; `--full` has all."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows of text; ``more`` counts the rows that were left out.
-
-    On a narrow terminal a table that ``folds`` wraps its cells; any other becomes a list of its rows.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    more: int = 0
-    folds: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command).
-
-    A terminal shows at most ``most`` lines, if that is not 0.
-    """
-
-    title: str
-    lines: tuple[str, ...] = ()
-    mood: str = ""
-    table: Table | None = None
-    bars: tuple[Phase, ...] = ()
-    commands: tuple[tuple[str, str], ...] = ()
-    most: int = 0
+from dpexp.report.section import Section, Table, shortest
 
 
 def sections(record: Record | RecordView, *, full: bool = False) -> list[Section]:
@@ -77,20 +35,10 @@ def sections(record: Record | RecordView, *, full: bool = False) -> list[Section
         _work(view) if full else None,
         _phases(view),
         _findings(record, findings, full),
-        _next_commands(record),
+        next_commands(record),
     ]
     found = [part for part in parts if part is not None]
     return found if full else list(map(shortest, found))
-
-
-def shortest(section: Section) -> Section:
-    """The section with at most ``LINES`` lines and ``ROWS`` rows; its commands stay."""
-    if section.table is None and not section.bars:
-        return section
-    table = section.table
-    if table is not None:
-        table = replace(table, rows=table.rows[:ROWS], more=max(0, len(table.rows) - ROWS))
-    return replace(section, table=table, most=LINES)
 
 
 def _run(view: RecordView, findings: Mapping[str, Finding]) -> Section:
@@ -249,64 +197,3 @@ def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Se
     if not full and len(found) > 1:
         found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(findings)[1:])}; --full has them"]
     return Section("Findings", tuple(found), "warn")
-
-
-def _next_commands(record: Record) -> Section:
-    commands = [
-        ("look in MLflow", command("ui")),
-        ("show all", f"{command('runs')} show {record.run_id} --full"),
-        ("compare", f"{command('report')} {record.run_id} RUN"),
-    ]
-    lines = _origin(record)
-    if used := live_options(record.config):
-        lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
-    else:
-        again = (
-            ("run again", command_of(record)),
-            ("reproduce", f"{command('runs')} reproduce {record.run_id}"),
-        )
-        commands += again
-    return Section("Look further", tuple(lines), commands=tuple(commands))
-
-
-def _origin(record: Record) -> list[str]:
-    """The machine and the commit of a run."""
-    git, env = record.environment.get("git") or {}, record.environment
-    machine = [
-        env.get("host"),
-        env.get("cpu"),
-        f"{env['threads']} threads" if env.get("threads") else "",
-        units.repeated(layout.accelerator_names(record), ", "),
-        f"torch {env['torch']}" if env.get("torch") else "",
-    ]
-    lines = [f"machine: {', '.join(filter(None, machine)) or 'not recorded'}"]
-    if git.get("commit"):
-        dirty = ", with uncommitted changes" if git.get("dirty") else ""
-        lines.append(f"code: commit {git['commit'][:10]}{dirty}")
-    return lines
-
-
-def command_of(record: Record) -> str:
-    """``python scripts/run.py whole --virtual 8``; the recorded argv if this dpexp cannot read the config."""
-    try:
-        config = RunConfig.from_dict(record.config)
-        usual = RunConfig(config.strategy).to_dict()
-    except ConfigError:
-        return shlex.join(["python", *record.environment.get("argv", [])])
-    words = [*command("run").split(), config.strategy]
-    chosen = config.to_dict()
-    left_out = options_with_role("delivery", "label")
-    for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
-        for field in option_fields(cls):
-            if field.name not in left_out and chosen[field.name] != usual[field.name]:
-                words += _option(field.name, field.metadata["flag"], chosen[field.name])
-    return shlex.join(words)
-
-
-def _option(name: str, flag: str | None, value: Any) -> list[str]:
-    if isinstance(value, bool) and flag:
-        yes, no = flag.split("/")
-        return [yes if value else no]
-    if isinstance(value, list):
-        return [word for item in value for word in (flag_name(name), str(item))]
-    return [] if value is None else [flag_name(name), str(value)]

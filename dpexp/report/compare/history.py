@@ -17,7 +17,7 @@ from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.stored_record import RecordReader
 from dpexp.report.compare.group_key import GroupKeys
 from dpexp.report.render.run_list import prefixes, printable, shortened
-from dpexp.report.sections import Section
+from dpexp.report.section import Section
 
 _MOST, _WIDTH = 20, 78
 """Other comparisons that are listed, and the columns of a line, without its indent of two."""

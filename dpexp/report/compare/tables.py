@@ -10,7 +10,7 @@ from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.findings.reliability import NOISY
 from dpexp.report.render.run_list import prefixes
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 
 SHOWN = 40
 """At most this many cells of a group are shown: the fastest, and the baseline."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import phase_text
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 
 _WIDTH = 24
 """Letters of a bar of 100%."""

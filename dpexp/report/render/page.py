@@ -18,7 +18,7 @@ from dpexp.report.analysis import timeline
 from dpexp.report.analysis.phases import is_visible, phase_text
 from dpexp.report.analysis.timeline import Bar, Lane, TimelineStep
 from dpexp.report.figures import palette
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 
 MOST_STEPS = 20
 """Further steps are left out of the page; trace.json has them all."""

@@ -20,7 +20,7 @@ from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import is_visible, phase_text
 from dpexp.report.figures.palette import color as phase_color
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""

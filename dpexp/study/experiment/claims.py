@@ -15,7 +15,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.report import units
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
-from dpexp.report.sections import Section
+from dpexp.report.section import Section
 from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
 from dpexp.study.experiment.metrics import Metric, medians, metric, value
 from dpexp.study.experiment.records import MeasuredRun, RunsByCell, measured_runs

@@ -17,7 +17,7 @@ from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import intervals
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 from dpexp.study.experiment.agreement import contradictions
 
 MATTERS: dict[str, tuple[str, ...]] = {

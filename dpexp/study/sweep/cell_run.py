@@ -16,7 +16,7 @@ from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.begin import PARENT
 from dpexp.record.runs.index import folders
-from dpexp.report.sections import command_of
+from dpexp.report.commands import command_of
 from dpexp.study.experiment.experiment import RECORDS, Experiment
 from dpexp.study.experiment.records import PlannedRun
 from dpexp.study.sweep.child_run import ChildRun, run_command, run_in_child

@@ -16,7 +16,7 @@ from dpexp import report
 from dpexp.record.record import Record
 from dpexp.report.analysis import timeline
 from dpexp.report.render import page as pages
-from dpexp.report.sections import Section, Table
+from dpexp.report.section import Section, Table
 
 MEASURES = (HELPERS / "pictures.js").read_text()
 DEEP = [f"encoder.layers.{number}.self_attention.linear_projection" for number in range(4)]

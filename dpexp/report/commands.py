@@ -1,0 +1,77 @@
+"""Commands that look further into a run, and the one that runs it again."""
+
+import shlex
+from typing import Any
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.options import flag_name, option_fields
+from dpexp.config.process import command
+from dpexp.config.run_config import RunConfig, options_with_role
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.live import live_options
+from dpexp.record.record import Record
+from dpexp.report import units
+from dpexp.report.analysis import layout
+from dpexp.report.section import Section
+
+
+def next_commands(record: Record) -> Section:
+    """Where the run was, and what to do with it next."""
+    commands = [
+        ("look in MLflow", command("ui")),
+        ("show all", f"{command('runs')} show {record.run_id} --full"),
+        ("compare", f"{command('report')} {record.run_id} RUN"),
+    ]
+    lines = _origin(record)
+    if used := live_options(record.config):
+        lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
+    else:
+        again = (
+            ("run again", command_of(record)),
+            ("reproduce", f"{command('runs')} reproduce {record.run_id}"),
+        )
+        commands += again
+    return Section("Look further", tuple(lines), commands=tuple(commands))
+
+
+def _origin(record: Record) -> list[str]:
+    """The machine and the commit of a run."""
+    git, env = record.environment.get("git") or {}, record.environment
+    machine = [
+        env.get("host"),
+        env.get("cpu"),
+        f"{env['threads']} threads" if env.get("threads") else "",
+        units.repeated(layout.accelerator_names(record), ", "),
+        f"torch {env['torch']}" if env.get("torch") else "",
+    ]
+    lines = [f"machine: {', '.join(filter(None, machine)) or 'not recorded'}"]
+    if git.get("commit"):
+        dirty = ", with uncommitted changes" if git.get("dirty") else ""
+        lines.append(f"code: commit {git['commit'][:10]}{dirty}")
+    return lines
+
+
+def command_of(record: Record) -> str:
+    """``python scripts/run.py whole --virtual 8``; the recorded argv if this dpexp cannot read the config."""
+    try:
+        config = RunConfig.from_dict(record.config)
+        usual = RunConfig(config.strategy).to_dict()
+    except ConfigError:
+        return shlex.join(["python", *record.environment.get("argv", [])])
+    words = [*command("run").split(), config.strategy]
+    chosen = config.to_dict()
+    left_out = options_with_role("delivery", "label")
+    for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
+        for field in option_fields(cls):
+            if field.name not in left_out and chosen[field.name] != usual[field.name]:
+                words += _option(field.name, field.metadata["flag"], chosen[field.name])
+    return shlex.join(words)
+
+
+def _option(name: str, flag: str | None, value: Any) -> list[str]:
+    if isinstance(value, bool) and flag:
+        yes, no = flag.split("/")
+        return [yes if value else no]
+    if isinstance(value, list):
+        return [word for item in value for word in (flag_name(name), str(item))]
+    return [] if value is None else [flag_name(name), str(value)]
