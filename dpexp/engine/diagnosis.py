@@ -10,7 +10,7 @@ from torch import nn
 
 from dpexp.config.errors import describe, text_of
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.strategies.wrappers import Wrapper, parts
+from dpexp.strategies.modules.wrappers import Wrapper, parts
 from dpexp.tensors import walk
 from dpexp.timing import Timer
 

@@ -35,8 +35,8 @@ from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
+from dpexp.strategies.modules.wrappers import Wrapper, parts
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.wrappers import Wrapper, parts
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 

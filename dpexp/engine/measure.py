@@ -221,9 +221,10 @@ class Measurement:
     def count_collectives(self) -> None:
         """Count what the ranks send in a further step of a full batch, and of a smaller last one.
 
-        It is the last pass: its steps may end while gradients are accumulated.
+        None where no further steps are wanted (``--phase-steps 0``). It is the last pass: its steps may end
+        while gradients are accumulated.
         """
-        if not self._group.members:
+        if not (self._group.members and self._config.phase_steps):
             return
         numbers = dict.fromkeys((0, self.prepared.batches_per_epoch - 1))
         batches = {number: next(self.prepared.local_batches(0, first=number)) for number in numbers}

@@ -109,7 +109,7 @@ class Prepared:
         config = self.config
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
-        return Trainer(placed, self.data.loss, self.optimizer, config.autocast, self.group)
+        return Trainer(placed, self.data.loss, self.optimizer, config.autocast, self.group, must_train=True)
 
     def release(self) -> None:
         """End the use of the model, and restore the process's number of torch threads for its next run."""

@@ -18,8 +18,8 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.record.record import Row
 from dpexp.strategies.base import Strategy
+from dpexp.strategies.modules.tables import is_mapped
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import is_mapped
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer

@@ -21,7 +21,6 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
-from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import storage_size as size_of
 from dpexp.record.record import Row
@@ -145,7 +144,7 @@ def counted_collectives(trainer: Trainer, batches: Mapping[int, Batch]) -> list[
                 counted += [{"batch": number, **row} for row in count.rows()]
                 sizes.add(batch.global_rows)
     except Exception as error:  # of any kind: a user's model may not stand to be observed
-        if not trainer.group.all_failed("collectives", describe(error)):
+        if not trainer.group.all_failed("collectives", f"{type(error).__name__}, after {sorted(sizes)}"):
             raise
         return []
     return counted

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from dpexp import tensors
 from dpexp.devices import HOST, current_device, label, placed_on
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.strategies.wrappers import Wrapper
+from dpexp.strategies.modules.wrappers import Wrapper
 
 aten = torch.ops.aten
 COPIES = frozenset((aten.clone, aten._to_copy, aten.copy_))

@@ -1,6 +1,6 @@
 """Observe: the shapes of every module call (by forward hooks), and the device of every parameter and buffer.
 
-Modules have the names of the model as written: see ``strategies.wrappers``.
+Modules have the names of the model as written: see ``strategies.modules.wrappers``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
+from dpexp.strategies.modules.tables import TablePart, is_mapped
+from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
-from dpexp.strategies.tables import TablePart, is_mapped
-from dpexp.strategies.wrappers import Part, Transfer, Wrapper, parts
 from dpexp.training.preserve import preserved
 
 EPOCH_LIMIT = 16

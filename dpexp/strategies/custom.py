@@ -34,10 +34,10 @@ from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.device_mesh import dimensions_of
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.modules.wrappers import Wrapper, named_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.shards import DTensorShards
-from dpexp.strategies.wrappers import Wrapper, named_parameters
+from dpexp.strategies.shards import DTensorShards
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 

@@ -19,9 +19,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.place import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.modules.submodules import check_no_overlap, matching, rewire
+from dpexp.strategies.modules.wrappers import Transfer, Wrapper
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.submodules import check_no_overlap, matching, rewire
-from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.tensors import walk
 from dpexp.timing import Timer
 

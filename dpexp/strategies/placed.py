@@ -34,7 +34,7 @@ from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
-from dpexp.strategies.ranks.shards import Shards
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -48,7 +48,7 @@ class StepEndedError(Exception):
 
 
 class StepObserver:
-    """Is told what a step has computed, as soon as it has; this one ignores it."""
+    """Gets what a step has computed, as soon as it has; this one ignores it."""
 
     def forward_ended(self, outputs: Any) -> None:
         """``outputs`` of the module, on the output device; its rows are this rank's."""
@@ -97,8 +97,8 @@ class Placed:
     ) -> torch.Tensor:
         """Compute one batch and train on it with ``update``, the optimizer's step; without one compute only.
 
-        Returns the loss of this rank's rows, a scalar on the output device. Raises what the model, the loss
-        and the observer raise.
+        A loss that depends on no parameter has no backward. Returns the loss of this rank's rows, a scalar on
+        the output device. Raises what the model, the loss and the observer raise.
         """
         phase, device = self.timer.phase, self.output_device
         with torch.set_grad_enabled(update is not None):
@@ -114,8 +114,9 @@ class Placed:
                 observer.loss_ended(value)
                 if update is None:
                     return value
-                with phase("backward", device):
-                    self.gradient_sync.backward(value, batch)
+                if value.requires_grad:
+                    with phase("backward", device):
+                        self.gradient_sync.backward(value, batch)
                 observer.backward_ended()
                 with phase("optimizer", device):
                     update()

@@ -6,7 +6,7 @@ from torch.nn.parameter import is_lazy
 
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
-from dpexp.strategies.tables import PlacedTable, is_mapped
+from dpexp.strategies.modules.tables import PlacedTable, is_mapped
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.optimizer_names import FOR_SPARSE
 

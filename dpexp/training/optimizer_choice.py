@@ -18,8 +18,8 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories.factory import Factory
+from dpexp.strategies.modules.tables import placed_tables
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import placed_tables
 from dpexp.training.eager_optimizers import eager
 from dpexp.training.optimizer_names import FOR_EVERY_TABLE, FOR_SPARSE
 from dpexp.training.optimizers import Optimizers

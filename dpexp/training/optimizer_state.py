@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.strategies.ranks.shards import Shards
+from dpexp.strategies.shards import Shards
 from dpexp.training.optimizers import Optimizers
 
 PLAIN = (int, float, bool, str, type(None))

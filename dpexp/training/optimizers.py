@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.strategies.modules.wrappers import named_parameters
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.shards import Shards
-from dpexp.strategies.wrappers import named_parameters
+from dpexp.strategies.shards import Shards
 
 
 class Optimizers:

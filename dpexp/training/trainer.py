@@ -6,6 +6,7 @@ optimizers and mixed precision. Runs train with one; verification steps two of t
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +15,17 @@ from torch import nn
 from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.strategies.wrappers import named_buffers, named_parameters
 from dpexp.training.optimizer_choice import OptimizerFactory, make_optimizers
 from dpexp.training.optimizer_state import full_state, groups, load_full_state, load_groups
 
 
 class Trainer:
-    """A placed model with its loss and optimizers; without an ``optimizer`` it computes and trains nothing.
+    """A placed model with its loss and optimizers; without an ``optimizer`` it computes in eval mode.
 
-    ``autocast`` is the dtype of mixed precision, empty for none.
+    ``autocast`` is the dtype of mixed precision, empty for none. ``must_train``: a step whose loss depends on
+    no parameter, or that gives no parameter a gradient, is an error.
     """
 
     def __init__(
@@ -33,12 +35,16 @@ class Trainer:
         optimizer: OptimizerFactory | None,
         autocast: str = "",
         group: ProcessGroup | None = None,
+        must_train: bool = False,
     ) -> None:
-        self.placed, self.loss = placed, loss
+        self.placed, self._must_train = placed, must_train
+        self.loss = partial(_trained, loss) if must_train else loss
         self.group = group or ProcessGroup()
         self.optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
         self._autocast = devices.autocast(placed.output_device, autocast)
         self._trained = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
+        if optimizer is None:
+            placed.module.eval()
         self._update = self.update if self.optimizers is not None else None
 
     def step(self, batch: Batch, observer: StepObserver = UNOBSERVED) -> torch.Tensor:
@@ -48,7 +54,7 @@ class Trainer:
     def update(self) -> None:
         """The optimizers' step, unless they are to accumulate further gradients."""
         assert self.optimizers is not None
-        if all(parameter.grad is None for parameter in self._trained):
+        if self._must_train and all(parameter.grad is None for parameter in self._trained):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
         if self.optimizers.step():
             self.clear()
@@ -131,3 +137,11 @@ class Trainer:
             load_groups(self.optimizers, state["groups"])
         random = state["random"]
         devices.set_rng_states(self.placed.devices, random[self.group.rank % len(random)])
+
+
+def _trained(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor:
+    """The loss, which must depend on a parameter where gradients are computed."""
+    value = loss(outputs, targets)
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise RuntimeError("the loss does not require grad")
+    return value

@@ -17,10 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import is_random_layer
-from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.modules.hooks import hooked_parameters
+from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
-from dpexp.strategies.wrappers import parts
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import distance, relative_error
 from dpexp.verification.random_draws import WHOLE_MODEL

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.strategies.hooks import carry_hooks
+from dpexp.strategies.modules.hooks import carry_hooks
 
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:

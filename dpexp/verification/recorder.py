@@ -11,8 +11,8 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
+from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import StepEndedError, StepObserver
-from dpexp.strategies.wrappers import parts
 from dpexp.training.trainer import Trainer
 
 Calls: TypeAlias = dict[tuple[str, int], dict[int, list[list[torch.Tensor]]]]

@@ -22,10 +22,10 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
-from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.modules.hooks import hooked_parameters
+from dpexp.strategies.modules.tables import EmbeddingTable, TablePart
+from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import EmbeddingTable, TablePart
-from dpexp.strategies.wrappers import parts
 from dpexp.training.preserve import preserved
 
 LARGE = 1 << 20

@@ -14,8 +14,8 @@ from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.strategies.base import Needs, Strategy
 from dpexp.strategies.gradient_sync import GradientSync
+from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]

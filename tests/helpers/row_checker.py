@@ -19,7 +19,7 @@ import torch
 from dpexp.data.batch import Batch
 from dpexp.strategies.hybrid.look_ahead import LookAhead
 from dpexp.strategies.hybrid.lookups import Lookup
-from dpexp.strategies.tables import tables
+from dpexp.strategies.modules.tables import tables
 from dpexp.training.trainer import Trainer
 
 POINTS = 4

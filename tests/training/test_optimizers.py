@@ -15,7 +15,7 @@ from dpexp.engine.facts.references import references
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.measurement.observe import optimizer_map
-from dpexp.strategies.ranks.shards import Shards
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
 from dpexp.training.optimizers import clip

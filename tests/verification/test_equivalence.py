@@ -16,7 +16,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, batches, verify
-from dpexp.strategies.hooks import hooked_parameters
+from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer

@@ -73,10 +73,28 @@ def test_a_model_in_float32_is_verified_in_float64_and_not_changed() -> None:
     assert all(parameter.grad is None for parameter in prepared.model.parameters())
 
 
-def test_eval_compares_only_outputs() -> None:
+def test_eval_compares_outputs_and_loss() -> None:
     result = check(prepare(RunConfig("whole", virtual=2, eval=True)))
     assert result.passed
     assert result.gradient_error is None
+    assert result.loss_error is not None
+
+
+class CenteredInEval(nn.Linear):
+    """In eval mode the outputs of a row depend on those of the others, which a shard does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().forward(inputs)
+        return outputs if self.training else outputs - outputs.mean()
+
+
+def test_a_run_in_eval_mode_is_verified_in_eval_mode() -> None:
+    config = RunConfig("whole", virtual=2, model=f"{__file__}:CenteredInEval", eval=True)
+    assert "outputs differ" in check(prepare(config)).cause
+    assert check(prepare(replace(config, eval=False))).passed
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)

@@ -12,7 +12,7 @@ from dpexp.measurement.probes.host_traffic import HostTraffic, row_bytes
 from dpexp.measurement.probes.probe import rates, seconds
 from dpexp.record.figures.step_times import spread
 from dpexp.record.record import Row
-from dpexp.strategies.tables import is_mapped
+from dpexp.strategies.modules.tables import is_mapped
 
 _SECONDS = 0.03
 """Each probe ends after this time."""

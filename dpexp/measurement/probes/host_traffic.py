@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.strategies.modules.tables import EmbeddingTable, tables
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.tables import EmbeddingTable, tables
 
 
 @dataclass

@@ -62,11 +62,14 @@ class RecordReader:
             is_current = source is not None and not changed(source, folder / JOURNAL, by_length=by_length)
         except OSError:
             return load(folder)
-        values = self._parsed(content) if is_current else {}
-        if not values:
+        try:
+            values = self._parsed(content) if is_current else {}
+            if values:
+                check_schema(values["schema"], "record")
+                return StoredRecord(folder, values)
+        except (ValueError, TypeError):  # a file that was written by hand, with a seal
             return load(folder)
-        check_schema(values["schema"], "record")
-        return StoredRecord(folder, values)
+        return load(folder)
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         """The values of ``KEYS``; none where a number is spelled as text."""

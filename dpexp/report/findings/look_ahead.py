@@ -1,4 +1,4 @@
-"""Finding on look-ahead: whether it is faster here than to look up each batch in its own step."""
+"""Finding on look-ahead: whether it is slower here than to look up each batch in its own step."""
 
 import statistics
 
@@ -20,14 +20,11 @@ def look_ahead(evidence: Evidence) -> Finding | None:
     ratio = ratio_within_run(usual.times, serial)
     if ratio.low <= APART and ratio.high >= 1 / APART:
         return None
-    faster, advice = (
-        "faster",
-        "Keep --pipeline; phases cost overlap, so compare with --serial to know its gain.",
-    )
+    found, advice = "is not slower", "Compare with --serial to know the gain: phases cost overlap."
     if ratio.value > 1:
-        faster, advice = "slower", "Use --serial: the lookup thread takes cores and memory from the step."
+        found, advice = "is slower", "Use --serial: the lookup thread takes cores and memory from the step."
     return Finding(
-        f"Looking ahead is {faster} here: a step takes {units.ms(usual.median)}, and "
+        f"Looking ahead {found} here: a step takes {units.ms(usual.median)}, and "
         f"{units.ms(statistics.median(serial))} in the phase-timed steps, which look up their own batch.",
         advice,
         {"ratio": ratio.value, "low": ratio.low, "high": ratio.high},

@@ -14,10 +14,10 @@ from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
 from dpexp.strategies.hybrid.table_shards import Split
+from dpexp.strategies.modules.tables import EmbeddingTable
+from dpexp.strategies.modules.wrappers import named_parameters, parts
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.shards import Shards
-from dpexp.strategies.tables import EmbeddingTable
-from dpexp.strategies.wrappers import named_parameters, parts
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.strategies.hybrid.table_shards import with_own_forward
-from dpexp.strategies.tables import placed_tables, tables
+from dpexp.strategies.modules.tables import placed_tables, tables
 
 
 class AllLookedUp(BaseException):

@@ -37,7 +37,6 @@ from dpexp.config.strategies.ddp import DdpOptions
 from dpexp.config.strategies.hybrid import HybridOptions
 from dpexp.devices import HOST, move, place
 from dpexp.strategies.base import Devices, Needs
-from dpexp.strategies.hooks import check_no_hooks
 from dpexp.strategies.hybrid.embedding_tables import TableShards, TableSync, replaced, shards_of
 from dpexp.strategies.hybrid.host_calls import check_lookups, trying_lookups
 from dpexp.strategies.hybrid.look_ahead import LookAhead
@@ -45,13 +44,14 @@ from dpexp.strategies.hybrid.mapped_tables import MappedTables, check_table_file
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
 from dpexp.strategies.hybrid.sharded_look_ahead import ShardedLookAhead
 from dpexp.strategies.hybrid.table_shards import check_shardable, plan_shards
+from dpexp.strategies.modules.hooks import check_no_hooks
+from dpexp.strategies.modules.submodules import check_not_tied, matching, rewire
+from dpexp.strategies.modules.tables import EmbeddingTable, tables
+from dpexp.strategies.modules.wrappers import Transfer, Wrapper
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.ranks.ddp import ddp_module
 from dpexp.strategies.replicas.data_parallel import Replicating, data_parallel_module
-from dpexp.strategies.submodules import check_not_tied, matching, rewire
-from dpexp.strategies.tables import EmbeddingTable, tables
-from dpexp.strategies.wrappers import Transfer, Wrapper
 from dpexp.timing import Timer
 
 

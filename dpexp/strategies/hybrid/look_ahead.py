@@ -42,8 +42,8 @@ from dpexp.data.batch import Batch
 from dpexp.strategies.hybrid.copy_streams import CopyStreams
 from dpexp.strategies.hybrid.host_calls import AllLookedUp, HostCall, host_calls
 from dpexp.strategies.hybrid.lookups import Gradients, Lookup, in_graph
+from dpexp.strategies.modules.tables import PlacedTable, placed_tables
 from dpexp.strategies.prefetch import Prefetch
-from dpexp.strategies.tables import PlacedTable, placed_tables
 
 
 @dataclass(eq=False)

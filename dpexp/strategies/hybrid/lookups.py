@@ -17,7 +17,7 @@ from torch import nn
 
 from dpexp.strategies.hybrid.copy_streams import CopyStreams
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbeddingBag
-from dpexp.strategies.tables import PlacedTable
+from dpexp.strategies.modules.tables import PlacedTable
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from dpexp.devices import HOST
 from dpexp.strategies.hybrid.table_shards import Split
-from dpexp.strategies.tables import EmbeddingTable, TablePart
+from dpexp.strategies.modules.tables import EmbeddingTable, TablePart
 from dpexp.timing import Timer
 
 

@@ -53,7 +53,7 @@ from dpexp.strategies.hybrid.exchanged_lookups import (
 from dpexp.strategies.hybrid.look_ahead import AheadStep, LookAhead, Reads
 from dpexp.strategies.hybrid.lookups import Gradients, Lookup, named_arguments
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
-from dpexp.strategies.tables import PlacedTable
+from dpexp.strategies.modules.tables import PlacedTable
 
 
 class ShardedLookAhead(LookAhead):

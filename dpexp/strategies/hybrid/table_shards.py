@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.strategies.tables import EmbeddingTable, tables
+from dpexp.strategies.modules.tables import EmbeddingTable, tables
 
 UNEVEN = 1.1
 """The most bytes that whole tables may give to a rank, as a multiple of an even share of all tables."""

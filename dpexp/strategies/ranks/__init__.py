@@ -1,5 +1,5 @@
 """Ranks: layouts of several processes, each with its rows of a batch.
 
-``ddp`` all-reduces gradients, ``fsdp`` shards parameters too; ``shards`` says what a rank has of each
-parameter. Imported by ``placed``, ``hybrid`` and ``custom``. Start reading in ``ddp``.
+``ddp`` all-reduces gradients, ``fsdp`` shards parameters too. Imported by ``hybrid``, ``custom`` and the
+registry. Start reading in ``ddp``.
 """

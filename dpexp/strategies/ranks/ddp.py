@@ -26,8 +26,8 @@ from dpexp.data.batch import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.gradient_sync import GradientSync
+from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 

@@ -20,11 +20,11 @@ from torch import nn
 from dpexp.config.strategies.fsdp import FsdpOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.hooks import check_no_hooks
+from dpexp.strategies.modules.hooks import check_no_hooks
+from dpexp.strategies.modules.submodules import matching
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.shards import DTensorShards
-from dpexp.strategies.submodules import matching
+from dpexp.strategies.shards import DTensorShards
 from dpexp.timing import Timer
 
 

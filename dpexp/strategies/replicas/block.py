@@ -9,9 +9,9 @@ from torch import nn
 from dpexp.config.strategies.block import BlockOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs
+from dpexp.strategies.modules.submodules import matching
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.replicas.data_parallel import ReplicaSync, Replicating, data_parallel_module
-from dpexp.strategies.submodules import matching
 from dpexp.timing import Timer
 
 

@@ -25,7 +25,7 @@ from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, runni
 from dpexp.parallel.parallel_apply import share_of_threads
 from dpexp.strategies.base import Devices, Strategy
 from dpexp.strategies.gradient_sync import GradientSync
-from dpexp.strategies.wrappers import Wrapper
+from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.tensors import walk
 from dpexp.timing import Timer
 

@@ -12,6 +12,7 @@ from dpexp import parallel
 from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs
+from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.replicas.data_parallel import (
     ReplicaSync,
@@ -21,7 +22,6 @@ from dpexp.strategies.replicas.data_parallel import (
     output_device,
     uses_torch,
 )
-from dpexp.strategies.wrappers import Wrapper
 from dpexp.timing import Timer
 
 

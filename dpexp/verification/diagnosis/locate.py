@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dpexp.data.batch import Batch
-from dpexp.strategies.wrappers import parts
+from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.compare import Tensors, distance, distances, magnitude, relative_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call

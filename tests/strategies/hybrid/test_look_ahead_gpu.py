@@ -7,7 +7,7 @@ from hybrid_steps import assert_same_bits, prepared_trainer, trained
 from torch import nn
 
 from dpexp import devices
-from dpexp.strategies.wrappers import parts
+from dpexp.strategies.modules.wrappers import parts
 
 
 @pytest.mark.gpu

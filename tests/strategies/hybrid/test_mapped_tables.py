@@ -17,7 +17,7 @@ from dpexp.engine.prepare_ranks import prepare_ranks
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import mapped_tables
 from dpexp.strategies.hybrid.mapped_tables import MappedTables, amount
-from dpexp.strategies.tables import is_mapped
+from dpexp.strategies.modules.tables import is_mapped
 from dpexp.timing import Timer
 from dpexp.verification import touched_rows
 
