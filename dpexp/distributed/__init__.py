@@ -5,6 +5,6 @@
         rank 1              signals         SIGTERM stops every rank at the same step
                             rank_results    what a rank is to do, and how it ended
 
-Strategies, engine and ``dpexp.run`` import this package. It imports config, record and devices; importing it
+Every room above and ``dpexp.run`` may import this one. It imports config, record and devices; importing it
 does not import torch. Start reading in ``launch``, then ``process_group``.
 """

@@ -1,4 +1,7 @@
-"""Measurement: shapes, device map, memory, FLOPs and traffic of a placed model, and probes of the machine.
+"""Measurement: the times of steps and phases, what a step moves and uses, and probes of the machine.
 
-It knows no config of a run. ``engine`` imports it. Start reading in ``observe``.
+``steps`` times steps, ``phases`` their phases, and ``collectives`` counts what ranks send; ``observe`` has
+shapes and the device map, ``step_profile`` memory and FLOPs, with the storages that ``live_storages``
+follows; ``probes`` measures the machine. It knows no config of a run. ``engine`` imports it; it imports
+``training`` and what lies below. Start reading in ``steps``.
 """

@@ -17,8 +17,8 @@ reading there. Autograd takes gradients the same way back: through gather (a sli
 through the replicas, and through the copies into the original's parameters, where they add up.
 
 Names, arguments and semantics are those of ``torch.nn.parallel``; where that silently drops rows or
-arguments, this package raises an error. It imports ``devices`` and ``tensors``; strategies, engine and
-users import it.
+arguments, this package raises an error. It imports ``devices`` and ``tensors``; every room above and users
+may import it.
 """
 
 from dpexp.parallel.data_parallel import DataParallel, data_parallel

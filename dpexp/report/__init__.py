@@ -1,10 +1,10 @@
 """Report: Records as text, figures and findings. Needs neither torch nor mlflow.
 
 ``analysis`` computes, ``findings`` judges, ``compare`` ranks several runs, ``sections`` composes the report
-of one, ``render`` and ``figures`` write it. ``scripts``, ``run``, ``study`` and ``tracking`` may import this
-package; it imports ``config`` and ``record``. Start with ``sections.py``. Each function takes a Record, or a
-view of it that several of them share, so that figures are computed once, and imports what it needs when it is
-called, so that ``--help`` never loads matplotlib.
+of one, ``render`` and ``figures`` write it. ``commands``, ``run``, ``study`` and ``tracking`` may import this
+room; it imports ``config``, ``record`` and ``live``. Start reading in ``sections``. Each function takes a
+Record, or a view of it that several of them share, so that figures are computed once, and imports what it
+needs when it is called, so that ``--help`` never loads matplotlib.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Study: several runs that answer one question.
 
 ``experiment`` defines one, judges its claims and writes its page; ``sweep`` runs it; ``reproduce`` repeats a
-recorded run. Start with ``experiment/experiment.py``. Imported by the commands; may import every other room.
+recorded run. The commands and experiments/ import it; it may import every other room. Start reading in
+``experiment/experiment.py``.
 """

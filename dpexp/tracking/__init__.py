@@ -1,7 +1,7 @@
 """Tracking: delivers Records to MLflow. The only room that imports mlflow, and never in the main process.
 
-``run``, ``study`` and the scripts may import it; it may import ``report``, ``record`` and ``config``. Start
-reading with ``uploader``::
+``run``, ``study`` and the commands may import it; it may import ``report``, ``record`` and ``config``. Start
+reading in ``process/uploader``::
 
     main process                          uploader process (python -m dpexp.tracking.process.uploader_process)
     ------------                          ------------------------------------------------------------
@@ -9,7 +9,7 @@ reading with ``uploader``::
     Uploader --- pipe: open, read, finish --------------------> UploaderProcess
              <-- pipe: one Delivery ---------------------------
 
-``upload`` delivers one journal to one store, ``samples`` folds its points, ``mlflow_run`` writes a Record
-into an MLflow run, ``content`` maps a Record to MLflow's entities, ``store`` finds and checks the MLflow
-store, ``ledger`` records what was delivered, ``sync`` delivers later, ``ui`` serves MLflow's pages.
+``process`` has both processes, and the server of MLflow's pages; ``delivery`` writes a journal into an MLflow
+run, now or later; ``content`` maps a Record to MLflow's entities; ``store`` finds and checks the store;
+``errors`` makes one line of each error of a store.
 """

@@ -1,4 +1,6 @@
-"""Command line: what all commands are made of: the app of a script, options from config classes, help panels.
+"""Command line: what all commands are made of.
 
-The commands and scripts/ import it. Start reading in ``app``.
+``app`` is the Typer app of a script, with the exit code of each error; ``config_options`` makes the options
+of a command from the config classes; ``help_panels`` orders what ``--help`` shows. The commands and scripts/
+import it; it imports ``config`` and ``record``, and torch never. Start reading in ``app``.
 """

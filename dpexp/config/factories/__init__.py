@@ -1,5 +1,6 @@
 """Factories: from the text of an option, as ``linear:in=5``, to the class or function that it names.
 
-``models``, ``data``, ``training`` and ``engine`` import this room, and RunConfig the Spec. Start reading in
-``spec``.
+``spec`` splits the text, ``registry`` knows the names that an option takes, ``factory`` imports and calls
+what the text names. The rest of ``config`` imports this room, as do ``models``, ``data``, ``training``,
+``engine`` and the command line; it imports ``config`` alone. Start reading in ``spec``.
 """

@@ -5,5 +5,6 @@
     link      copies of a batch's vectors from pinned memory to the device      bytes/s  bandwidth.py
     energy    counters of processors and devices, before and after the steps    J        energy.py
 
-Imported by ``engine``, which writes their rows to the journal. Start reading in ``probe``.
+``host_traffic`` has the bytes that a hybrid's step looks up and copies. ``engine`` imports this room, and
+writes its rows to the journal; it imports ``strategies`` and what lies below. Start reading in ``probe``.
 """

@@ -1,1 +1,7 @@
-"""Runs: the folder of all runs: find one, import those of other machines, check them."""
+"""Runs: the folder of all runs.
+
+``begin`` opens the journal of a run, ``index`` finds runs by name, ``run_summary`` and ``stored_record`` read
+what a list shows of them, ``check`` compares each with its journal, ``import_journals`` takes those of other
+machines, and ``origin`` proves who made a Record. ``run``, ``engine``, ``study``, ``tracking``, ``report``
+and the commands import it; it imports ``config`` and the rest of ``record``. Start reading in ``index``.
+"""

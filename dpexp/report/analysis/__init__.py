@@ -1,8 +1,8 @@
 """Analysis: answers to one question each, computed from one Record.
 
-``phases`` (a step's phases and their shares), ``shapes`` (how batches are split), ``layout`` (what lies on
-which device), ``communication`` (what a step moves between devices), ``timeline`` (phase-timed steps as lanes
-of bars), ``statistics`` (bootstrap intervals).
-The rest of ``report``, ``tracking`` and ``study`` may import it; it imports ``record`` and ``report.units``.
-Start with ``phases.py``.
+``phases`` (a step's phases as text), ``stages`` (of a hybrid step, and how near each is to the limit),
+``shapes`` (how batches are split), ``layout`` (what lies on which device), ``timeline`` (phase-timed steps as
+lanes of bars), ``work`` (memory and FLOPs), ``trends`` (whether steps get slower), ``intervals`` (a figure of
+several runs, and how certain it is). The rest of ``report``, ``tracking`` and ``study`` may import it; it
+imports ``config``, ``record`` and ``report.units``. Start reading in ``phases``.
 """

@@ -1,1 +1,7 @@
-"""Process: the uploader beside a run, its pipe to the main process, and the server of the UI."""
+"""Process: the processes beside a run: the uploader, and the server of MLflow's pages.
+
+``uploader`` is the main process's handle on ``uploader_process``, with a pipe between them; ``system``
+samples the machine there, and ``ui`` serves MLflow's pages. ``run`` imports ``uploader``, the command ``ui``
+and ``delivery`` what they start; it may import the rest of ``tracking`` and ``record``. Start reading in
+``uploader``.
+"""
