@@ -26,8 +26,6 @@ from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_out
 from dpexp.verification.random_draws import Draws, drawing_modules
 from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
 
-_KINDS = ("outputs", "loss", "gradients", "buffers", "parameters", "optimizer")
-
 
 class DrawsRandomNumbersError(Exception):
     """The single device drew random numbers in these modules, so that no two layouts compute the same."""
