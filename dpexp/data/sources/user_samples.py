@@ -259,8 +259,8 @@ def _arguments(named: Mapping[str, Any], positional: Sequence[inspect.Parameter]
     for name in named:
         if name not in names:
             raise ConfigError(
-                f"a sample has '{name}', which is no argument of the model's forward; {available(names)}. "
-                f"The target is looked for as {', '.join(TARGETS)}"
+                f"a sample has '{name}', which is not an argument of the model's forward; "
+                f"{available(names)}. The target is looked for as {', '.join(TARGETS)}"
             )
     used = positional[: max(names.index(name) for name in named) + 1]
     missing = [each.name for each in used if each.default is each.empty and each.name not in named]
