@@ -58,7 +58,7 @@ def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> 
 
 @contextmanager
 def as_config_error(what: str) -> Iterator[None]:
-    """Turn any exception but signals into a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
+    """Make any exception but signals a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
     try:
         yield
     except (ConfigError, KeyboardInterrupt, Terminated):
@@ -69,7 +69,7 @@ def as_config_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def startup_errors(*passing: type[BaseException]) -> Iterator[None]:
-    """Turn whatever keeps a run from its start into a ConfigError, not signals and the types ``passing``."""
+    """Make whatever keeps a run from its start a ConfigError, not signals and the types ``passing``."""
     try:
         yield
     except BaseException as error:

@@ -122,7 +122,7 @@ class Measurement:
                 done = self._log.count
                 saves = every is not None and done % every == 0
                 saves = saves or (self._log.stops and self._may_save(done))
-                if saves or self._log.is_due:
+                if saves or self._log.must_flush:
                     self._flush(saves)
 
     def _flush(self, saves: bool = False) -> None:

@@ -21,7 +21,7 @@ MOST_LINES = 10_000
 class PrintedText(io.TextIOBase):
     """Writes each line once for each source to a stream, the source before it: ``cpu:1 | (15, 5)``.
 
-    ``flush`` writes what is no complete line yet, also once for each source. A thread with a debugger gets
+    ``flush`` writes what is not a complete line yet, also once for each source. A thread with a debugger gets
     every line: answers repeat.
     """
 

@@ -50,7 +50,7 @@ class StepLog:
         return self.written + len(self.pending)
 
     @property
-    def is_due(self) -> bool:
+    def must_flush(self) -> bool:
         """Whether the flush interval is over, or a signal waits for a flush."""
         if self._group.size > 1:
             return len(self.pending) >= self._steps_per_flush

@@ -70,7 +70,7 @@ class ShapeLog:
 
 
 def _communication(part: Part, replica: int | None, module: nn.Module, inputs: Any, outputs: Any) -> Row:
-    """The keys of a row from which a report computes what is moved, where the shapes do not tell.
+    """The keys of a row from which a report computes what is moved, where the shapes do not show it.
 
     ``bytes`` of a replica's inputs and outputs, and of those that require a gradient; ``moved`` by a transfer
     from each device, and ``moved_back`` as gradients; ``looked_up``: the rows in a sparse gradient;

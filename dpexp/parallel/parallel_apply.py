@@ -87,8 +87,8 @@ def _run(forward: Callable[[int], None], devices: Sequence[torch.device]) -> Non
             forward(replica)
         return
     with share_of_threads(devices) as threads:
-        state, alone = _state(devices, threads), _in_dispatch_mode(devices)
-        thread_pool().run(devices, _tasks(forward, devices), state, alone=alone)
+        state, one_by_one = _state(devices, threads), _in_dispatch_mode(devices)
+        thread_pool().run(devices, _tasks(forward, devices), state, one_by_one=one_by_one)
 
 
 def _in_dispatch_mode(devices: Sequence[torch.device]) -> bool:

@@ -57,8 +57,8 @@ def _copies(
     """The views or copies of all parameters and buffers for each device, by the id of the tensor.
 
     A replica between the first and the last puts a link (an alias) before its copy, from which the next
-    replica goes on. So backward adds up two gradients at a time, in the order of the replicas: the same bits,
-    whichever thread computed which replica.
+    replica continues. So backward adds up two gradients at a time, in the order of the replicas: the same
+    bits, whichever thread computed which replica.
     """
     parameters = _by_id(original._parameters for original in originals)
     tensors = parameters | _by_id(original._buffers for original in originals)

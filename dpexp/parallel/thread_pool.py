@@ -1,7 +1,7 @@
 """ThreadPool: worker threads that live as long as the process, reused by every forward.
 
 Each accelerator has a worker of its own. The replicas on the CPU wait in one queue for as many threads as
-there are cores, since more would only take turns. One of them is the caller. It is the only one where all
+there are cores, since more would only share them. One of them is the caller. It is the only one where all
 replicas together, at the pace of the first one of the call before, take less than ``SMALL_S``::
 
     caller     replica 0 ─┬─ replica 2 ─┬─ replica 3 ──
@@ -87,14 +87,14 @@ class ThreadPool:
         tasks: Sequence[Task],
         state: EnterState,
         *,
-        alone: bool = False,
+        one_by_one: bool = False,
     ) -> None:
         """Run each task, in a worker of its device or here, until all have finished. They must not raise.
 
-        ``alone`` runs those on the CPU here, one by one, unless one waits for another.
+        ``one_by_one`` runs those on the CPU here, in their order, unless one waits for another.
         """
         occurrences = Counter[torch.device]()
-        on_cpu = QueuedTasks(state, alone=alone)
+        on_cpu = QueuedTasks(state, one_by_one=one_by_one)
         for device, task in zip(devices, tasks, strict=True):
             if device.type == "cpu":
                 on_cpu.queued.append(task)
@@ -110,7 +110,7 @@ class ThreadPool:
     def _run_here(self, call: QueuedTasks) -> int:
         """Run queued tasks here, and in other threads unless they are small. Returns how many here."""
         count = len(call.queued)
-        helpers = 0 if self._was_small or call.alone else min(self._cores, count) - 1
+        helpers = 0 if self._was_small or call.one_by_one else min(self._cores, count) - 1
         for _ in range(helpers):
             self._add_worker(call)
         self._watchdog.add(call)
@@ -119,7 +119,7 @@ class ThreadPool:
             while (task := call.take()) is not None:
                 task()
                 done += 1
-                if done == 1 and not call.alone:
+                if done == 1 and not call.one_by_one:
                     self._was_small = (time.perf_counter() - began) * count < SMALL_S
             return done
         finally:

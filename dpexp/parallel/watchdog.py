@@ -11,20 +11,20 @@ Task = Callable[[], None]
 EnterState = Callable[[], AbstractContextManager[object]]
 """Enters in a worker what holds for all tasks of a call."""
 PATIENCE_S = 0.1
-ALONE = 50
+ONE_BY_ONE_FACTOR = 50
 """How many times as patient the watchdog is with tasks that should run one by one."""
 
 
 class QueuedTasks:
-    """The tasks that one call has queued, and what its workers need; ``alone`` runs them one by one."""
+    """The tasks that one call has queued, and what its workers need; ``one_by_one``: one at a time."""
 
     number = 0
 
     def __init__(
-        self, state: EnterState, finished: SimpleQueue[None] | None = None, *, alone: bool = False
+        self, state: EnterState, finished: SimpleQueue[None] | None = None, *, one_by_one: bool = False
     ) -> None:
         self.queued: deque[Task] = deque()
-        self.state, self.alone = state, alone
+        self.state, self.one_by_one = state, one_by_one
         self.finished = SimpleQueue[None]() if finished is None else finished
 
     def take(self) -> Task | None:
@@ -38,8 +38,8 @@ class QueuedTasks:
 class Watchdog:
     """A daemon thread that adds a worker to each call that begins no queued task for ``PATIENCE_S``.
 
-    A call whose tasks run one by one gets one after ``ALONE`` times as long. While there are calls it looks
-    ten times a second, otherwise it sleeps.
+    A call whose tasks run one by one gets one after ``ONE_BY_ONE_FACTOR`` times as long. While there are
+    calls it looks ten times a second, otherwise it sleeps.
     """
 
     def __init__(self, add_worker: Callable[[QueuedTasks], None]) -> None:
@@ -76,14 +76,14 @@ class Watchdog:
                     self._is_awake.set()
 
     def _help(self, before: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """Add a worker to each call that stands still. Returns (queued tasks, how often seen) by call."""
+        """Add a worker to each call that stands still. Returns (queued, times unchanged) by call."""
         queued = {}
         for call in tuple(self._calls):
-            count, seen = len(call.queued), 0
+            count, unchanged = len(call.queued), 0
             if before.get(call.number, (0, 0))[0] == count > 0:
-                seen = before[call.number][1] + 1
-            if seen >= (ALONE if call.alone else 1):
+                unchanged = before[call.number][1] + 1
+            if unchanged >= (ONE_BY_ONE_FACTOR if call.one_by_one else 1):
                 self._add_worker(call)
-                seen = 0
-            queued[call.number] = count, seen
+                unchanged = 0
+            queued[call.number] = count, unchanged
         return queued

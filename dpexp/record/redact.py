@@ -22,7 +22,7 @@ _SECRET_NAME = re.compile(
     r"((TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL)S?|(^|_|API|ACCESS)KEYS?|_PWD|_PASS)(?![A-Z])|AUTH$",
     re.IGNORECASE,
 )
-# A host that is no user name, its port, and the rest of a word without another URL.
+# A host that is not a user name, its port, and the rest of a word without another URL.
 _HOST = r"(?:localhost|\[[\da-fA-F:]+\]|[\w-]+(?:\.[\w-]+)+):\d{1,5}(?:[/?#\"'),;][^\s@:]*)?\s"
 # A password may hold any character: what looks like a login is one up to the last @ of its line.
 _IN_URL = re.compile(rf"(?<=://)(?:(?!{_HOST})[^\s/:?#]*:[^\n]+|[^\s\"'<>/]+)(?=@)")

@@ -120,7 +120,7 @@ class RecordView:
 
     @cached_property
     def stages(self) -> dict[str, float]:
-        """The stages of a hybrid, each alone, and how near the step is to the longest."""
+        """The stages of a hybrid, without overlap, and how near the step is to the longest."""
         return stages(self.phase_samples, self.usual, self.record.work)
 
     # --- batches and traffic ---

@@ -1,6 +1,6 @@
 """Eager optimizers: classes of ``torch.optim`` that do not import ``torch._dynamo``, which takes 0.7 s.
 
-PyTorch wraps their methods, to tell ``torch.compile`` where a graph ends and what it must not trace::
+PyTorch wraps their methods, to mark for ``torch.compile`` where a graph ends and what it must not trace::
 
     SGD.step               hooks and profiler(gradients off, graph ends(step))      imports torch._dynamo
     eager(SGD).step        hooks and profiler(gradients off(step))

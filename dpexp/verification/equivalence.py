@@ -139,12 +139,12 @@ class Equivalence:
         model, _ = self.comparable_copy(self.dtype, quiet)
         rounded = OtherwiseRoundedTrainer(on_host(model), self._objective.loss, self.optimizer)
         written = WrittenByShards({}, 1, math.inf)
-        alone, may_draw = ProcessGroup(), WHOLE_MODEL in quiet
+        one_process, may_draw = ProcessGroup(), WHOLE_MODEL in quiet
         sides = SideBySide(
             rounded,
             self._reference(quiet)[0],
             self._objective,
-            alone,
+            one_process,
             math.inf,
             written,
             may_draw,

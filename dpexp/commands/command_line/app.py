@@ -152,7 +152,7 @@ def leave_deleted_folder() -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
+    """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
     try:
         yield
     except (ConfigError, JournalError, typer.Exit, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Stages of a hybrid step: each runs alone in the phase-timed steps, one after the other.
+"""Stages of a hybrid step: in the phase-timed steps they run one after the other.
 
 A pipeline overlaps stages, and a step of it takes at least as long as the longest of them.
 """

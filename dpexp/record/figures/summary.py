@@ -7,7 +7,7 @@ from dpexp.record.view import RecordView
 
 
 def summarize(record: Record) -> Row:
-    """Compute the figures of the summary anew; returns it. What a run itself wrote into it stays."""
+    """Compute the figures of the summary again; returns it. What a run itself wrote into it stays."""
     view = RecordView(record)
     for figure in figures(At.SUMMARY):
         value = figure.summarized(view)

@@ -88,7 +88,7 @@ def _read(folder: Path) -> Record | None:
     """The Record in ``record.json``; None, with a warning, where it is not what the journal gave."""
     try:
         return Record.from_dict(read_derived(folder / RECORD, folder / JOURNAL))
-    except OSError:  # none, or of another user; of a journal that cannot be read either, `fold` tells
+    except OSError:  # none, or of another user; where the journal cannot be read either, `fold` raises
         return None
     except ValueError as error:
         warn_of(folder / RECORD, str(error))

@@ -14,5 +14,5 @@ def phase_text(phase: Phase) -> str:
 
 
 def is_visible(phase: Phase) -> bool:
-    """Whether a chart draws it: a share that reads 0.0% is no bar."""
+    """Whether a chart draws it: a share that reads 0.0% is not a bar."""
     return phase.share >= SMALLEST_SHARE

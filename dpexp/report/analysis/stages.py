@@ -1,4 +1,4 @@
-"""Stages of a hybrid step, each alone: how near to what the machine gives, and the step to the longest."""
+"""Stages of a hybrid step: how near each is to what the machine gives, and the step to the longest."""
 
 from dpexp.record.figures.stages import LIMITS, STAGES
 from dpexp.record.view import RecordView
@@ -11,12 +11,12 @@ def stage_lines(view: RecordView) -> list[str]:
     if not figures:
         return []
     times = {stage: figures[f"{stage}_ms"] for stage in STAGES if f"{stage}_ms" in figures}
-    alone = ", ".join(f"{stage} {units.ms(ms)}{_rate(view, stage, ms)}" for stage, ms in times.items())
+    stages = ", ".join(f"{stage} {units.ms(ms)}{_rate(view, stage, ms)}" for stage, ms in times.items())
     longest = max(times, key=lambda stage: times[stage])
     step = f"a step takes {figures['of_bound']:.2f} times the longest ({longest})"
     if config.get("pipeline") and config.get("shard_embedding"):
-        return [f"alone: {alone}; {step}; ahead, all tables share the exchanges that each has alone"]
-    return [f"alone: {alone}; {step}, and overlap cannot bring it below 1"]
+        return [f"alone: {stages}; {step}; ahead, all tables share the exchanges that each has alone"]
+    return [f"alone: {stages}; {step}, and overlap cannot bring it below 1"]
 
 
 def _rate(view: RecordView, stage: str, ms: float) -> str:

@@ -70,11 +70,11 @@ class History:
         several = (one for one in self.comparisons if len(one.configs) > 1)
         return next(several, next(iter(self.comparisons), Related()))
 
-    def expanded(self, folder: Path, alone: bool) -> list[Path]:
-        """The runs of a sweep's folder; of a run that is named ``alone`` those that belong with it."""
+    def expanded(self, folder: Path, is_only: bool) -> list[Path]:
+        """The runs of a sweep's folder; of a run that ``is_only`` one named, those that belong with it."""
         for one in self.comparisons:
             is_sweep = one.sweep is not None and one.sweep.run_id == folder.name
-            if is_sweep or (alone and folder in one.folders):
+            if is_sweep or (is_only and folder in one.folders):
                 return one.folders
         return [folder]
 

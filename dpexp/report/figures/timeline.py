@@ -23,7 +23,7 @@ def timeline_figure(record: Record, steps: list[TimelineStep]) -> Figure:
     assert step is not None
     lanes = step.lanes[:MOST_LANES]
 
-    def is_drawn(bar: Bar) -> bool:  # a share that reads 0.0% is no bar
+    def is_drawn(bar: Bar) -> bool:  # a share that reads 0.0% is not a bar
         return bar.ms > 0 and bar.ms >= SMALLEST_SHARE * step.ms
 
     figure, axes = style.figure_with_axes(_WIDTH, _MARGIN + LANE * len(lanes))

@@ -97,9 +97,9 @@ def rank_outliers(evidence: Evidence) -> Finding | None:
             limit = _limit(times.values())
             slow[rank] = {step for step, ms in times.items() if ms > limit}
     for rank in sorted(slow, key=lambda rank: -len(slow[rank])):
-        alone = slow[rank].difference(*(steps for other, steps in slow.items() if other != rank))
-        if alone:
-            return _rank_finding(evidence, rank, alone)
+        single = slow[rank].difference(*(steps for other, steps in slow.items() if other != rank))
+        if single:
+            return _rank_finding(evidence, rank, single)
     return None
 
 

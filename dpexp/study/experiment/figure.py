@@ -1,6 +1,6 @@
 """figure.png of an experiment: one clear picture of its Records.
 
-The data to draw is gathered first, as plain rows. Its digest goes into the PNG, so that a check can tell
+The data to draw is gathered first, as plain rows. Its digest goes into the PNG, so that a check can find
 whether the picture shows these Records without comparing pixels of another matplotlib.
 """
 

@@ -128,7 +128,7 @@ def _was_terminated(completed: CompletedRun) -> bool:
 
 
 def in_jobs(
-    sweep: Sweep, planned: list[PlannedRun], executor: Executor, tell: Callable[[str], None] = print
+    sweep: Sweep, planned: list[PlannedRun], executor: Executor, report: Callable[[str], None] = print
 ) -> Generator[CompletedRun]:
     """Submit a job for each round, and yield its runs as they end; those of a lost job have an error.
 
@@ -144,7 +144,7 @@ def in_jobs(
     try:
         for number, runs in rounds.items():
             jobs[number] = _job(sweep, runs, executor)
-            tell(f"round {number}: job {jobs[number].job_id}")
+            report(f"round {number}: job {jobs[number].job_id}")
         while jobs:
             alive = _alive(jobs.values())  # before reading: an ended job writes no more lines
             for completed in lines.read():

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 MS = 1_000_000  # nanoseconds
 
 
-def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, seen: Record | RecordView) -> None:
+def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record | RecordView) -> None:
     """Log selected steps of the Record as traces of the MLflow run."""
     import mlflow
 
     mlflow.set_tracking_uri(uri)
-    view = RecordView.of(seen)
+    view = RecordView.of(record)
     for step in select_steps(steps(view)):
         _log(step, experiment_id, mlflow_run_id, view.record)
     mlflow.flush_trace_async_logging()

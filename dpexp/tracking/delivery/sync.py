@@ -65,7 +65,7 @@ def dead(home: Path) -> list[Path]:
 
 
 def lost(home: Path) -> list[Path]:
-    """The delivered runs that the store does not have as they were delivered, as far as one call tells.
+    """The delivered runs that the store does not have as they were delivered, as far as one call shows.
 
     Raises StoreError when it cannot be asked.
     """
