@@ -18,6 +18,13 @@ def _found() -> Iterator[type[StrategyOptions]]:
                 yield each
 
 
-STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
-    each.strategy.name: each for each in sorted(_found(), key=lambda each: each.strategy.order)
-}
+def _by_name() -> dict[str, type[StrategyOptions]]:
+    found: dict[str, type[StrategyOptions]] = {}
+    for each in sorted(_found(), key=lambda each: each.strategy.order):
+        other = found.setdefault(each.strategy.name, each)
+        if other is not each:
+            raise TypeError(f"{other.__module__} and {each.__module__} are both named {each.strategy.name}")
+    return found
+
+
+STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = _by_name()
