@@ -105,7 +105,7 @@ def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
             if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
                 return tuple(value)
         elif kind is Spec and isinstance(value, str):
-            return Spec(value)
+            return value if isinstance(value, Spec) else Spec(value)
         elif isinstance(value, bool) != (kind is bool):
             continue  # a bool is also an int
         elif kind is float and isinstance(value, int):

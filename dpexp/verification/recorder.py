@@ -40,6 +40,7 @@ class Step:
 class Recorder(StepObserver):
     """Records one step of a trainer into ``step``, and calls ``then`` once it is complete.
 
+    Without an optimizer it ends the step after its forward: only outputs are compared then.
     ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules and
     the order of gradients are recorded inside ``hooks`` only.
     """
@@ -54,11 +55,12 @@ class Recorder(StepObserver):
         self.step.written = {name for name, version in now.items() if version != self._versions.get(name)}
         if self._has_rows:
             self.step.outputs = _named_outputs(outputs)
+        if self._trainer.optimizers is None:
+            self._end()
+            raise StepEndedError
 
     def loss_ended(self, loss: torch.Tensor) -> None:
         self.step.loss = float(loss.detach())
-        if self._trainer.optimizers is None:
-            self._end()
 
     def backward_ended(self) -> None:
         full = self._trainer.placed.shards.full_tensor

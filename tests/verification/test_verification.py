@@ -73,11 +73,10 @@ def test_a_model_in_float32_is_verified_in_float64_and_not_changed() -> None:
     assert all(parameter.grad is None for parameter in prepared.model.parameters())
 
 
-def test_eval_compares_outputs_and_loss() -> None:
+def test_eval_compares_only_outputs() -> None:
     result = check(prepare(RunConfig("whole", virtual=2, eval=True)))
     assert result.passed
-    assert result.gradient_error is None
-    assert result.loss_error is not None
+    assert (result.gradient_error, result.loss_error) == (None, None)
 
 
 class CenteredInEval(nn.Linear):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.errors import ConfigError
@@ -30,24 +29,25 @@ _ARGUMENT = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
 """``a,b.txt,length=8``: the argument, and the KEY=VALUE parts at the end."""
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(str):
     """A text, and its parts before and after the first colon. What is after it, a registry reads."""
 
-    text: str
-    name: str = field(init=False, repr=False, compare=False)
-    rest: str = field(init=False, repr=False, compare=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        name, _, rest = self.text.strip().partition(":")
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "rest", rest)
+    @property
+    def text(self) -> str:
+        """The text alone."""
+        return str(self)
 
-    def __str__(self) -> str:
-        return self.text
+    @property
+    def name(self) -> str:
+        """What is before the first colon."""
+        return self.strip().partition(":")[0]
 
-    def __bool__(self) -> bool:
-        return bool(self.text)
+    @property
+    def rest(self) -> str:
+        """What is after it."""
+        return self.strip().partition(":")[2]
 
     def argument(self) -> tuple[str, str]:
         """What follows the name, as an argument and the options at the end."""
@@ -57,7 +57,7 @@ class Spec:
 
     def user_factory(self) -> tuple[str, str, str] | None:
         """(module or file, attribute, options) of a user factory; None for a text of another form."""
-        match = _FACTORY.fullmatch(self.text.strip())
+        match = _FACTORY.fullmatch(self.strip())
         return None if match is None else (match[1], match[2], match[3] or "")
 
 
