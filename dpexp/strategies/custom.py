@@ -107,7 +107,8 @@ def lay_out(
 ) -> Placed:
     """What ``function(model, target)`` makes of the model; ``target`` is a mesh, or the list of devices.
 
-    For a mesh the model is moved to the device of this rank first. Raises ConfigError for what is no module.
+    For a mesh the model is moved to the device of this rank first. Raises ConfigError where it makes
+    something else than a module.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)

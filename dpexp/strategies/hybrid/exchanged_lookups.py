@@ -134,7 +134,7 @@ def exchange(lookups: _Lookups, group: Any) -> None:
 
 
 def exchange_again(lookups: _Lookups, stale: Sequence[torch.Tensor]) -> None:
-    """Tell every rank which of the vectors that it asked for have changed, and send it these.
+    """Report to every rank which of the vectors that it asked for have changed, and send it these.
 
     ``stale`` says which, of the rows that this rank read for others, by lookup.
     """

@@ -8,8 +8,8 @@
       second group            n   i        v                                          n   i
 
     row 700 of rank 1, in step i of rank 1 and in i+1 of rank 0, in time from left to right
-    rank 0     asks for 700 . gets its vector ....................... is told «changed», gets its vector
-    rank 1     ...... reads it ............... update i writes it ... finds it stale, tells rank 0
+    rank 0     asks for 700 . gets its vector ....................... gets «changed» and its vector
+    rank 1     ...... reads it ............... update i writes it ... finds it stale, sends it
 
 Letters are all-to-alls of all lookups of a batch together (``exchanged_lookups``): n how many ids, i ids,
 v vectors, g gradients, c a byte for each id: whether its row has changed. Duplicates are sent once, and only

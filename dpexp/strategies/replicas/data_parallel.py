@@ -62,7 +62,7 @@ class Replicating(Strategy):
 class Replica:
     """A call of one replica: labelled with its number and device, timed, and under the run's autocast.
 
-    ``torch.nn.parallel`` tells its threads that autocast is on, but not its dtype.
+    ``torch.nn.parallel`` turns autocast on in its threads, but without the dtype.
     """
 
     module: nn.Module
