@@ -44,8 +44,12 @@ def trained(kind: Any, sparse: bool, **options: Any) -> tuple[torch.Tensor, dict
     torch.manual_seed(0)
     torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns in Adagrad's step
     table, other = nn.Embedding(9, 4, sparse=sparse), nn.Parameter(torch.ones(2, 4))
-    optimizer = kind(table.parameters(), lr=0.1, **options)
-    optimizer.add_param_group({"params": [other]})
+    groups = [{"params": [table.weight]}, {"params": [other]}]
+    if issubclass(kind, torch.optim.Adagrad):  # before torch 2.13 it has no state of an added group
+        optimizer = kind(groups, lr=0.1, **options)
+    else:
+        optimizer = kind(groups[:1], lr=0.1, **options)
+        optimizer.add_param_group(groups[1])
     for ids in torch.arange(27).reshape(3, 9) % 7:
         (table(ids).square().sum() + (0.0 if sparse else other.square().sum())).backward()
         optimizer.step()
