@@ -41,6 +41,10 @@ class Batch:
         inputs, targets = tensors.map_tensors(lambda tensor: tensor[fetched], (self.inputs, self.targets))
         return Batch(inputs, targets, rows, self.rows)
 
+    def sliced(self, rows: slice) -> Batch:
+        """These rows of the global batch."""
+        return self.part(lambda _: rows)
+
 
 def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
     """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""

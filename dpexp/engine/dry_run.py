@@ -12,7 +12,6 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -58,7 +57,7 @@ def dry_run(config: RunConfig) -> Row:
     full, rest = divmod(prepared.data.samples, config.batch_size)
     counts = {rows: count for rows, count in ((config.batch_size, full), (rest, 1)) if rows and count}
     first = next(prepared.batches(0))
-    batches = [first.part(partial(_first_rows, rows)) for rows in counts]
+    batches = [first.sliced(slice(0, rows)) for rows in counts]
     prediction = predict(prepared, batches)
     ranks, notes = _ranks(config), [prediction.note]
     selection, used, name = prepared.selection, prediction.devices, prepared.name
@@ -80,10 +79,6 @@ def dry_run(config: RunConfig) -> Row:
         "memory": prediction.memory,
         "note": "; ".join(filter(None, notes)),
     }
-
-
-def _first_rows(count: int, _: int) -> slice:
-    return slice(0, count)
 
 
 def _ranks(config: RunConfig) -> int:

@@ -45,7 +45,7 @@ class Recorder(StepObserver):
     the order of gradients are recorded inside ``hooks`` only.
     """
 
-    def __init__(self, trainer: Trainer, has_rows: bool, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, trainer: Trainer, has_rows: bool, then: Callable[[], None]) -> None:
         self.step, self.is_complete = Step(), False
         self._trainer, self._has_rows, self._then = trainer, has_rows, then
         self._versions = self._versions_now()
@@ -65,7 +65,7 @@ class Recorder(StepObserver):
     def backward_ended(self) -> None:
         full = self._trainer.placed.shards.full_tensor
         self.step.gradients = {
-            name: _on_host(full(name, parameter.grad))
+            name: widened(full(name, parameter.grad))
             for name, parameter in self._trainer.parameters().items()
             if parameter.grad is not None
         }
@@ -120,10 +120,11 @@ def _append(names: list[str], name: str, _: torch.Tensor) -> None:
 
 def _named_outputs(outputs: Any) -> dict[str, torch.Tensor]:
     leaves = tensors.leaves(outputs)
-    return {path: _on_host(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return {path: widened(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the host in float64 or complex128, detached."""
     tensor = tensor.detach().to(devices.HOST)
     wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
     return wide.coalesce() if wide.is_sparse else wide

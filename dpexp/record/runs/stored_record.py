@@ -67,9 +67,9 @@ class RecordReader:
             if values:
                 check_schema(values["schema"], "record")
                 return StoredRecord(folder, values)
+            return load(folder)
         except (ValueError, TypeError):  # a file that was written by hand, with a seal
             return load(folder)
-        return load(folder)
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         """The values of ``KEYS``; none where a number is spelled as text."""

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import torch
@@ -21,7 +20,7 @@ from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.compare import Tensors, distance, distances, magnitude, relative_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call
-from dpexp.verification.recorder import Calls, computed
+from dpexp.verification.recorder import Calls, computed, widened
 from dpexp.verification.side_by_side import Failure, SideBySide
 
 UNKNOWN = (2, 3, 4)
@@ -117,7 +116,7 @@ class Locator:
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
         pair = next((f, w) for f, w in zip(found, wanted, strict=True) if self._differs([f], [w]))
-        text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
+        text = patterns.of_rows(widened(pair[0]), widened(pair[1]), self.group.size)
         return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
 
     # --- gradients ---
@@ -203,7 +202,7 @@ class Locator:
         reference, batch = self.sides.reference, self.failure.batch
         parts, gradients = list[Batch](), list[Tensors]()
         for piece in torch.arange(batch.rows).chunk(count):
-            parts.append(batch.part(partial(_always, slice(int(piece[0]), int(piece[-1]) + 1))))
+            parts.append(batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)))
             reference.clear()
             gradients.append(computed(reference, parts[-1]).gradients)
         return [part.rows for part in parts], self.sides.objective.weights(parts), gradients
@@ -248,16 +247,8 @@ class _Shape:
         return counted == [rank] or (rank >= len(self.rows) > 0 and not counted)
 
 
-def _always(part: slice, _: int) -> slice:
-    return part
-
-
 def _numbered(tensors: Sequence[torch.Tensor]) -> Tensors:
     return {str(index): tensor for index, tensor in enumerate(tensors)}
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _vector(tensors: Tensors, like: Tensors, names: Sequence[str]) -> torch.Tensor:
