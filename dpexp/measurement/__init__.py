@@ -2,6 +2,6 @@
 
 ``steps`` times steps, ``phases`` their phases, and ``collectives`` counts what ranks send; ``observe`` has
 shapes and the device map, ``step_profile`` memory and FLOPs, with the storages that ``live_storages``
-follows; ``probes`` measures the machine. It knows no config of a run. ``engine`` imports it; it imports
-``training`` and what lies below. Start reading in ``steps``.
+follows and the formulas of ``flops``; ``probes`` measures the machine. It knows no config of a run.
+``engine`` imports it; it imports ``training`` and what lies below. Start reading in ``steps``.
 """

@@ -9,8 +9,8 @@
 A dispatch mode sees every operator of forward and backward, recomputation included. It keeps weak references
 only, so that every storage ends when it would without it. What an operator uses inside itself is not seen.
 
-The mode also adds up the floating-point operations of those operators that PyTorch's ``FlopCounterMode``
-has a formula for: products of matrices, convolutions, attention. That mode itself would keep gradients.
+The mode also adds up the floating-point operations of products of matrices, convolutions and attention
+(``flops``). PyTorch's ``FlopCounterMode`` would keep gradients.
 """
 
 import weakref
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils.flop_counter import flop_registry
 
 from dpexp import tensors
 from dpexp.devices import HOST, current_device, label, placed_on
+from dpexp.measurement.flops import operator_flops
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper
 
@@ -106,12 +106,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = {each._cdata for tensor in tensors.walk((args, kwargs)) for each in storages(tensor)}
         outputs = func(*args, **kwargs)
         packet, is_aside = getattr(func, "_overloadpacket", func), getattr(func, "namespace", "") in ASIDE
-        if any(tensor.is_meta for tensor in tensors.walk(outputs)):
-            pass  # only shapes are computed
-        elif packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=outputs)
-        elif not (packet in MOVES or is_aside or getattr(func, "is_view", False)):
-            self.not_counted.add(str(packet).removeprefix("aten."))
+        if not any(tensor.is_meta for tensor in tensors.walk(outputs)):  # there only shapes are computed
+            flops = operator_flops(packet, args, kwargs, outputs)
+            self.flops += flops or 0
+            if flops is None and not (packet in MOVES or is_aside or getattr(func, "is_view", False)):
+                self.not_counted.add(str(packet).removeprefix("aten."))
         self._fill(before, is_aside)
         is_copy = packet in COPIES and not before.isdisjoint(self._given) and self._is_between_modules()
         for tensor in tensors.walk(outputs):
