@@ -38,10 +38,10 @@ def fold(journal: Path) -> Record:
     record.damage = reader.damage + ([] if alive else reader.incomplete_line())
     if not reader.entries and not alive:
         raise JournalError(f"{journal}: {_without_entries(reader, record)}")
-    if not alive:
-        record.damage += lost_bytes(journal.with_name(RECORD), journal.stat().st_size)
     if reader.lost_first and not record.run_id and RUN_ID.fullmatch(folder := journal.absolute().parent.name):
         record.run_id = folder
+    if not alive:
+        record.damage += lost_bytes(journal.with_name(RECORD), record.run_id, journal.stat().st_size)
     if not alive and record.status == "running":
         record.status = "killed"
         record.ended = datetime.fromtimestamp(last_at / 1000, UTC).isoformat(timespec="milliseconds")
@@ -67,7 +67,7 @@ def finish(journal: Path) -> Record:
     record = fold(journal)
     try:
         made_from = checksum(journal)
-        keep(journal.with_name(RECORD), made_from["bytes"], is_damaged=bool(record.damage))
+        keep(journal.with_name(RECORD), record.run_id, made_from["bytes"], is_damaged=bool(record.damage))
         write_atomically(journal.with_name(RECORD), seal(record.to_json(), made_from))
     except OSError as error:
         record.damage.append(f"{RECORD} could not be written: {error.strerror}")

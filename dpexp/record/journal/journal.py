@@ -75,7 +75,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             ends = {key: first.get(key, 0) + len(items) for key, items in entry.get("extend", {}).items()}
             journal._lengths |= entry.get("cut", {}) | ends | entry.get("lengths", {})
         journal._seq, journal._size = reader.next_number, reader.offset
-        keep(folder / RECORD, journal.path.stat().st_size)
+        keep(folder / RECORD, folder.name, journal.path.stat().st_size)
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
         (folder / RECORD).unlink(missing_ok=True)

@@ -7,7 +7,8 @@
      "crc": "8d3f01aa"                                      of all bytes before
     }
 
-So a reader finds a changed byte without reading the journal. Files of earlier versions have no seal.
+So a reader finds a changed byte without reading the journal. A file without a seal, as the first versions of
+dpexp wrote, is not believed: the journal is read instead.
 """
 
 import functools
@@ -52,21 +53,20 @@ def made_from(content: bytes) -> dict[str, Any] | None:
     return source
 
 
-def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The object in a file, and what it was made from; None for a file without a seal.
+def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The object in a sealed file, and what it was made from.
 
-    Raises ValueError for a file that has changed.
+    Raises ValueError for a file that has changed, or that has no seal: nothing says what it was made from.
     """
     data = json.loads(content)
     if not isinstance(data, dict):
         raise ValueError("not an object")
-    if is_sealed(content):
-        made_from: dict[str, Any] = data.pop(MADE_FROM)
-        del data[CRC]
-        return data, made_from
-    if MADE_FROM in data or CRC in data:
-        raise ValueError("its checksum differs")
-    return data, None
+    if not is_sealed(content):
+        has_seal = MADE_FROM in data or CRC in data
+        raise ValueError("its checksum differs" if has_seal else "it has no seal")
+    made_from: dict[str, Any] = data.pop(MADE_FROM)
+    del data[CRC]
+    return data, made_from
 
 
 def changed(source: dict[str, Any], journal: Path, *, by_length: bool = False) -> str:
@@ -89,7 +89,7 @@ def read_derived(path: Path, journal: Path, *, by_length: bool = False) -> dict[
     Raises OSError where there is none, and ValueError where it is damaged or the journal is another.
     """
     data, source = unseal(path.read_bytes())
-    if source is not None and (difference := changed(source, journal, by_length=by_length)):
+    if difference := changed(source, journal, by_length=by_length):
         raise ValueError(difference)
     return data
 

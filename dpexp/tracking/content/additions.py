@@ -44,7 +44,7 @@ def _replaced(run: MlflowRun, record: Record) -> list[Any]:
     """The replaced runs as MLflow returns them, the latest first."""
     from mlflow.entities import ViewType
 
-    query = f"tags.`dpexp.run_id` = '{record.run_id}' AND tags.`{REPLACED}` != ''"
+    query = f"tags.`{content.RUN_ID_TAG}` = '{record.run_id}' AND tags.`{REPLACED}` != ''"
     found = run.store.client.search_runs([run.experiment_id], query, ViewType.DELETED_ONLY, max_results=50)
     return sorted(found, key=lambda old: int(old.data.tags[REPLACED]), reverse=True)
 

@@ -33,6 +33,8 @@ MAX_TAG = 8000
 MAX_ROWS = 10_000
 """Rows of a table at most, because MLflow's pages load it whole."""
 LONG_VALUES = "long_values.json"
+RUN_ID_TAG = "dpexp.run_id"
+"""The tag that says of which run an MLflow run is."""
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
 _SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
@@ -189,7 +191,7 @@ def tags(record: Record) -> dict[str, str]:
     verification, error = record.verification, record.error
     shown = [{"path": name, "type": "table"} for name in _rows(record)]  # MLflow shows these as tables
     values: dict[str, Any] = {
-        "dpexp.run_id": record.run_id,
+        RUN_ID_TAG: record.run_id,
         "dpexp.schema": record.schema,
         "dpexp.strategy": record.strategy,
         "dpexp.execution": record.execution,

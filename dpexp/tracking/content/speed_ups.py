@@ -23,7 +23,7 @@ def write_speed_ups(run: MlflowRun, folder: Path, record: Record) -> None:
     for run_id, value in _of(record).items():
         child = folder.with_name(run_id)
         entry = ledger.read_ledger(child).get(run.store.name)
-        if entry is not None and run.store.active_run(entry.mlflow_run_id) is not None:
+        if entry is not None and run.store.active_run(entry.mlflow_run_id, run_id) is not None:
             _write(MlflowRun(run.store, entry.experiment_id, entry.mlflow_run_id), record, value)
 
 

@@ -85,7 +85,7 @@ def has_more(folder: Path, entry: LedgerEntry) -> bool:
 def keeps_more(store: Store, folder: Path) -> bool:
     """Whether the open store ``has_more`` of a run, and has it still."""
     entry = ledger.read_ledger(folder).get(store.name)
-    return entry is not None and has_more(folder, entry) and _active(store, entry) is not None
+    return entry is not None and has_more(folder, entry) and _active(store, folder, entry) is not None
 
 
 def store_problems(store: Store, folder: Path) -> list[Problem]:
@@ -108,7 +108,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         is_wanted = entry is not None or record.config.get("track", True)
         what = f"not completely delivered to {store.name}"
         return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []
-    found = _active(store, entry)
+    found = _active(store, folder, entry)
     if found is None:
         return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]
     run = MlflowRun(store, entry.experiment_id, entry.mlflow_run_id)
@@ -124,7 +124,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
 
 def is_stored(store: Store, folder: Path) -> bool:
     """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
-    found = _active(store, ledger.read_ledger(folder)[store.name])
+    found = _active(store, folder, ledger.read_ledger(folder)[store.name])
     if found is None:
         return False
     try:
@@ -145,7 +145,7 @@ def is_stored(store: Store, folder: Path) -> bool:
 def delete_mlflow_run(store: Store, folder: Path) -> None:
     """Delete the MLflow run of this run, if it is there: the next delivery makes one that replaces it."""
     entry = ledger.read_ledger(folder).get(store.name)
-    if entry is not None and _active(store, entry) is not None:
+    if entry is not None and _active(store, folder, entry) is not None:
         additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
     ledger.forget(folder, store.name)
 
@@ -155,9 +155,9 @@ def exists(store: Store) -> bool:
     return store.sqlite_file is None or store.sqlite_file.path.exists()
 
 
-def _active(store: Store, entry: LedgerEntry) -> Any:
-    """The MLflow run as the client returns it; None if it was deleted, or the store was."""
-    return store.active_run(entry.mlflow_run_id) if exists(store) else None
+def _active(store: Store, folder: Path, entry: LedgerEntry) -> Any:
+    """The MLflow run as the client returns it; None if it or the store was deleted, or it is another's."""
+    return store.active_run(entry.mlflow_run_id, folder.name) if exists(store) else None
 
 
 def _params(record: Record, found: Any) -> str:

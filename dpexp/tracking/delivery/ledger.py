@@ -1,7 +1,8 @@
 """Ledger: which stores have received which part of a run, and the lock that allows one delivery at a time.
 
 ``delivery.json`` beside the journal names the MLflow run of each store and whether it is complete. The store
-itself decides how far a delivery has come, so the ledger may be outdated, damaged or lost.
+itself decides how far a delivery has come, so the ledger may be outdated, damaged or lost. Its seal
+names the run: that of another one is not believed.
 """
 
 import contextlib
@@ -35,6 +36,8 @@ class LedgerEntry:
 
 
 _TYPES = [str, str, bool, int, str]
+_RUN = "run"
+"""The key of the run's id in the seal; earlier versions did not write it."""
 
 
 class DeliveryLockedError(RuntimeError):
@@ -52,9 +55,11 @@ def read_ledger(folder: Path) -> dict[str, LedgerEntry]:
 def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
     """The ledger of a run by store. Raises FileNotFoundError where nothing was delivered.
 
-    Raises another OSError where it cannot be read, and ValueError where it is damaged.
+    Raises another OSError where it cannot be read, and ValueError where it is damaged, or another run's.
     """
-    data, _ = unseal((folder / LEDGER).read_bytes())
+    data, source = unseal((folder / LEDGER).read_bytes())
+    if (run_id := source.get(_RUN, folder.name)) != folder.name:
+        raise ValueError(f"it is that of run {run_id}")
     try:
         entries = {store: LedgerEntry(**entry) for store, entry in data.items()}
     except TypeError as error:
@@ -77,7 +82,7 @@ def forget(folder: Path, store: str) -> None:
 
 def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
     text = json.dumps(entries, default=vars, indent=1)
-    write_atomically(folder / LEDGER, seal(text, checksum(folder / JOURNAL)))
+    write_atomically(folder / LEDGER, seal(text, {_RUN: folder.name} | checksum(folder / JOURNAL)))
 
 
 def is_complete(folder: Path, store: str) -> bool:

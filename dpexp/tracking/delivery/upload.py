@@ -86,7 +86,7 @@ class Upload:
         if self._run is None:
             self._run = self._from_ledger() or self._search() or self._create()
         if self._in_doubt:
-            found = self.store.active_run(self._run.run_id)
+            found = self.store.active_run(self._run.run_id, self._record.run_id)
             if found is None:  # a user deleted it, or another machine's run replaces it
                 self._forget()
                 self._may_exist = True
@@ -108,9 +108,9 @@ class Upload:
         self._may_exist = True
 
     def _from_ledger(self) -> MlflowRun | None:
-        """The run that the ledger names, if it still exists."""
+        """The run that the ledger names, if it still exists, and is that of this run."""
         entry = ledger.read_ledger(self.folder).get(self.store.name)
-        if entry is None or self.store.active_run(entry.mlflow_run_id) is None:
+        if entry is None or self.store.active_run(entry.mlflow_run_id, self._record.run_id) is None:
             return None
         return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
 
@@ -118,7 +118,7 @@ class Upload:
         """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
         if not self._may_exist:
             return None
-        experiment, query = self._experiment(), f"tags.`dpexp.run_id` = '{self._record.run_id}'"
+        experiment, query = self._experiment(), f"tags.`{content.RUN_ID_TAG}` = '{self._record.run_id}'"
         runs = self.store.client.search_runs([experiment], query, max_results=50)
         run_ids = sorted(run.info.run_id for run in runs)
         for surplus in run_ids[1:]:
@@ -128,7 +128,7 @@ class Upload:
     def _create(self) -> MlflowRun:
         record, experiment = self._record, self._experiment()
         user = names.fitted(record.environment.get("user") or "", "unknown")
-        tags = {"dpexp.run_id": record.run_id, "mlflow.user": user}
+        tags = {content.RUN_ID_TAG: record.run_id, "mlflow.user": user}
         parent = self._parent()
         if parent is not None:
             tags["mlflow.parentRunId"] = parent.run_id

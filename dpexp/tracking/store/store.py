@@ -102,17 +102,18 @@ class Store:
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
 
-    def active_run(self, run_id: str) -> Any:
-        """A run as MLflow returns it; None if it was deleted."""
+    def active_run(self, mlflow_run_id: str, run_id: str) -> Any:
+        """The MLflow run of a run, as MLflow returns it; None if it was deleted, or is another run's."""
         from mlflow.exceptions import MlflowException
 
         try:
-            run = self.client.get_run(run_id)
+            run = self.client.get_run(mlflow_run_id)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return run if run.info.lifecycle_stage == "active" else None
+        is_of_run = run.data.tags.get(content.RUN_ID_TAG, run_id) == run_id
+        return run if is_of_run and run.info.lifecycle_stage == "active" else None
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most ``BATCH`` points of a run, all or none; the store keeps a repeated point once."""

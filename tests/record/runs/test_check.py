@@ -139,16 +139,57 @@ def test_a_byte_that_flips_after_the_end_is_noticed_by_every_reader_but_lists(fo
     assert (folder / "record.before-damage.json").exists()
 
 
-def test_files_of_an_earlier_version_are_compared_with_the_journal(folder: Path) -> None:
-    data = json.loads((folder / RECORD).read_bytes())
-    del data["made_from"], data["crc"]
-    (folder / RECORD).write_text(json.dumps(data))
+def without_seal(content: bytes) -> bytes:
+    """A Record as the first versions of dpexp wrote it."""
+    data = json.loads(content)
+    return json.dumps({key: value for key, value in data.items() if key not in ("made_from", "crc")}).encode()
+
+
+@pytest.mark.parametrize("what", ["empty", "no object", "older", "first version", "of another run"])
+def test_a_record_is_believed_only_with_the_seal_of_its_journal(folder: Path, what: str) -> None:
+    path, expected = folder / RECORD, fold(folder / JOURNAL)
+    whole = path.read_bytes()
+    other = journals.complete(folder.parent, "other", steps=200)
+    finish(other)
+    older = json.dumps({**json.loads(without_seal(whole)), "status": "running"})
+    contents = {
+        "empty": b"{}\n",
+        "no object": b"[]",
+        "older": older.encode(),
+        "first version": without_seal(whole),
+        "of another run": other.with_name(RECORD).read_bytes(),
+    }
+    path.write_bytes(contents[what])
+    assert [problem.kind for problem in record_problems(folder)] == ["record"]
+    assert load(folder) == expected
+    assert read_summary(folder) == RunSummary.of(expected)
+    repair_record(folder, record_problems(folder))
+    assert path.read_bytes() == whole
+    assert not (folder / "record.before-damage.json").exists()
+
+
+def test_the_kept_record_of_another_run_is_no_damage_of_this_one(folder: Path) -> None:
+    other = journals.complete(folder.parent, "other", steps=200)
+    finish(other)
+    (folder / "record.before-damage.json").write_bytes(other.with_name(RECORD).read_bytes())
     assert record_problems(folder) == []
-    data["steps"]["loss"][3] += 1
-    (folder / RECORD).write_text(json.dumps(data))
-    assert [problem.what for problem in record_problems(folder)] == [
-        "record.json: steps differ from the journal"
-    ]
+
+
+def test_a_record_without_a_seal_is_kept_when_its_journal_is_damaged(folder: Path) -> None:
+    before = without_seal((folder / RECORD).read_bytes())
+    (folder / RECORD).write_bytes(before)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:3] + lines[4:]))
+    for _ in range(2):
+        finish(folder / JOURNAL)
+        assert (folder / "record.before-damage.json").read_bytes() == before
+
+
+def test_an_empty_first_line_is_named_and_the_rest_is_read(folder: Path) -> None:
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join([b"{}\n", *lines[1:]]))
+    assert "line 1: its checksum differs, the line is lost" in [p.what for p in record_problems(folder)]
+    assert load(folder).run_id == "checked"
 
 
 def test_a_damaged_record_does_not_break_show_which_says_so(folder: Path) -> None:

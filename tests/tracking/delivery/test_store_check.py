@@ -15,6 +15,7 @@ from mlflow_reader import artifact_folder, everything, only_run
 
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
+from dpexp.record.journal.seal import seal, unseal
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import ledger, repair, sync
 from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
@@ -120,6 +121,39 @@ def test_a_byte_that_flips_before_a_late_delivery_is_named_in_the_store(home: Pa
     list(sync.deliver(home, [path.parent]))
     assert only_run(uri, "late").data.tags["dpexp.damage"]
     assert {kind for kind, _ in checked(home, path.parent)} == {"journal"}
+
+
+@pytest.mark.parametrize("name", ["record.json", "delivery.json"])
+def test_the_store_stays_as_it_is_where_a_derived_file_has_no_seal(home: Path, uri: str, name: str) -> None:
+    run_id = f"unsealed-{name[:-5]}"
+    folder = delivered(home, run_id)
+    before, mlflow_run = everything(uri, run_id), only_run(uri, run_id).info.run_id
+    (folder / name).write_text("{}")
+    assert checked(home, folder)
+    repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
+    assert checked(home, folder) == []
+    assert everything(uri, run_id) == before
+    assert only_run(uri, run_id).info.run_id == mlflow_run
+
+
+@pytest.mark.parametrize("version", ["now", "earlier"])
+def test_ledgers_of_two_runs_that_were_exchanged_are_found_and_repaired(
+    home: Path, uri: str, version: str
+) -> None:
+    folders = [delivered(home, f"exchanged-{version}-{n}") for n in range(2)]
+    before = [(everything(uri, each.name), only_run(uri, each.name).info.run_id) for each in folders]
+    exchanged = [(folder / ledger.LEDGER).read_bytes() for folder in reversed(folders)]
+    for folder, ledger_file in zip(folders, exchanged, strict=True):
+        data, source = unseal(ledger_file)
+        if version == "earlier":  # which did not name the run in the seal
+            del source["run"]
+        (folder / ledger.LEDGER).write_bytes(seal(json.dumps(data), source))
+    for folder in folders:
+        assert {kind for kind, _ in checked(home, folder)} == {"ledger", "missing"}
+    for folder in folders:
+        repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
+        assert checked(home, folder) == []
+    assert [(everything(uri, each.name), only_run(uri, each.name).info.run_id) for each in folders] == before
 
 
 def test_a_resumed_run_that_was_delivered_before_has_no_problem(home: Path) -> None:
