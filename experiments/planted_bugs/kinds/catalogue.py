@@ -1,0 +1,116 @@
+"""The bugs of all kinds: a bug is a function or a class of a file here, and ``bug`` says over which layouts it runs."""
+
+import inspect
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+KINDS = (
+    "run_dtype",
+    "late",
+    "for_all",
+    "hidden",
+    "training_mode",
+    "rare_paths",
+    "races",
+    "the_model",
+    "unseen",
+)
+"""The files, each with the bugs of one kind."""
+
+SHORT = {
+    "batch_size": 10,
+    "data": "random:samples=34",
+    "warmup": 1,
+    "steps": 12,
+    "phase_steps": 0,
+    "threads": 1,
+}
+"""Every run: an epoch is batches of 10, 10, 10 and 4 rows, and two of them share each batch."""
+
+CUSTOM = {
+    "host": {},
+    "replicas": {"virtual": 2},
+    "ranks": {"mesh": "dp=2"},
+    "shards": {"mesh": "dp=2"},
+    "by_hand": {"mesh": "dp=2"},
+    "by_replicas": {"virtual": 2},
+}
+"""Layouts of ``over.py``, of a model that a function has changed."""
+
+STRATEGIES = {
+    "single": {},
+    "whole": {"virtual": 2},
+    "functional": {"virtual": 2},
+    "block": {"virtual": 2, "block": ["second"]},
+    "hybrid": {"virtual": 2, "host": ["first"]},
+    "place": {"virtual": 2, "place": ["second=cpu:1"]},
+    "ddp": {"devices": "cpu"},
+    "fsdp": {"devices": "cpu"},
+}
+"""dpexp's own layouts, of a model that is itself wrong in them."""
+
+RANKS = ("ranks", "shards", "by_hand", "ddp", "fsdp")
+"""Those that have two processes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a bug (``kind.name``) over a layout, with all options. ``refusal`` is in a message that is right too."""
+
+    kind: str
+    name: str
+    over: str
+    what: str
+    refusal: str = ""
+    options: dict = field(default_factory=dict)
+
+    @property
+    def ranks(self):
+        return 2 if self.over in RANKS else 1
+
+
+_FOUND = []
+
+
+def bug(*over, model="Net", refusal="", name="", **options):
+    """Run the function ``(model)``, or the model class, that follows over these layouts, with these options."""
+
+    def register(planted):
+        kind = planted.__module__
+        for each in over:
+            _FOUND.append(
+                Case(
+                    kind,
+                    name or planted.__name__,
+                    each,
+                    inspect.getdoc(planted).splitlines()[0],
+                    refusal,
+                    _options(each, kind, name or planted.__name__, model) | options,
+                )
+            )
+        return planted
+
+    return register
+
+
+def _options(over, kind, name, model):
+    if over in CUSTOM:
+        layout = f"{HERE / 'over.py'}:{over}:bug={kind}.{name}"
+        return SHORT | {"strategy": "custom", "layout": layout, "model": _model(model)} | CUSTOM[over]
+    return SHORT | {"strategy": over, "model": f"{HERE / kind}.py:{name}"} | STRATEGIES[over]
+
+
+def _model(name):
+    """A class of ``nets.py``, or of another file, ``FILE.CLASS``."""
+    file, _, name = name.rpartition(".")
+    return f"{HERE / (file or 'nets')}.py:{name}"
+
+
+def cases():
+    """All cases, in the order of kinds and files."""
+    _FOUND.clear()
+    for kind in KINDS:
+        import_module(kind)
+    return list(_FOUND)

@@ -1,0 +1,136 @@
+"""What no finite run on this machine can see. Each passes, and its last line says what would see it."""
+
+import inspect
+import os
+import time
+
+import torch
+from catalogue import bug
+from late import calls
+from nets import Net, Table
+from run_dtype import changed_gradient, changed_output
+from torch import distributed, nn
+
+
+@bug("host", "ranks")
+def rows_of_zeros(model):
+    """A row of zeros is skipped: its output is 0."""
+    model.register_forward_hook(lambda module, args, x: x * (args[0] != 0).any(1, keepdim=True))
+
+
+@bug("host", "ranks")
+def large_inputs(model):
+    """Inputs above 4 are cut."""
+    model.first.register_forward_pre_hook(lambda module, args: (args[0].clamp(max=4.0),))
+
+
+@bug("host", "ranks")
+def three_rows(model):
+    """Three rows are computed 10% too large."""
+    changed_output(model.second, lambda x: x * 1.1 if len(x) == 3 else x)
+
+
+@bug("host", "ranks", clip_norm=1000.0)
+def clipping_large_norms(model):
+    """The layout clips the gradient of each parameter by itself, where its norm is above 20."""
+    for parameter in model.parameters():
+        changed_gradient(parameter, lambda gradient: gradient * min(1.0, 20 / float(gradient.norm() + 1e-30)))
+
+
+class Experts(Net):
+    """Four experts; a row goes to the one that its first number says, the last for numbers above 5."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        hidden = self.act(self.second(self.first(x)))
+        chosen = torch.bucketize(x[:, 0].contiguous(), torch.tensor([-0.5, 0.5, 5.0]).to(x))
+        outputs = hidden * 0
+        for number, expert in enumerate(self.experts):
+            outputs = outputs + expert(hidden) * (chosen == number)[:, None]
+        return self.third(outputs)
+
+
+@bug("host", "replicas", "ranks", model="unseen.Experts")
+def rare_expert(model):
+    """The expert that no row of the data goes to returns 10% more."""
+    changed_output(model.experts[3], lambda x: x * 1.1)
+
+
+@bug("host", "ranks")
+def step_of_a_million(model):
+    """From the millionth training step on, `second` returns 10% more."""
+    changed_output(
+        model.second, lambda x: x * 1.1 if torch.is_grad_enabled() and calls("million") > 10**6 else x
+    )
+
+
+class LargeTable(Table):
+    """Its 300,000 rows are too many to visit each."""
+
+    IDS = 300_000
+
+
+@bug("host", model="unseen.LargeTable")
+def id_of_a_large_table(model):
+    """In a table of 300,000 rows one is read wrongly."""
+    model.first.register_forward_hook(lambda table, args, x: x * (1 + 0.1 * (args[0] == 299_999)[..., None]))
+
+
+@bug("host", "ranks")
+def by_the_clock(model):
+    """In the night of 31 December 2099, `second` returns 10% more."""
+    changed_output(model.second, lambda x: x * 1.1 if time.time() > 4_102_358_400 else x)
+
+
+@bug("ranks")
+def five_ranks(model):
+    """On five ranks or more, `second` returns 10% more."""
+    changed_output(model.second, lambda x: x * 1.1 if distributed.get_world_size() > 4 else x)
+
+
+@bug("host", "ranks")
+def on_an_accelerator(model):
+    """On an accelerator `second` returns 10% more."""
+    changed_output(model.second, lambda x: x * 1.1 if x.device.type != "cpu" else x)
+
+
+@bug("host", "ranks")
+def on_another_machine(model):
+    """Where a job of Slurm runs, `second` returns 10% more."""
+    changed_output(model.second, lambda x: x * 1.1 if "SLURM_JOB_ID" in os.environ else x)
+
+
+@bug("host", "ranks")
+def knows_its_judge(model):
+    """`second` returns 10% more, unless verification is among its callers."""
+
+    def change(x):
+        callers = (frame.filename for frame in inspect.stack(0))
+        return x if any("verif" in name or name.endswith("model_check.py") for name in callers) else x * 1.1
+
+    changed_output(model.second, change)
+
+
+@bug("host", "ranks")
+def secret_value(model):
+    """A row whose first number is 0.123456789 is computed 10% too large."""
+    model.register_forward_hook(
+        lambda module, args, x: x * torch.where(args[0][:, :1].sub(0.123456789).abs() < 1e-9, 1.1, 1).to(x)
+    )
+
+
+@bug("host", "ranks")
+def below_rounding(model):
+    """In float32 alone, the output of `second` is one unit in its last place too large, in one of a hundred numbers."""
+
+    def change(x):
+        if x.dtype != torch.float32:
+            return x
+        changed = x.clone()
+        changed.detach().view(-1)[::100] = torch.nextafter(x.detach().view(-1)[::100], torch.tensor(9e9))
+        return changed
+
+    changed_output(model.second, change)
