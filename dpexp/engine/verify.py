@@ -5,6 +5,7 @@ epoch, and another full one. Float64 separates rounding (about 1e-16) from wrong
 float32 does not.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
@@ -23,7 +24,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import difference
+from dpexp.verification.compare import Difference, Tensors, distance, magnitude
 from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, in_dtype, on_host
 from dpexp.verification.gathered_outputs import gathered_outputs
 from dpexp.verification.recorder import Step, computed
@@ -50,6 +51,7 @@ class Verification:
     loss_error: float | None = None
     buffer_error: float | None = None
     parameter_error: float | None = None
+    update_error: float | None = None
     optimizer_error: float | None = None
     worst: Row | None = None
     cause: str = ""
@@ -91,10 +93,18 @@ def _additions(result: Result) -> Row:
         "loss_error": result.error("loss"),
         "buffer_error": result.error("buffers"),
         "parameter_error": result.error("parameters"),
+        "update_error": result.error("updates"),
         "optimizer_error": result.error("optimizer"),
-        "worst": asdict(result.largest) if result.largest else None,
+        "worst": _row(result.failed or result.largest),
         "cause": result.cause,
     }
+
+
+def _row(worst: Difference | None) -> Row | None:
+    """A difference as in the Record."""
+    if worst is None:
+        return None
+    return {key: value for key, value in asdict(worst).items() if key not in ("apart", "share")}
 
 
 def _equivalence(
@@ -191,6 +201,13 @@ class _Rounding:
 
 
 def _errors(found: Step, expected: Step) -> tuple[float | None, float | None]:
-    pairs = (("outputs", found.outputs, expected.outputs), ("gradients", found.gradients, expected.gradients))
-    output, gradient = (difference(*pair) for pair in pairs)
-    return output.error if output else None, gradient.error if gradient else None
+    return _error(found.outputs, expected.outputs), _error(found.gradients, expected.gradients)
+
+
+def _error(found: Tensors, expected: Tensors) -> float | None:
+    """``||found - expected|| / ||expected||`` of all tensors together; None without tensors."""
+    if not expected:
+        return None
+    apart = math.hypot(*(distance(found.get(name), tensor) for name, tensor in expected.items()))
+    size = math.hypot(*map(magnitude, expected.values()))
+    return apart / size if size else apart

@@ -129,6 +129,7 @@ class Worst(TypedDict):
     step: int
     tensor: str
     error: float
+    limit: NotRequired[float]
 
 
 class Rounding(TypedDict):
@@ -149,6 +150,7 @@ class Verification(TypedDict):
     loss_error: NotRequired[float | None]
     buffer_error: NotRequired[float | None]
     parameter_error: NotRequired[float | None]
+    update_error: NotRequired[float | None]
     optimizer_error: NotRequired[float | None]
     tolerance: NotRequired[float | None]
     dtype: NotRequired[str | None]

@@ -22,7 +22,7 @@ from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import distance, relative_error
+from dpexp.verification.compare import distance, whole_error
 from dpexp.verification.random_draws import WHOLE_MODEL
 
 _WHY = {
@@ -125,7 +125,7 @@ class WrittenByShards:
                 self._note(name, math.inf)
                 found[name] = value
             else:
-                self._note(name, _relative(found[name], value))
+                self._note(name, whole_error(found[name], value))
                 found[name].copy_(value)
         return {name: tensor for name, tensor in found.items() if name in expected}
 
@@ -135,7 +135,7 @@ class WrittenByShards:
         expected = reference.parameters()
         for name in sorted(names & self.names(layout, "parameters") & own.keys()):
             value = expected[name].detach()
-            self._note(name, _relative(shards.full_tensor(name, own[name]), value))
+            self._note(name, whole_error(shards.full_tensor(name, own[name]), value))
             shards.load_full_tensor(name, own[name], value)
 
     def _note(self, name: str, error: float) -> None:
@@ -150,7 +150,3 @@ class WrittenByShards:
         names = listed((f"{name} (by {apart[name]:.1e})" for name in sorted(apart)), most=5)
         why = _RANKS if self.dp_size > 1 else _REPLICAS
         return [f"the forward writes to {names}, which differs from a single device: {why}"] if apart else []
-
-
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return relative_error({"": found}, {"": expected})

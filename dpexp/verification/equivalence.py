@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import TypeAlias
 
 import torch
@@ -24,16 +25,19 @@ from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.training.optimizer_choice import OptimizerChoice, OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.by_nature import WrittenByShards, hook_notes, set_comparable_mode, train_batch_norms
-from dpexp.verification.compare import Difference
+from dpexp.verification.compare import Difference, Limits, Noise
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.model_copy import copied
 from dpexp.verification.random_draws import WHOLE_MODEL, more_quiet
-from dpexp.verification.rounding import MARGIN, MOST, NARROWER, OtherwiseRoundedTrainer
+from dpexp.verification.rounding import DRAWS, MARGIN, MOST, NARROWER, OtherwiseRoundedTrainer
 from dpexp.verification.side_by_side import DrawsRandomNumbersError, SideBySide, SingleDeviceError
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error that counts as rounding, by the dtype of the comparison."""
+
+IN_FLOAT64 = 1e-9
+"""What rounding in float64 may reach; larger, it is that of a narrower type."""
 
 
 class VerificationError(RuntimeError):
@@ -52,20 +56,27 @@ LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
 @dataclass(frozen=True)
 class Result:
-    """The largest difference of each kind, what differs by nature (``notes``), and where a failure begins."""
+    """The worst difference of each kind, what differs by nature (``notes``), and what ``failed``, and why."""
 
     worst: Mapping[str, Difference]
     steps: int
-    tolerance: float
     notes: Sequence[str] = ()
     cause: str = ""
     quiet: frozenset[str] = frozenset()
     dtype: torch.dtype = torch.float64
+    failed: Difference | None = None
+    trained: frozenset[str] = frozenset()
 
     @property
     def passed(self) -> bool:
         """Whether every kind equals the single device's to rounding."""
         return not self.cause
+
+    @property
+    def tolerance(self) -> float:
+        """The largest limit of an error: it is larger than usual where rounding was measured."""
+        limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]
+        return max(limits, default=TOLERANCE[torch.float64])
 
     @property
     def largest(self) -> Difference | None:
@@ -123,41 +134,53 @@ class Equivalence:
                     quiet = more_quiet(quiet, error.names)
 
     def _result(self, quiet: frozenset[str]) -> Result:
-        """Errors as small as rounding are judged by that of the single device, where it is not in float64."""
+        """Errors that may be rounding are judged by that of the single device, which is measured then."""
+        most, least = MOST[self.dtype], torch.finfo(self.dtype).eps
         if self.narrowed:
-            return self._compared(quiet, *self._limit(quiet))
-        tolerance = TOLERANCE[self.dtype]
-        result = self._compared(quiet, tolerance)
-        if result.largest is not None and tolerance < result.largest.error <= MOST[self.dtype]:
-            limit, note = self._limit(quiet)
-            if limit > tolerance:
-                return self._compared(quiet, limit, note)
-        return result
+            return self._compared(quiet, Limits(least, most, self._noise(quiet)))
+        least = TOLERANCE[self.dtype]
+        result = self._compared(quiet, Limits(least, most))
+        failed = result.failed
+        if failed is None or failed.share > most:
+            return result
+        noise = self._noise(quiet, result.trained)
+        return self._compared(quiet, Limits(least, most, noise)) if self._is_within(noise, failed) else result
 
-    def _limit(self, quiet: frozenset[str]) -> tuple[float, str]:
-        """How far rounding may set layouts apart, and a note that says so; the same on every rank."""
-        model, _ = self.comparable_copy(self.dtype, quiet)
+    def _is_within(self, noise: Noise, failed: Difference) -> bool:
+        """Whether what differs may be rounding, on every rank."""
+        key = (failed.kind, failed.step, failed.tensor)
+        return all(self.group.all_gather(failed.apart <= max(noise.get(key, (0.0,)))))
+
+    def _noise(self, quiet: frozenset[str], trained: frozenset[str] = frozenset()) -> Noise:
+        """How far rounding may set layouts apart, of each tensor; the same on every rank."""
+        noise: dict[tuple[str, int, str], list[float]] = {}
+        for draw in range(DRAWS):
+            for key, apart in self._rounded_otherwise(quiet, trained, draw).items():
+                known = noise.get(key, [0.0] * len(apart))
+                noise[key] = [
+                    max(pair) for pair in zip_longest(known, (MARGIN * each for each in apart), fillvalue=0.0)
+                ]
+        return noise
+
+    def _rounded_otherwise(self, quiet: frozenset[str], trained: frozenset[str], draw: int) -> Noise:
+        """How far apart a single device is from itself when every operation reads other last bits."""
+        model, _ = self.comparable_copy(self.dtype, quiet, trained)
         rounded = OtherwiseRoundedTrainer(on_host(model), self._objective.loss, self.optimizer)
+        rounded.draw = draw
         written = WrittenByShards({}, 1, math.inf)
-        one_process, may_draw = ProcessGroup(), WHOLE_MODEL in quiet
         sides = SideBySide(
             rounded,
-            self._reference(quiet)[0],
+            self._reference(quiet, trained)[0],
             self._objective,
-            one_process,
-            math.inf,
+            ProcessGroup(),
+            Limits(math.inf),
             written,
-            may_draw,
+            WHOLE_MODEL in quiet,
             self._amplifies,
+            measures=True,
         )
         sides.run(self._batches)
-        own = max((each.error for each in sides.worst.values()), default=0.0)
-        error = max(numbers[0] for numbers in self.group.all_gather_numbers([own]))
-        limit = min(MARGIN * error, MOST[self.dtype])
-        measured = f"a single device that rounds it otherwise differs from itself by {error:.1e}"
-        why = self.narrowed or "the forward computes in a narrower type than float64"
-        cut = "cut to " if limit < MARGIN * error else ""
-        return limit, f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"
+        return sides.errors.noise
 
     @cached_property
     def _objective(self) -> Objective:
@@ -180,7 +203,7 @@ class Equivalence:
         loss = self._objective.on_one_device
         return Trainer(on_host(model), loss, self.optimizer), notes
 
-    def _compared(self, quiet: frozenset[str], tolerance: float, note: str = "") -> Result:
+    def _compared(self, quiet: frozenset[str], limits: Limits) -> Result:
         objective, may_draw = self._objective, WHOLE_MODEL in quiet
         model, _ = self.comparable_copy(self.dtype, quiet)
         layout = Trainer(self.lay_out(model), objective.loss, self.optimizer, group=self.group)
@@ -188,19 +211,32 @@ class Equivalence:
         if self.optimizer is not None and not may_draw:
             trained = train_batch_norms(layout.placed, self.group)
         reference, notes = self._reference(quiet, trained)
-        written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, tolerance)
+        written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = SideBySide(
-            layout, reference, objective, self.group, tolerance, written, may_draw, self._amplifies
+            layout, reference, objective, self.group, limits, written, may_draw, self._amplifies
         )
         failure = sides.run(self._batches)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
+        worst = sides.errors.of_all_ranks()
         notes += [
-            *filter(None, [note]),
+            *self._rounding_notes(limits, worst),
             *sides.notes,
             *hook_notes(self.model, self.group.dp_size),
             *written.notes(self.group),
         ]
-        return Result(sides.worst_of_all_ranks(), sides.steps, tolerance, notes, cause, quiet, self.dtype)
+        failed = failure.worst if failure is not None else None
+        return Result(worst, sides.steps, notes, cause, quiet, self.dtype, failed, trained)
+
+    def _rounding_notes(self, limits: Limits, worst: Mapping[str, Difference]) -> list[str]:
+        """What was allowed because rounding was measured, and is therefore not seen."""
+        limit = max((each.limit for each in worst.values()), default=0.0)
+        if limit <= limits.tolerance:
+            return []
+        in_short = "the forward computes in a narrower type than float64"
+        why = self.narrowed or (in_short if limit > IN_FLOAT64 else f"rounding exceeds {limits.tolerance:g}")
+        measured = f"a single device that rounds it otherwise differs from itself by {limit / MARGIN:.1e}"
+        cut = "cut to " if limit >= limits.most else ""
+        return [f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"]
 
     def comparable_copy(
         self,

@@ -14,7 +14,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.compare import relative_error
+from dpexp.verification.compare import Limits, parts
 from dpexp.verification.recorder import Step
 
 _Outputs = dict[str, torch.Tensor]
@@ -56,7 +56,9 @@ def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     return torch.stack([tensor * weight for tensor, weight in weighted if weight]).sum(0)
 
 
-def drop_scalars_apart(found: Step, expected: Step, of_shards: Iterable[str], tolerance: float) -> list[str]:
+def drop_scalars_apart(
+    found: Step, expected: Step, of_shards: Iterable[str], limits: Limits, step: int
+) -> list[str]:
     """Remove scalars of shards that differ from the outputs of both sides, and return a note for each.
 
     A scalar of shards need not be a mean over rows. If it is the loss, it is compared as the loss.
@@ -65,8 +67,8 @@ def drop_scalars_apart(found: Step, expected: Step, of_shards: Iterable[str], to
     for name in of_shards:
         wanted = expected.outputs.get(name)
         if wanted is not None and wanted.dim() == 0:
-            error = relative_error({"": found.outputs[name]}, {"": wanted})
-            if not error <= tolerance:
+            judged = limits.judge("outputs", step, {name: parts(found.outputs[name], wanted)})
+            if judged[name].ratio > 1:
                 del found.outputs[name], expected.outputs[name]
                 if float(wanted) != expected.loss:
                     notes.append(f"outputs{name} is a scalar, and those of shards do not add up to it")

@@ -23,7 +23,8 @@ Calls: TypeAlias = dict[tuple[str, int], dict[int, list[list[torch.Tensor]]]]
 class Step:
     """What one step computed, before its optimizer; tensors are detached and may be in place of the model's.
 
-    Outputs (rows, ...) and gradients, of the full tensors, are on the host in float64 or complex128.
+    Outputs (rows, ...) and gradients, of the full tensors, are on the host; floating-point ones in float64 or
+    complex128, so that integers stay exact.
     ``modules`` are the calls in the order in which they returned, ``written`` the parameters that the forward
     changed, ``order`` those of the gradients in the order in which backward finished them.
     """
@@ -124,9 +125,10 @@ def _named_outputs(outputs: Any) -> dict[str, torch.Tensor]:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host in float64 or complex128, detached."""
-    tensor = tensor.detach().to(devices.HOST)
-    wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    """The tensor on the host, detached; in float64 or complex128 unless it has integers."""
+    wide = tensor.detach().to(devices.HOST)
+    if wide.is_complex() or wide.is_floating_point():
+        wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64)
     return wide.coalesce() if wide.is_sparse else wide
 
 

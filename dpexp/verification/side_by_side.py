@@ -21,8 +21,9 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.by_nature import WrittenByShards
-from dpexp.verification.compare import Difference, Tensors, difference, magnitude
+from dpexp.verification.compare import Difference, Limits, Parts, Tensors, distance, magnitude, parts_of
 from dpexp.verification.diagnosis.nonfinite import check_finite
+from dpexp.verification.errors import Errors
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.random_draws import Draws, drawing_modules
 from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
@@ -42,6 +43,10 @@ class SingleDeviceError(Exception):
     def __init__(self, cause: Exception, where: str) -> None:
         super().__init__(str(cause))
         self.cause, self.where = cause, where
+
+
+ROUNDED = 8
+"""Additions to a parameter, which round it, for each of which its update may be off by a last bit."""
 
 
 @dataclass
@@ -64,7 +69,7 @@ class _DiffersError(Exception):
 
 @dataclass
 class SideBySide:
-    """``worst`` has the largest difference of each kind over all steps, on this rank.
+    """``errors`` has those of all steps; with ``measures`` none of them fails.
 
     ``may_draw``: whether the model may draw random numbers. ``amplifies``: whether the optimizer may make
     large errors of rounding.
@@ -74,13 +79,15 @@ class SideBySide:
     reference: Trainer
     objective: Objective
     group: ProcessGroup
-    tolerance: float
+    limits: Limits
     written: WrittenByShards
     may_draw: bool = False
     amplifies: bool = False
+    measures: bool = False
 
     def __post_init__(self) -> None:
-        self.worst: dict[str, Difference] = {}
+        self._initial = {name: tensor.clone() for name, tensor in self.reference.full_parameters().items()}
+        self.errors = Errors(self.limits, self.group, self.measures)
         self.steps = 0
         self.notes: list[str] = []
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
@@ -95,7 +102,7 @@ class SideBySide:
                 failure = self._step(batch, part)
                 if failure:
                     return failure
-        failed = self._failed(**self._after())
+        failed = self.errors.failed(self.steps, self._after())
         return Failure(failed, batches[-1], Step(), Step()) if failed else None
 
     def _step(self, batch: Batch, part: Batch) -> Failure | None:
@@ -142,12 +149,15 @@ class SideBySide:
         """Raises _DiffersError where the steps of the two sides differ before their optimizers."""
         self._combine(found, expected, part)
         buffers = self.written.replace_buffers(self.layout, self.reference)
-        failed = self._failed(
-            outputs=difference("outputs", found.outputs, expected.outputs),
-            loss=_difference_of_loss(found.loss, expected.loss),
-            gradients=_difference_of_gradients(found.gradients, expected.gradients),
-            buffers=difference("buffers", self._completed(buffers), self.reference.buffers()),
-        )
+        kinds = {
+            "outputs": parts_of(found.outputs, expected.outputs),
+            "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
+            "gradients": _parts_of_gradients(found.gradients, expected.gradients),
+            "buffers": parts_of(self._completed(buffers), self.reference.buffers()),
+        }
+        if self.measures and self.steps > 1:  # for the cause of a difference
+            kinds |= self._after()
+        failed = self.errors.failed(self.steps, kinds)
         if failed:
             raise _DiffersError(Failure(self._cause_before(failed), batch, found, expected))
         if self.amplifies:
@@ -158,7 +168,7 @@ class SideBySide:
         vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
         of_shards = vectors if self.group.dp_size == 1 else list(expected.outputs)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
-        apart = drop_scalars_apart(found, expected, of_shards, self.tolerance)
+        apart = drop_scalars_apart(found, expected, of_shards, self.limits, self.steps)
         self.notes += [note for note in apart if note not in self.notes]
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
@@ -187,64 +197,49 @@ class SideBySide:
         """Whether this rank has not the tensor; an entry of the optimizer's state is ``tensor: key``."""
         return key.partition(": ")[0] not in self._names
 
-    def _after(self) -> dict[str, Difference | None]:
+    def _after(self) -> dict[str, dict[str, Parts]]:
         """What the optimizer has made, on both sides."""
-        layout, reference = self.layout, self.reference
-        parameters = self._completed(layout.full_parameters())
-        state = self._completed(optimizer_numbers(layout))
+        found = self._completed(self.layout.full_parameters())
+        expected = self.reference.full_parameters()
+        state = self._completed(optimizer_numbers(self.layout))
         return {
-            "parameters": difference("parameters", parameters, reference.full_parameters()),
-            "optimizer": difference("optimizer", state, optimizer_numbers(reference)),
+            "parameters": parts_of(found, expected),
+            "updates": self._updates(found, expected),
+            "optimizer": parts_of(state, optimizer_numbers(self.reference)),
+        }
+
+    def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
+        """The parameters again, relative to what the steps have changed, with the rounding of the sum."""
+        return {
+            name: Parts(
+                [distance(value, self._initial[name]) + ROUNDED * _eps(value) * magnitude(value)],
+                [distance(found[name], value)],
+            )
+            for name, value in expected.items()
+            if name in found
         }
 
     def _cause_before(self, failed: Difference) -> Difference:
         """From the second step on, parameters that differ already are the cause: the optimizer's work."""
         if self.steps == 1 or failed.kind == "buffers":
             return failed
-        before = self._failed(**self._after())
+        before = self.errors.failed(self.steps, self._after())
         return replace(before, step=self.steps - 1) if before else failed
-
-    def _failed(self, **differences: Difference | None) -> Difference | None:
-        """Add the differences of a step; returns the first with an error over the tolerance on any rank."""
-        local = [
-            replace(each or Difference(kind, 0.0), step=self.steps) for kind, each in differences.items()
-        ]
-        for each in local:
-            known = self.worst.get(each.kind)
-            if differences[each.kind] is not None and (known is None or each.error > known.error):
-                self.worst[each.kind] = each
-        by_rank = self.group.all_gather_numbers([each.error for each in local])
-        errors = [max(numbers) for numbers in zip(*by_rank, strict=True)]
-        pairs = zip(local, errors, strict=True)
-        return next(
-            (replace(each, error=error) for each, error in pairs if not error <= self.tolerance), None
-        )
-
-    def worst_of_all_ranks(self) -> dict[str, Difference]:
-        """The largest difference of each kind on any rank; every rank must call this."""
-        found: dict[str, Difference] = {}
-        for worst in self.group.all_gather(self.worst):
-            for kind, each in worst.items():
-                if kind not in found or each.error > found[kind].error:
-                    found[kind] = each
-        return found
 
 
 def _shapes(step: Step) -> list[torch.Size]:
     return [tensor.shape for tensor in step.outputs.values()]
 
 
-def _difference_of_gradients(found: Tensors, expected: Tensors) -> Difference | None:
+def _parts_of_gradients(found: Tensors, expected: Tensors) -> dict[str, Parts]:
     """A gradient that the layout does not compute at all is not rounding, however small it is."""
     missing = [name for name, tensor in expected.items() if name not in found and magnitude(tensor) > 0]
-    if missing:
-        return Difference("gradients", math.inf, missing[0])
-    return difference("gradients", found, expected)
+    return parts_of(found, expected) | {name: Parts([0.0], [math.inf]) for name in missing}
 
 
-def _difference_of_loss(found: float | None, expected: float | None) -> Difference | None:
-    """The loss may be near zero by cancellation: its error is relative to at least 1."""
-    if found is None or expected is None:
-        return None
-    error = abs(found - expected) / max(abs(expected), 1.0)
-    return Difference("loss", error if math.isfinite(error) else math.inf)
+def _scalar(value: float | None) -> Tensors:
+    return {} if value is None else {"": torch.tensor(value, dtype=torch.float64)}
+
+
+def _eps(tensor: torch.Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ def test_a_right_layout_trains_as_a_single_device_with_any_optimizer(optimizer: 
     result = proven(model, optimizer=optimizer)
     assert result.passed
     assert result.steps == 3
-    assert set(result.worst) == {"outputs", "loss", "gradients", "parameters", "optimizer"}
+    assert set(result.worst) == {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"}
     assert all(each.error < 1e-14 for each in result.worst.values())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -88,6 +88,18 @@ def test_an_optimizer_that_skips_a_parameter_is_found_after_its_first_step() -> 
     assert result.cause.endswith(": the optimizer left it out")
 
 
+def test_a_wrong_update_of_a_small_learning_rate_is_found() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(parameters, lr=1e-13 if made else 2e-13))
+        return made[-1]
+
+    result = proven(nn.Linear(5, 2), optimizer=optimizer)
+    assert result.error("parameters") < 1e-12  # type: ignore[operator]
+    assert result.cause.startswith("after step 3 (30 rows): updates (")
+
+
 def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
     made: list[torch.optim.Optimizer] = []
 
@@ -97,7 +109,7 @@ def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
 
     result = proven(nn.Linear(5, 2), optimizer=optimizer)
     assert result.error("parameters") == 0.0
-    assert result.cause.startswith("after step 3 (30 rows): optimizer (weight: momentum_buffer) differ")
+    assert result.cause.startswith("after step 3 (30 rows): optimizer (bias: momentum_buffer) differ")
 
 
 # --- the batches of a run -----------------------------------------------------------------------------
@@ -275,11 +287,9 @@ def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
     result: Verification = verify(prepared)
     assert result.steps == 3
     assert result.worst is not None
-    assert result.worst["error"] == max(
-        error
-        for error in (result.output_error, result.gradient_error, result.loss_error, result.parameter_error)
-        if error is not None
-    )
+    errors = [error for key, error in asdict(result).items() if key.endswith("_error") and error is not None]
+    assert len(errors) == 5, "the model has no buffers, and SGD keeps nothing"
+    assert result.worst["error"] == max(errors)
     wrong = Planted(lambda model: on_host(nn.Sequential(model, nn.Linear(2, 2).double())))
     failed = verify(replace(prepared, strategy=wrong))
     assert failed.passed is False

@@ -32,7 +32,7 @@ def test_float32_inside_a_forward_is_judged_by_its_own_rounding(strategy: str) -
     assert (result.passed, result.dtype) == (True, "float64")
     assert result.gradient_error is not None
     assert result.tolerance is not None
-    assert 1e-12 < result.gradient_error < result.tolerance < 1e-6
+    assert 1e-12 < result.gradient_error < result.tolerance < 1e-5
     assert "the forward computes in a narrower type than float64; a single device" in result.note
 
 
@@ -84,18 +84,15 @@ def test_a_limit_that_hides_errors_says_so() -> None:
         dpexp.prove(model, scaled_by(1 + 5e-4), batches, nn.functional.mse_loss, devices=DEVICES)
 
 
-def test_a_model_in_float64_alone_is_not_rounded_otherwise() -> None:
-    model = Two().double()
-    x = torch.randn(7, 5, dtype=torch.float64)
+def test_float64_is_rounded_otherwise_by_its_last_bits() -> None:
+    model, x = Two().double(), torch.randn(7, 5, dtype=torch.float64)
     expected = model(x)
-    expected.sum().backward()
-    gradient = model.head.weight.grad
-    model.zero_grad()
-    with OtherwiseRounded():
+    with OtherwiseRounded(0):
         found = model(x)
-        found.sum().backward()
-    assert torch.equal(found, expected)
-    assert torch.equal(model.head.weight.grad, gradient)
+    with OtherwiseRounded(1):
+        other = model(x)
+    assert 0 < (found - expected).abs().max() < 1e-14
+    assert not torch.equal(found, other)
 
 
 def test_rounding_otherwise_changes_nothing_in_place() -> None:

@@ -8,20 +8,35 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
-from dpexp.verification.compare import Tensors, distance, distances, magnitude, relative_error
+from dpexp.verification.compare import (
+    Difference,
+    Tensors,
+    distance,
+    parts_of,
+    relative_error,
+    whole_error,
+    worst,
+)
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call
 from dpexp.verification.recorder import Calls, computed, widened
 from dpexp.verification.side_by_side import Failure, SideBySide
+
+Outputs: TypeAlias = Sequence[torch.Tensor]
+Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
+
+OF_OPTIMIZER = ("parameters", "updates", "optimizer")
+"""The kinds of tensors that the optimizer has made."""
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
@@ -32,28 +47,21 @@ class Locator:
 
     def __init__(self, sides: SideBySide, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
-        self.group, self.tolerance = sides.group, sides.tolerance
+        self.group, self.limits = sides.group, sides.limits
         self._pattern = ""
 
     def message(self) -> str:
         """One message: what differs in which step, the first module, the first parameter, and the pattern."""
-        worst, rows = self.failure.worst, self.failure.batch.rows
-        (tensor, *_) = self._of_worst_rank(worst.tensor)
-        name = {"outputs": f"outputs{tensor}", "loss": "the loss"}.get(worst.kind, f"{worst.kind} ({tensor})")
-        verb = "differs" if worst.kind == "loss" else "differ"
-        when = "after " if worst.kind in ("parameters", "optimizer") else ""
-        shown = f" ({rows} rows)" if worst.step == self.sides.steps else ""
-        start = f"{when}step {worst.step}{shown}: {name} {verb} by {worst.error:.1e}"
-        if worst.kind in ("buffers", "parameters", "optimizer"):
-            return start + self._of_tensor(tensor)
+        failed, rows = self.failure.worst, self.failure.batch.rows
+        name = {"outputs": f"outputs{failed.tensor}", "loss": "the loss"}.get(failed.kind)
+        name = name or f"{failed.kind} ({failed.tensor})"
+        verb = "differs" if failed.kind == "loss" else "differ"
+        when = "after " if failed.kind in OF_OPTIMIZER else ""
+        shown = f" ({rows} rows)" if failed.step == self.sides.steps else ""
+        start = f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
+        if failed.kind in ("buffers", *OF_OPTIMIZER):
+            return start + self._of_tensor(failed.tensor)
         return "; ".join(filter(None, (start, self._of_modules(), self._of_parameters(), self._pattern)))
-
-    def _of_worst_rank(self, value: str) -> list[str]:
-        """The value of the rank with the largest error of the failed kind first."""
-        kind = self.failure.worst.kind
-        own = self.sides.worst.get(kind)
-        by_rank = self.group.all_gather((own.error if own else 0.0, value))
-        return [each for _, each in sorted(by_rank, key=lambda pair: -pair[0])]
 
     # --- buffers, parameters and the optimizer's state ---
 
@@ -78,19 +86,26 @@ class Locator:
     # --- outputs ---
 
     def _of_modules(self) -> str:
-        """The first module in forward order whose output differs."""
-        expected, counts = self.failure.expected, Counter[Key]()
+        """The first module in forward order whose output differs: as a whole, or else in a part."""
         by_rank: list[Calls] = self.group.all_gather(self.failure.found.calls if self._has_rows() else {})
+        for error in (whole_error, _error_of_parts):
+            for key, found, wanted in self._outputs(by_rank):
+                if any(error(*pair) > self.limits.tolerance for pair in zip(found, wanted, strict=True)):
+                    return self._describe_module(key, by_rank, found, wanted, error)
+        return ""
+
+    def _outputs(self, by_rank: Sequence[Calls]) -> Iterator[tuple[Key, Outputs, Outputs]]:
+        """The outputs of each call that both sides have made, in forward order: found and expected."""
+        expected, counts = self.failure.expected, Counter[Key]()
         together = self.group.mesh.ranks_by_dp_rank
         for key in expected.modules:
             wanted = expected.calls[key][-1][counts[key]]
             for found_key in self._levels(by_rank, key[0]):
                 calls = len(expected.calls[key][-1])
                 found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
-                if found is not None and self._differs(found, wanted):
-                    return self._describe_module(found_key, by_rank, found, wanted)
+                if found is not None and len(found) == len(wanted):
+                    yield found_key, found, wanted
             counts[key] += 1
-        return ""
 
     def _has_rows(self) -> bool:
         rows: slice = self.group.rows(self.failure.batch.rows)
@@ -101,50 +116,44 @@ class Locator:
         """The module itself, then the wrappers around it, from the innermost on."""
         return sorted({key for calls in by_rank for key in calls if key[0] == name}, key=lambda key: -key[1])
 
-    def _differs(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-        error = relative_error(_numbered(found), _numbered(expected))
-        return error > self.tolerance
-
     def _describe_module(
-        self,
-        key: Key,
-        by_rank: Sequence[Calls],
-        found: Sequence[torch.Tensor],
-        wanted: Sequence[torch.Tensor],
+        self, key: Key, by_rank: Sequence[Calls], found: Outputs, wanted: Outputs, error: Error
     ) -> str:
         is_wrapper = key != self._levels(by_rank, key[0])[0]
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
-        pair = next((f, w) for f, w in zip(found, wanted, strict=True) if self._differs([f], [w]))
-        text = patterns.of_rows(widened(pair[0]), widened(pair[1]), self.group.size)
+        pairs = zip(found, wanted, strict=True)
+        pair = next((f, w) for f, w in pairs if error(f, w) > self.limits.tolerance)
+        text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
         return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
 
     # --- gradients ---
 
     def _of_parameters(self) -> str:
         """The first parameter in backward order whose gradient differs."""
-        found, expected = self.failure.found.gradients, self.failure.expected.gradients
-        if not expected:
+        if not self.failure.expected.gradients:
             return ""
-        norm = math.hypot(*map(magnitude, expected.values()))
-        limit = self.tolerance * norm / math.sqrt(len(expected))
-        apart: dict[str, float] = {}
-        for of_rank in self.group.all_gather(distances(found, expected)):
-            apart |= {name: max(value, apart.get(name, 0.0)) for name, value in of_rank.items()}
+        apart: dict[str, Difference] = {}
+        for of_rank in self.group.all_gather(self._judged()):
+            apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
         order = [*dict.fromkeys(self.failure.expected.order), *sorted(apart)]
-        names = list(dict.fromkeys(name for name in order if name in apart and not apart[name] <= limit))
+        names = list(dict.fromkeys(name for name in order if name in apart and apart[name].ratio > 1))
         if not names:
             return ""
-        first = names[0]
-        size = magnitude(expected[first]) if first in expected else 0.0
-        error = f" (by {apart[first] / size:.1e})" if size and math.isfinite(apart[first]) else ""
+        first = apart[names[0]].error
+        error = f" (by {first:.1e})" if math.isfinite(first) else ""
         if self.failure.worst.kind in ("gradients", "loss"):
-            self._pattern = self._pattern_of_gradients(names, limit)
-        return f"the first gradient in backward order that differs is of parameter '{first}'{error}"
+            self._pattern = self._pattern_of_gradients(names)
+        return f"the first gradient in backward order that differs is of parameter '{names[0]}'{error}"
 
-    def _pattern_of_gradients(self, names: Sequence[str], limit: float) -> str:
+    def _judged(self) -> dict[str, Difference]:
+        """The error of each gradient of this rank."""
+        parts = parts_of(self.failure.found.gradients, self.failure.expected.gradients)
+        return self.limits.judge("gradients", self.sides.steps, parts)
+
+    def _pattern_of_gradients(self, names: Sequence[str]) -> str:
         """What the gradients look like on each rank, in one text."""
-        shapes: list[_Shape] = self.group.all_gather(self._shape(names, limit))
+        shapes: list[_Shape] = self.group.all_gather(self._shape(names))
         by_dp_rank = self.group.one_of_each_dp_rank(shapes)
         if self.group.dp_size > 1 and all(shape.is_own(dp_rank) for dp_rank, shape in enumerate(by_dp_rank)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
@@ -164,12 +173,14 @@ class Locator:
         parts = [found[rank] for rank in self.group.mesh.ranks_by_dp_rank[0]]
         if expected is None or any(part is None or part.shape != expected.shape for part in parts):
             return False
-        return distance(sum(parts[1:], parts[0]), expected) <= self.tolerance * magnitude(expected)
+        together = parts_of({name: sum(parts[1:], parts[0])}, {name: expected})
+        return self.limits.judge("gradients", self.sides.steps, together)[name].ratio <= 1
 
-    def _shape(self, names: Sequence[str], limit: float) -> _Shape:
+    def _shape(self, names: Sequence[str]) -> _Shape:
         """What the gradients of this rank look like: the first that fits, for all names or else the first."""
         found, expected = self.failure.found.gradients, self.failure.expected.gradients
-        wrong = [name for name in names if not distance(found.get(name), expected.get(name)) <= limit]
+        judged = self._judged()
+        wrong = [name for name in names if name in judged and judged[name].ratio > 1]
         if not wrong:
             return _Shape(is_right=True)
         if wrong[0] not in found:
@@ -247,8 +258,13 @@ class _Shape:
         return counted == [rank] or (rank >= len(self.rows) > 0 and not counted)
 
 
-def _numbered(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return {str(index): tensor for index, tensor in enumerate(tensors)}
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    wide = widened(tensor)
+    return wide if wide.is_floating_point() or wide.is_complex() else wide.double()
+
+
+def _error_of_parts(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return relative_error({"": found}, {"": expected})
 
 
 def _vector(tensors: Tensors, like: Tensors, names: Sequence[str]) -> torch.Tensor:

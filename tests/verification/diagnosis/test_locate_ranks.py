@@ -145,7 +145,7 @@ def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, mod
 def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
     found = of_ranks(world, "verified:Synchronized")
     assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
-    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-14
+    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-12
     assert of_ranks(world, "trained:Synchronized") < 1e-14
 
 

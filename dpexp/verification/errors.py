@@ -1,0 +1,51 @@
+"""Errors: those of two sides over all their steps, on which all ranks agree."""
+
+from collections.abc import Mapping, Sequence
+
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.verification.compare import Difference, Limits, Parts, worst
+
+
+class Errors:
+    """``worst`` has the worst difference of each kind over all steps, on this rank.
+
+    With ``measures`` no error fails: how far apart both sides are is added to ``noise``.
+    """
+
+    def __init__(self, limits: Limits, group: ProcessGroup, measures: bool = False) -> None:
+        self.limits, self.group, self._measures = limits, group, measures
+        self.worst: dict[str, Difference] = {}
+        self.noise: dict[tuple[str, int, str], Sequence[float]] = {}
+
+    def failed(self, step: int, kinds: Mapping[str, Mapping[str, Parts]]) -> Difference | None:
+        """Add those of a step; returns the worst of the first kind over its limit on any rank.
+
+        Every rank must call this, with the same kinds.
+        """
+        if self._measures:
+            self.noise |= {
+                (kind, step, name): parts.apart
+                for kind, tensors in kinds.items()
+                for name, parts in tensors.items()
+            }
+            return None
+        local = [self._add(kind, step, tensors) for kind, tensors in kinds.items()]
+        by_rank = self.group.all_gather(local)
+        of_ranks = (worst(each) for each in zip(*by_rank, strict=True))
+        return next((each for each in of_ranks if each.ratio > 1), None)
+
+    def _add(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> Difference:
+        found = list(self.limits.judge(kind, step, tensors).values())
+        if not found:
+            return Difference(kind, 0.0, step=step)
+        known = self.worst.get(kind)
+        self.worst[kind] = worst([*found, *([known] if known else [])])
+        return worst(found)
+
+    def of_all_ranks(self) -> dict[str, Difference]:
+        """The worst difference of each kind on any rank; every rank must call this."""
+        found: dict[str, Difference] = {}
+        for of_rank in self.group.all_gather(self.worst):
+            for kind, each in of_rank.items():
+                found[kind] = worst([each, *([found[kind]] if kind in found else [])])
+        return found

@@ -1,0 +1,182 @@
+"""Compare: no error hides beside large numbers, and what rounding has made is not an error."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import dpexp
+from dpexp.verification.compare import Limits, Parts, parts, relative_error, whole_error
+from dpexp.verification.equivalence import VerificationError
+
+DOUBLE = torch.float64
+LARGE = (-torch.finfo(DOUBLE).max, -1e300, -1e9, 3e7, math.inf, -math.inf)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return relative_error({"": found}, {"": expected})
+
+
+@pytest.mark.parametrize("large", LARGE)
+@given(seed=st.integers(0, 1 << 20), count=st.integers(1, 40), scale=st.sampled_from((1.0, 1e-9, 1e-200)))
+def test_an_error_of_a_thousandth_shows_beside_any_large_number(
+    large: float, seed: int, count: int, scale: float
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    usual = (torch.rand(count, generator=rng, dtype=DOUBLE) + 0.5) * scale
+    mask = torch.full((7,), large, dtype=DOUBLE)
+    expected = torch.cat([mask, usual])[torch.randperm(count + 7, generator=rng)]
+    wrong = torch.where(expected.abs() < 2 * scale, expected * 1.001, expected)
+    assert 1e-4 < error(wrong, expected) < 1e-2
+    assert error(expected.clone(), expected) == 0.0
+
+
+def test_each_tensor_is_judged_by_itself() -> None:
+    expected = {"head": torch.full((5,), 1e7), "router": torch.full((5,), 1e-9)}
+    found = {"head": expected["head"], "router": -expected["router"]}
+    limits = Limits(1e-12)
+    judged = limits.judge("gradients", 1, {name: parts(found[name], expected[name]) for name in expected})
+    assert (judged["head"].error, judged["router"].error) == (0.0, 2.0)
+    assert judged["router"].share < 1e-15
+
+
+def test_a_scaled_head_among_the_outputs_hides_nothing() -> None:
+    outputs = torch.randn(60, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    expected = outputs * torch.tensor([1.0, 1.0, 1.0, 1e7])
+    found = expected * torch.tensor([1.001, 1.0, 1.0, 1.0])
+    assert error(found, expected) > 1e-6
+
+
+@pytest.mark.parametrize("integers", [torch.tensor([2**53, 7]), torch.tensor([True, False])])
+def test_integers_are_equal_or_wrong(integers: torch.Tensor) -> None:
+    assert error(integers.clone(), integers) == 0.0
+    assert error(integers ^ 1, integers) >= 1.0
+    assert error(torch.tensor([2**53 + 1]), torch.tensor([2**53])) >= 1.0
+
+
+def test_other_shapes_and_nan_on_one_side_are_infinitely_far_apart() -> None:
+    assert error(torch.zeros(2), torch.zeros(3)) == math.inf
+    assert error(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
+    assert error(torch.ones(2), torch.zeros(2)) == math.inf
+    assert whole_error(torch.zeros(2), torch.zeros(2)) == 0.0
+
+
+def test_many_numbers_are_compared_as_few_are() -> None:
+    expected = torch.randn(3 << 21, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    expected[::2] *= 1e-20
+    found = expected.clone()
+    found[-2] += 1e-20
+    several = parts(found, expected)
+    assert len(several.norms) == 2
+    assert several.norms == pytest.approx([float(expected[start::2].norm()) for start in (0, 1)])
+    assert several.apart == pytest.approx([1e-20, 0.0])
+
+
+def test_measured_rounding_allows_what_it_explains_and_no_more() -> None:
+    key = ("gradients", 1, "bias")
+    limits = Limits(1e-12, 1e-4, {key: (1e-17,)})
+    weight = Parts([1.0], [0.0])
+
+    def ratio(norm: float, apart: float) -> float:
+        return limits.judge("gradients", 1, {"weight": weight, "bias": Parts([norm], [apart])})["bias"].ratio
+
+    assert ratio(1e-18, 0.9e-17) < 1 < ratio(1e-18, 1.1e-17), "it is nothing but rounding"
+    assert ratio(1e-9, 0.9e-17) < 1 < ratio(1e-9, 1.1e-9), "it is small"
+    assert ratio(1.0, 0.9e-12) < 1 < ratio(1.0, 1.1e-12)
+
+
+def test_measured_rounding_counts_up_to_a_share_of_all_tensors_of_the_kind() -> None:
+    limits = Limits(1e-12, 1e-4, {("gradients", 1, "bias"): (10.0,)})
+    judged = limits.judge("gradients", 1, {"bias": Parts([1.0], [2e-4])})["bias"]
+    assert judged.limit == pytest.approx(1e-4)
+    assert judged.ratio == pytest.approx(2.0)
+
+
+# --- layouts ------------------------------------------------------------------------------------------
+
+
+class Branch(nn.Module):
+    """A branch adds next to nothing to the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.branch = nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.main(x) + 1e-9 * self.branch(x)
+
+
+class Masked(Branch):
+    """Outputs beside a mask, and as integers."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs = super().forward(x)
+        mask = torch.full_like(outputs, torch.finfo(outputs.dtype).min)
+        counts = torch.full((len(x),), 2**53, dtype=torch.int64) + torch.arange(len(x))
+        return {"logits": outputs, "masked": torch.cat([outputs, mask], 1), "counts": counts}
+
+
+def prove(model: nn.Module, change: Any) -> Any:
+    def lay_out(model: nn.Module, devices: Any) -> nn.Module:
+        change(model)
+        return model
+
+    def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(outputs["logits"] if isinstance(outputs, dict) else outputs, targets)
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (8, 5, 8)]
+    return dpexp.prove(model, lay_out, batches, loss)
+
+
+def test_a_gradient_of_the_wrong_sign_on_a_small_branch_is_found() -> None:
+    def change(model: Any) -> None:
+        model.branch.weight.register_hook(lambda gradient: -gradient)
+
+    prove(Branch(), lambda model: None)
+    with pytest.raises(VerificationError, match=r"gradients \(branch\.weight\) differ by 2\.0e\+00"):
+        prove(Branch(), change)
+
+
+def scaled(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    masked = outputs["masked"].clone()
+    masked[:, 0] *= 1.001
+    return outputs | {"masked": masked}
+
+
+def counted(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return outputs | {"counts": outputs["counts"] + 1}
+
+
+@pytest.mark.parametrize(("change", "name"), [(scaled, "masked"), (counted, "counts")])
+def test_wrong_outputs_beside_a_mask_and_large_integers_are_found(change: Any, name: str) -> None:
+    prove(Masked(), lambda model: None)
+    with pytest.raises(VerificationError, match=rf"outputs\['{name}'\] differ"):
+        prove(Masked(), lambda model: model.register_forward_hook(lambda _, __, outputs: change(outputs)))
+
+
+class Cancels(Branch):
+    """The bias of a layer before a normalization has a gradient of rounding only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2, elementwise_affine=False)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(super().forward(x) + self.shift)
+
+
+def test_a_gradient_of_nothing_but_rounding_is_no_error() -> None:
+    from dpexp.parallel import DataParallel
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (30, 7, 30)]
+    devices = [torch.device("cpu", index) for index in range(3)]
+    result = dpexp.prove(Cancels(), DataParallel, batches, functional.mse_loss, devices=devices)
+    assert result.passed
