@@ -77,7 +77,13 @@ def spread(samples: Sequence[float]) -> dict[str, Any] | None:
     """{median, iqr, min, max, n} of the samples, in their unit; None without any."""
     if not samples:
         return None
-    low, middle, high = (
-        (samples[0],) * 3 if len(samples) == 1 else statistics.quantiles(samples, n=4, method="inclusive")
-    )
+    low, middle, high = quartiles(samples)
     return {"median": middle, "iqr": high - low, "min": min(samples), "max": max(samples), "n": len(samples)}
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """The quartiles of one sample or more, between neighbours in proportion: of 1 to 5 these are 2, 3, 4."""
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, middle, high

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpexp.record.figures.step_times import quartiles
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 
@@ -142,5 +143,5 @@ def _correlation(rest: Array) -> float:
 
 def far_out(times: Sequence[float]) -> float:
     """Times above this are outliers: Tukey's far-out fence (1977), three IQRs above the upper quartile."""
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    low, _, high = quartiles(times)
     return high + 3 * (high - low)

@@ -1,9 +1,8 @@
 """phases.png: where the time of a step goes, median and spread by phase."""
 
-import statistics
-
 from matplotlib.figure import Figure
 
+from dpexp.record.figures.step_times import quartiles
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
@@ -15,14 +14,14 @@ def phases_figure(view: RecordView) -> Figure:
     """A bar for each phase: its median, a line from first to third quartile, its share of the step."""
     record, bars = view.record, view.phases
     figure, axes = style.figure_with_axes(10.0, 1.2 + 0.34 * len(bars))
-    quartiles = [_quartiles(view.phase_samples[bar.name]) for bar in bars]
-    longest = max(max(high, bar.median) for (_, high), bar in zip(quartiles, bars, strict=True)) or 1.0
-    for place, (bar, (low, high)) in enumerate(zip(bars, quartiles, strict=True)):
+    spreads = [quartiles(view.phase_samples[bar.name]) for bar in bars]
+    longest = max(high for _, _, high in spreads) or 1.0
+    for place, (bar, (low, _, high)) in enumerate(zip(bars, spreads, strict=True)):
         if is_visible(bar):
             axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
             axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
         text = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
-        end = max(bar.median, high) + 0.012 * longest
+        end = high + 0.012 * longest
         axes.text(end, place, text, va="center", fontsize=9, color=style.INK)
     names = ["    " * bar.depth + bar.name for bar in bars]
     style.label_rows(axes, names)
@@ -35,10 +34,3 @@ def phases_figure(view: RecordView) -> Figure:
     count = max(bar.n for bar in bars)
     style.title(axes, f"{where}: where a step of {total} goes (median [quartiles] of {count} steps)")
     return figure
-
-
-def _quartiles(samples: list[float]) -> tuple[float, float]:
-    if len(samples) < 2:
-        return samples[0], samples[0]
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return low, high

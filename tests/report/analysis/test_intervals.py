@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import re
+import statistics
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from command_lines import ROOT
 from dpexp.report import units
 from dpexp.report.analysis.intervals import (
     Interval,
+    against_one,
     difference_interval,
     look_confidences,
     mean_interval,
@@ -72,6 +74,20 @@ def test_cells_of_unequal_numbers_of_runs_are_no_exception(runs: int, others: in
         first = run_medians(0.3, 0.1, 0.0, 1)[:, :runs]
         second = factor * run_medians(0.3, 0.1, 0.0, 2)[:, :others]
         assert found(*difference_interval(first, second)) <= MOST
+
+
+@pytest.mark.parametrize("runs", [[1.0, 1.2], [3.0, 2.0, 2.5], [5.0, 5.1, 4.9, 5.3, 5.2, 6.0]])
+def test_a_further_run_is_judged_by_the_spread_of_one_run_and_not_of_their_mean(runs: list[float]) -> None:
+    """A run varies as the others do, and their mean varies as well: both count."""
+    logs, other = [math.log(each) for each in runs], 3.0
+    count, middle = len(runs), statistics.mean(logs)
+    t = {2: 12.7062047364, 3: 4.3026527297, 6: 2.5705818366}[count]  # of 95%, with one degree less
+    half = t * math.sqrt(statistics.variance(logs) + statistics.variance(logs) / count)
+    found = against_one(runs, other)
+    value = math.exp(middle) / other
+    assert found.value == pytest.approx(value, rel=1e-12)
+    assert found.low == pytest.approx(value * math.exp(-half), rel=1e-9)
+    assert found.high == pytest.approx(value * math.exp(half), rel=1e-9)
 
 
 def test_the_documented_widths_are_those_of_the_simulation() -> None:
