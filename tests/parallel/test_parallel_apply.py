@@ -39,6 +39,22 @@ def apply(function: Callable[..., Any], count: int = 3, **kwargs: Any) -> list[A
     return parallel_apply([Call(function)] * count, [()] * count, [kwargs] * count, virtual(count))
 
 
+def apart(function: Callable[..., Any]) -> list[Any]:
+    """What it returns in two replicas that wait for each other: one of them computes in a worker.
+
+    Small replicas all compute in the caller's thread otherwise, whose state needs no taking over.
+    """
+    barrier = threading.Barrier(2, timeout=1000)
+
+    def forward() -> Any:
+        barrier.wait()
+        return threading.get_ident(), function()
+
+    threads, found = zip(*apply(forward, count=2), strict=True)
+    assert len(set(threads)) == 2
+    return list(found)
+
+
 @pytest.mark.parametrize("devices", [virtual(2), ["cpu:0", "cpu:1"], [None, None], None])
 def test_an_input_is_a_tuple_of_arguments_or_the_only_argument(devices: Any) -> None:
     layers = [nn.Linear(10, 5), nn.Linear(10, 5)]
@@ -105,14 +121,14 @@ def test_no_more_replicas_than_cores_compute_at_a_time(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("grad", [True, False])
 def test_workers_take_over_grad_mode(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
-        assert apply(torch.is_grad_enabled) == [grad] * 3
+        assert apart(torch.is_grad_enabled) == [grad] * 2
 
 
 def test_workers_take_over_inference_mode() -> None:
     with torch.inference_mode():
-        assert apply(torch.is_inference_mode_enabled) == [True] * 3
+        assert apart(torch.is_inference_mode_enabled) == [True] * 2
         assert DataParallel(nn.Linear(2, 2), virtual(2))(torch.zeros(4, 2)).is_inference()
-    assert apply(torch.is_inference_mode_enabled) == [False] * 3
+    assert apart(torch.is_inference_mode_enabled) == [False] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,28 +142,28 @@ def test_workers_take_over_autocast_with_its_dtype_and_cache(dtype: torch.dtype,
         )
 
     with torch.autocast("cpu", dtype=dtype, cache_enabled=cache):
-        assert apply(state) == [(True, dtype, cache)] * 3
-        assert apply(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == [dtype] * 3
-    assert not any(apply(lambda: torch.is_autocast_enabled("cpu")))
+        assert apart(state) == [(True, dtype, cache)] * 2
+        assert apart(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == [dtype] * 2
+    assert not any(apart(lambda: torch.is_autocast_enabled("cpu")))
 
 
 def test_workers_take_over_the_default_device() -> None:
     with torch.device("meta"):
-        assert apply(lambda: torch.zeros(1).device.type) == ["meta"] * 3
-    assert apply(lambda: torch.zeros(1).device.type) == ["cpu"] * 3
+        assert apart(lambda: torch.zeros(1).device.type) == ["meta"] * 2
+    assert apart(lambda: torch.zeros(1).device.type) == ["cpu"] * 2
 
 
 def test_workers_copy_context_variables() -> None:
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller's")
-    assert apply(variable.get) == ["caller's"] * 3
-    apply(lambda: variable.set("replica's"))
+    assert apart(variable.get) == ["caller's"] * 2
+    apart(lambda: variable.set("replica's"))
     assert variable.get() == "caller's"
 
 
 def test_a_replicas_changes_to_its_thread_end_with_the_forward() -> None:
-    apply(lambda: torch.set_grad_enabled(False))
-    assert apply(torch.is_grad_enabled) == [True] * 3
+    apart(lambda: torch.set_grad_enabled(False))
+    assert apart(torch.is_grad_enabled) == [True] * 2
 
 
 def test_replicas_share_the_callers_intraop_threads() -> None:

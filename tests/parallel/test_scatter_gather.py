@@ -211,6 +211,17 @@ def test_zero_dimensional_outputs_become_a_vector_with_a_warning() -> None:
     assert [loss.grad.item() for loss in losses] == [1.0, 2.0, 3.0]
 
 
+def test_dicts_are_gathered_by_key_whatever_the_order_of_their_entries() -> None:
+    """A replica may fill its dict in another order, as one does that adds what only its rows need."""
+    first = {"scores": torch.zeros(2, 3), "inner": {"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}}
+    second = {"inner": {"b": torch.ones(1, 3), "a": torch.zeros(1, 3)}, "scores": torch.zeros(1, 3)}
+    gathered = gather([first, second], "cpu")
+    assert list(gathered) == ["scores", "inner"]
+    assert torch.equal(gathered["inner"]["a"], torch.zeros(3, 3))
+    assert torch.equal(gathered["inner"]["b"], torch.ones(3, 3))
+    assert torch.equal(gathered["scores"], torch.zeros(3, 3))
+
+
 def test_none_stays_none_and_dataclasses_are_gathered_field_by_field() -> None:
     out = gather([Scores(torch.zeros(2, 3)), Scores(torch.ones(1, 3))], "cpu")
     assert isinstance(out, Scores)
