@@ -20,6 +20,11 @@ def two_dimensional(model: nn.Module, mesh: Any) -> nn.Module:
     return model
 
 
+def sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    fully_shard(model, mesh=mesh)
+    return model
+
+
 def data_parallel(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model)
 

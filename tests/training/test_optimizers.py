@@ -101,6 +101,14 @@ def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
         for _ in range(2):
             table.grad = each.clone()
             optimizer.step()
+    twice = nn.Parameter(torch.ones(3, 2, dtype=torch.float64))
+    rows = torch.tensor([[0, 2, 0]])  # two lookups of one row, whose gradients add up before they are squared
+    given = torch.stack([gradient[0] - 5, gradient[2], torch.full_like(gradient[0], 5)])
+    optimizer = RowwiseAdagrad([twice], lr=0.1, eps=0.0, initial_accumulator_value=1.0)
+    for _ in range(2):
+        twice.grad = torch.sparse_coo_tensor(rows, given, (3, 2))
+        optimizer.step()
+    tables.append(twice)
     first, second = ((gradient / (1 + n * gradient.square().mean(1, keepdim=True)).sqrt()) for n in (1, 2))
     for table in tables:
         assert torch.allclose(table, 1 - 0.1 * (first + second), rtol=1e-14, atol=0)
