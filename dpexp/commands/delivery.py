@@ -50,7 +50,7 @@ def sync(
     folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
     untracked = 0 if folders else len(sync.untracked(home()))
     note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
-    _deliver(folders, again, f"everything is delivered{note}", are_named=bool(runs))
+    _deliver(folders, f"everything is delivered{note}", again=again, are_named=bool(runs))
 
 
 def reap() -> None:
@@ -64,7 +64,7 @@ def reap() -> None:
         if result.is_well:  # the delivery reports the others
             _print(result)
     readable = [folder for folder, result in closed.items() if result.state != sync.SKIPPED]
-    _deliver(readable, False, "no dead run")
+    _deliver(readable, "no dead run")
 
 
 def check(
@@ -109,7 +109,7 @@ def _problem(row: dict[str, Any]) -> str:
     return f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
 
 
-def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool = False) -> None:
+def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_named: bool = False) -> None:
     from dpexp.tracking.delivery import sync
     from dpexp.tracking.errors import StoreError
 
@@ -118,7 +118,7 @@ def _deliver(folders: list[Path], again: bool, nothing: str, *, are_named: bool 
         return
     is_complete = True
     try:
-        for result in sync.deliver(home(), folders, again=again):
+        for result in sync.deliver(home(), folders, again=again, named=are_named):
             is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)
             _print(result)
     except StoreError as error:

@@ -112,6 +112,14 @@ def reproduce(
             min=1,
         ),
     ] = 3,
+    track: Annotated[
+        bool,
+        typer.Option(
+            "--track/--no-track",
+            help="Deliver what it runs to MLflow, if the run was tracked.",
+            envvar="DPEXP_TRACK",
+        ),
+    ] = True,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.journal.fold import load
@@ -127,7 +135,7 @@ def reproduce(
     def warn(message: str) -> None:
         typer.echo(f"warning: {message}", err=True)
 
-    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats)
+    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats, track=track)
     typer.echo(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 

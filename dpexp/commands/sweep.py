@@ -123,7 +123,7 @@ def sweep(
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    failed = _run(current, missing, _way(current, on, slurm or []))
+    failed = _run(current, missing, _way(current, on, slurm or []), track)
     show_results(current, track=track)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)
@@ -208,7 +208,7 @@ def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
     return lambda sweep, planned: in_jobs(sweep, planned, executor, partial(tqdm.write, file=sys.stderr))
 
 
-def _run(current: Sweep, missing: list[PlannedRun], way: Way | None) -> int:
+def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool) -> int:
     """Run the missing runs, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
@@ -222,7 +222,7 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None) -> int:
             bar.update()
 
         if missing:
-            current.run(missing, report, way)
+            current.run(missing, report, way, track=track)
     return failed
 
 

@@ -29,7 +29,7 @@ def _deliver(current: Sweep) -> None:
     from dpexp.tracking.errors import StoreError
 
     try:
-        results = list(sync.deliver(home(), current.run_folders()))
+        results = list(sync.deliver(home(), current.run_folders(), named=True))
     except StoreError as error:
         typer.echo(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return

@@ -120,14 +120,14 @@ class Experiment:
     def changed_fields(self, cell: str, recorded: Row) -> list[str]:
         """The fields of a cell's config that differ from a recorded one; none of a program.
 
-        Where the run is filed does not count. A Record that is older than an option was made with the
-        option's default.
+        Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
+        was made with the option's default.
         """
         run = self.runs[cell]
         if isinstance(run, Program):
             return []
         wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
-        keys = (wanted.keys() | recorded.keys()) - {*options_with_role("label"), "resume"}
+        keys = (wanted.keys() | recorded.keys()) - {*options_with_role("label", "delivery"), "resume"}
         return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
     def cells_matching(self, pattern: str) -> list[str]:

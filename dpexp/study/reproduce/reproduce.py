@@ -24,9 +24,10 @@ from dpexp.study.reproduce.worktree import worktree
 from dpexp.study.sweep.child_run import run_in_child
 
 
-def config_of(record: Record) -> Row:
+def config_of(record: Record, *, track: bool = True) -> Row:
     """The config that a Record was made with, its number of threads spelled out, filed under ``reproduce``.
 
+    It is tracked if the run was, and ``track`` allows it.
     Raises ConfigError for a Record of something else than a run of dpexp.
     """
     if not record.config.get("strategy"):
@@ -34,6 +35,7 @@ def config_of(record: Record) -> Row:
     config = {key: value for key, value in record.config.items() if value is not None}
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]
+    config["track"] = track and config.get("track", True)
     return config | {"experiment": "reproduce", "run_name": fitted(f"again {record.name}", "again")}
 
 
@@ -44,16 +46,18 @@ def reproduce(
     trust: bool = False,
     warn: Callable[[str], None] = warnings.warn,
     runs: int = 1,
+    track: bool = True,
 ) -> Reproduction:
     """Run it again and compare; ``exact`` from a checkout of the recorded commit.
 
-    It runs ``runs`` times where its times can be compared: from two on they have an interval.
+    It runs ``runs`` times where its times can be compared: from two on they have an interval. What it runs is
+    delivered to MLflow if the recorded run was to be, and ``track`` allows it.
 
     ``trust`` also runs code and reads files that a Record from elsewhere names; ``warn`` is called, before
     anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and if its
     config, data or commit is not available here.
     """
-    config = config_of(record)
+    config = config_of(record, track=track)
     if used := live.live_options(config):
         raise live.gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     if not exact:

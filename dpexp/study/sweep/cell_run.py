@@ -52,7 +52,7 @@ def run_cell(experiment: Experiment, planned: PlannedRun, sweep: Path) -> Comple
 def _run(experiment: Experiment, planned: PlannedRun, sweep: Path) -> ChildRun:
     run, environ = experiment.runs[planned.cell], {PARENT: sweep.name}
     if isinstance(run, RunConfig):
-        config = replace(run, experiment=experiment.name, run_name=planned.name)
+        config = replace(run, experiment=experiment.name, run_name=planned.name, track=False)
         return run_in_child(_resumed(config, sweep).to_dict(), environ)
     return run_command([sys.executable, str(experiment.folder / run.file), *run.arguments], environ)
 

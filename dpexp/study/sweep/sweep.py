@@ -121,15 +121,20 @@ class Sweep:
         return record.status == "finished"
 
     def run(
-        self, planned: list[PlannedRun], report: Callable[[CompletedRun], None], way: Way | None = None
+        self,
+        planned: list[PlannedRun],
+        report: Callable[[CompletedRun], None],
+        way: Way | None = None,
+        *,
+        track: bool = True,
     ) -> list[CompletedRun]:
-        """Run one after the other, or another ``way``, and report each.
+        """Run one after the other, or another ``way``, and report each; ``track`` is for later deliveries.
 
         The sweep's journal is closed however the sweep ends (``sweep_journal``).
         """
         completed: list[CompletedRun] = []
         with (
-            parent_journal(self.folder, self.experiment, self.limit) as journal,
+            parent_journal(self.folder, self.experiment, self.limit, track=track) as journal,
             closing((way or Sweep.one_by_one)(self, planned)) as results,
         ):
             self.records.mkdir(exist_ok=True)

@@ -34,19 +34,24 @@ def name_of(experiment: Experiment) -> str:
 
 
 @contextmanager
-def parent_journal(folder: Path, experiment: Experiment, limit: int | None) -> Iterator[Journal]:
-    """The sweep's journal, new or reopened; its Record is written unless an error cuts the sweep short."""
+def parent_journal(
+    folder: Path, experiment: Experiment, limit: int | None, *, track: bool
+) -> Iterator[Journal]:
+    """The sweep's journal, new or reopened; its Record is written unless an error cuts the sweep short.
+
+    ``track`` says whether the sweep and its runs may be delivered.
+    """
     earlier = load(folder) if folder.exists() else None
     try:
         with Journal.reopen(folder) if earlier else _new(folder, experiment, limit) as journal:
-            journal.set(status="running", ended=None, error=None)
+            journal.set({"status": "running", "ended": None, "error": None, "config.track": track})
             journal.flush()
             end: Row = {"status": "killed"}
             try:
                 yield journal
                 end = {"status": "finished"}
             except NotStartedError:
-                end = {key: getattr(earlier, key, None) for key in ("status", "ended", "error")}
+                end = {key: getattr(earlier, key, None) for key in ("status", "ended", "error", "config")}
                 raise
             except Exception as error:
                 end = {"status": "failed", "error": {"type": type(error).__name__, "message": text_of(error)}}

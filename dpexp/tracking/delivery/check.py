@@ -15,6 +15,7 @@ What the dpexp that delivered it may not have known (``content.may_lack``) may b
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
 from dpexp.tracking.content import additions, content
 from dpexp.tracking.content.samples import MetricSamples, is_system
-from dpexp.tracking.delivery import ledger
+from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.store.store import Store
 
 AGAIN = "deliver it again"
 NEW_RUN = "deliver it into a new MLflow run"
+FORGET = "remove the file: the run is not tracked"
 _SHOWN = 3  # differing names that a problem lists
 
 
@@ -50,7 +52,7 @@ def ledger_problems(folder: Path) -> list[Problem]:
     except OSError as error:
         return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error.strerror}")]
     except ValueError as error:
-        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", AGAIN)]
+        return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error}", _if_damaged(folder))]
     if is_open(journal):
         return []
     found = []
@@ -59,10 +61,22 @@ def ledger_problems(folder: Path) -> list[Problem]:
             found.append(
                 Problem(folder.name, "ledger", f"the journal has lost what was delivered to {store}")
             )
-        elif entry.complete and entry.journal_crc not in ("", now["crc"]):
+        elif entry.complete and entry.journal_crc not in ("", now["crc"]) and _is_tracked(folder):
             what = f"the journal has changed since it was delivered to {store}"
             found.append(Problem(folder.name, "ledger", what, AGAIN))
     return found
+
+
+def _if_damaged(folder: Path) -> str:
+    """How a damaged ledger is repaired: the store of a tracked run knows what it has."""
+    return AGAIN if _is_tracked(folder) else FORGET
+
+
+def _is_tracked(folder: Path) -> bool:
+    try:
+        return permission.is_tracked(folder, load(folder))
+    except JournalError:
+        return True
 
 
 def has_more(folder: Path, entry: LedgerEntry) -> bool:
@@ -105,8 +119,8 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
     if entry is None or not ledger.is_complete(folder, store.name):
         if ledger.is_being_delivered(folder):
             return []
-        is_wanted = entry is not None or record.config.get("track", True)
         what = f"not completely delivered to {store.name}"
+        is_wanted = permission.may_deliver(folder, record, store.name)
         return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []
     found = _active(store, folder, entry)
     if found is None:
@@ -147,7 +161,7 @@ def delete_mlflow_run(store: Store, folder: Path) -> None:
     entry = ledger.read_ledger(folder).get(store.name)
     if entry is not None and _active(store, folder, entry) is not None:
         additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
-    ledger.forget(folder, store.name)
+        ledger.write_entry(folder, store.name, replace(entry, complete=False))
 
 
 def exists(store: Store) -> bool:

@@ -25,7 +25,8 @@ LOCK = ".delivery.lock"
 class LedgerEntry:
     """What one store has of a run.
 
-    ``journal_bytes`` and ``journal_crc`` are those of the journal at a complete delivery.
+    ``journal_bytes`` and ``journal_crc`` are those of the journal at a complete delivery; of another one
+    ``journal_bytes`` is the length when it began.
     """
 
     experiment_id: str
@@ -72,16 +73,7 @@ def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
 
 def write_entry(folder: Path, store: str, entry: LedgerEntry) -> None:
     """Record what a store has; the entries of other stores stay."""
-    _write(folder, read_ledger(folder) | {store: entry})
-
-
-def forget(folder: Path, store: str) -> None:
-    """Record that a store has nothing: the next delivery finds out what it has."""
-    _write(folder, {name: entry for name, entry in read_ledger(folder).items() if name != store})
-
-
-def _write(folder: Path, entries: dict[str, LedgerEntry]) -> None:
-    text = json.dumps(entries, default=vars, indent=1)
+    text = json.dumps(read_ledger(folder) | {store: entry}, default=vars, indent=1)
     write_atomically(folder / LEDGER, seal(text, {_RUN: folder.name} | checksum(folder / JOURNAL)))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from dpexp.record.record import Row
 from dpexp.record.runs.check import Problem, record_problems, repair_record
 from dpexp.tracking.delivery import check
+from dpexp.tracking.delivery.ledger import LEDGER
 from dpexp.tracking.delivery.sync import deliver, is_child
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import Store
@@ -69,5 +70,7 @@ def repair(home: Path, folder: Path, found: list[Problem]) -> None:
     """Write again what derives from the journal, and deliver again what is missing or wrong in the store."""
     repair_record(folder, found)
     repairs = {problem.repair for problem in found}
+    if check.FORGET in repairs:
+        (folder / LEDGER).unlink(missing_ok=True)
     if repairs & {check.AGAIN, check.NEW_RUN}:
         list(deliver(home, [folder], again=True, new_run=check.NEW_RUN in repairs))

@@ -13,20 +13,24 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
 from dpexp.record.runs.index import folders
-from dpexp.tracking.delivery import check, ledger
+from dpexp.tracking.delivery import check, ledger, permission
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
 from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.process.uploader import how_to_deliver
 from dpexp.tracking.store.store import Store
 
 DELIVERY_LOCK_TIMEOUT_S = 60.0
 SKIPPED = "skipped"
 NOT_DELIVERED = "not delivered"
+NOT_TRACKED = "not tracked"
 
 
 @dataclass(frozen=True)
 class DeliveryResult:
-    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped`` or ``not delivered``.
+    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped``, ``not delivered``.
+
+    Or ``not tracked``: the user has kept it off the store.
 
     A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it, or it has
     lost what the store has.
@@ -43,13 +47,13 @@ class DeliveryResult:
 
 
 def undelivered(home: Path) -> list[Path]:
-    """The runs with tracking that are not complete in this environment's store."""
-    return [folder for folder in _incomplete(home) if _is_tracked(folder)]
+    """The runs that may be delivered, and are not complete in this environment's store."""
+    return [folder for folder in _incomplete(home) if _may_deliver(home, folder)]
 
 
 def untracked(home: Path) -> list[Path]:
     """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
-    return [folder for folder in _incomplete(home) if _has_journal(folder) and not _is_tracked(folder)]
+    return [each for each in _incomplete(home) if _has_journal(each) and not _may_deliver(home, each)]
 
 
 def _incomplete(home: Path) -> list[Path]:
@@ -61,7 +65,11 @@ def dead(home: Path) -> list[Path]:
     """The runs whose process died: without a Record, or perhaps still running in the store."""
     store = Store.from_environment(home).name
     ended = [folder for folder in folders(home / "runs") if _has_ended(folder)]
-    return [folder for folder in ended if not _has_record(folder) or _is_partial(folder, store)]
+    return [
+        folder
+        for folder in ended
+        if not _has_record(folder) or (_is_partial(folder, store) and _may_deliver(home, folder))
+    ]
 
 
 def lost(home: Path) -> list[Path]:
@@ -102,10 +110,11 @@ def _sweep_of(folder: Path) -> Path | None:
 
 
 def deliver(
-    home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False
+    home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False, named: bool = False
 ) -> Iterator[DeliveryResult]:
     """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
 
+    Runs that are not tracked are delivered only where the user has ``named`` these (see ``permission``).
     Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
     """
     store = Store.from_environment(home)
@@ -123,6 +132,9 @@ def deliver(
             closed = close(folder) if not _has_record(folder) else None
             if closed is not None and not closed.is_well:
                 yield closed
+                continue
+            if not named and not _may_deliver(home, folder):
+                yield DeliveryResult(folder.name, NOT_TRACKED, f"{how_to_deliver(folder.name)} delivers it")
                 continue
             with private_files():
                 store.open()
@@ -153,9 +165,8 @@ def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> Delivery
                 check.delete_mlflow_run(store, folder)
             if not again and ledger.is_complete(folder, store.name):
                 return DeliveryResult(folder.name, "already")
-            return DeliveryResult(
-                folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message
-            )
+            upload = Upload(store, folder / JOURNAL, named=True)  # `deliver` has asked for permission
+            return DeliveryResult(folder.name, "delivered", upload.complete().message)
     except (DeliveryLockedError, StoreError, JournalError) as error:
         return DeliveryResult(folder.name, NOT_DELIVERED, str(error))
     except Exception as error:  # any store, any driver
@@ -190,9 +201,9 @@ def _is_partial(folder: Path, store: str) -> bool:
     return store in ledger.read_ledger(folder) and not ledger.is_complete(folder, store)
 
 
-def _is_tracked(folder: Path) -> bool:
-    """False for runs with ``--no-track``; True for a journal that cannot be read, so that it is reported."""
+def _may_deliver(home: Path, folder: Path) -> bool:
+    """Whether this environment's store may get a run; True of one that cannot be read, which is reported."""
     try:
-        return bool(load(folder).config.get("track", True))
-    except JournalError:
+        return permission.may_deliver(folder, load(folder), Store.from_environment(home).name)
+    except (OSError, JournalError):
         return _has_journal(folder)

@@ -21,7 +21,7 @@ from dpexp.record.view import RecordView
 from dpexp.tracking.content import additions, content, speed_ups
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.content.samples import MetricSamples
-from dpexp.tracking.delivery import ledger
+from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.errors import StoreError
@@ -36,14 +36,16 @@ PARENT_LOCK_TIMEOUT_S = 30.0
 class Upload:
     """One run into one store. ``fresh`` promises that the store cannot have the run yet.
 
+    A run that is not tracked is delivered only where the user has ``named`` it (see ``permission``).
     Every method may raise what the store raises; the next call then continues where the store says.
     """
 
-    def __init__(self, store: Store, journal: Path, *, fresh: bool = False) -> None:
+    def __init__(self, store: Store, journal: Path, *, fresh: bool = False, named: bool = False) -> None:
         self.store = store
         self.journal = journal
         self.folder = journal.parent
         self._may_exist = not fresh or store.is_remote
+        self._named = named
         self._samples = MetricSamples(self.folder)
         self._run: MlflowRun | None = None
         self._forget()
@@ -58,6 +60,12 @@ class Upload:
     @property
     def _record(self) -> Record:
         return self._samples.record
+
+    def is_permitted(self) -> bool:
+        """Whether the store may get this run."""
+        if not self._record.run_id:
+            self._read()
+        return self._named or permission.may_deliver(self.folder, self._record, self.store.name)
 
     def advance(self) -> None:
         """Deliver what the journal holds and the store does not."""
@@ -80,10 +88,13 @@ class Upload:
         return bool(batch)
 
     def attach(self) -> MlflowRun:
-        """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store."""
-        if not self._record.run_id:
-            self._read()
+        """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store.
+
+        Raises StoreError for a run that is kept off the store.
+        """
         if self._run is None:
+            if not self.is_permitted():
+                raise StoreError(f"run {self.folder.name} is not tracked: nothing is delivered")
             self._run = self._from_ledger() or self._search() or self._create()
         if self._in_doubt:
             found = self.store.active_run(self._run.run_id, self._record.run_id)
@@ -136,7 +147,8 @@ class Upload:
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         run = MlflowRun(self.store, experiment, str(created.info.run_id))
         run = self._search() or run  # another machine's, or that of a call that seemed to fail
-        ledger.write_entry(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
+        entry = LedgerEntry(experiment, run.run_id, journal_bytes=self.journal.stat().st_size)
+        ledger.write_entry(self.folder, self.store.name, entry)
         run.write_config(record)
         return run
 
@@ -144,12 +156,16 @@ class Upload:
         return self.store.experiment_id(names.fitted(self._record.experiment, "dpexp"))
 
     def _parent(self) -> MlflowRun | None:
-        """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet."""
+        """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet.
+
+        None where the sweep is kept off the store.
+        """
         parent = ledger.parent_folder(self.folder, self._record)
         if parent is None or not (parent / JOURNAL).exists():
             return None
+        upload = Upload(self.store, parent / JOURNAL)
         with ledger.delivery_lock(parent, PARENT_LOCK_TIMEOUT_S):
-            return Upload(self.store, parent / JOURNAL).attach()
+            return upload.attach() if upload.is_permitted() else None
 
     def mark_running(self) -> None:
         """Set a resumed run's status back to running."""

@@ -84,7 +84,8 @@ def test_a_damaged_journal_is_delivered_as_its_fold(home: Path, uri: str, damage
     }
     journal.path.write_bytes(b"".join(damaged[damage]))
     finish(journal.path)
-    (result,) = sync.deliver(home, [journal.folder])
+    is_headless = damage == "headless"  # nothing says that it was tracked
+    (result,) = sync.deliver(home, [journal.folder], named=is_headless)
     assert result.state == "delivered", result.message
     assert {kind for kind, _ in checked(home, journal.folder)} == {"journal"}
     data = only_run(uri, damage).data
