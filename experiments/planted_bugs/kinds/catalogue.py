@@ -19,6 +19,9 @@ KINDS = (
 )
 """The files, each with the bugs of one kind."""
 
+RIGHT = ("right_models", "right_layouts")
+"""The files with models and layouts that are right."""
+
 SHORT = {
     "batch_size": 10,
     "data": "random:samples=34",
@@ -74,6 +77,11 @@ class Case:
 _FOUND = []
 
 
+def right(*over, model="Net", refusal="", **options):
+    """Run the model class, or the function, that follows over these layouts: it is right in them."""
+    return bug(*over, model=model, refusal=refusal, **options)
+
+
 def bug(*over, model="Net", refusal="", name="", **options):
     """Run the function ``(model)``, or the model class, that follows over these layouts, with these options."""
 
@@ -87,7 +95,7 @@ def bug(*over, model="Net", refusal="", name="", **options):
                     each,
                     inspect.getdoc(planted).splitlines()[0],
                     refusal,
-                    _options(each, kind, name or planted.__name__, model) | options,
+                    _options(each, planted, name, model) | options,
                 )
             )
         return planted
@@ -95,7 +103,10 @@ def bug(*over, model="Net", refusal="", name="", **options):
     return register
 
 
-def _options(over, kind, name, model):
+def _options(over, planted, name, model):
+    kind, name = planted.__module__, name or planted.__name__
+    if over in CUSTOM and isinstance(planted, type):
+        kind, name, model = "right_layouts", "nothing", f"{kind}.{name}"
     if over in CUSTOM:
         layout = f"{HERE / 'over.py'}:{over}:bug={kind}.{name}"
         return SHORT | {"strategy": "custom", "layout": layout, "model": _model(model)} | CUSTOM[over]
@@ -111,6 +122,6 @@ def _model(name):
 def cases():
     """All cases, in the order of kinds and files."""
     _FOUND.clear()
-    for kind in KINDS:
+    for kind in (*KINDS, *RIGHT):
         import_module(kind)
     return list(_FOUND)
