@@ -181,8 +181,11 @@ def is_own_tag(key: str) -> bool:
 
 
 def params(record: Record) -> dict[str, str]:
-    """The flat config as text, at full length."""
-    return {key: _text(value) for key, value in record.config.items()}
+    """The flat config as text, at full length.
+
+    Without ``resume``: MLflow changes no param, and the run that a resumed one continues had none.
+    """
+    return {key: _text(value) for key, value in record.config.items() if key != "resume"}
 
 
 def tags(record: Record) -> dict[str, str]:

@@ -113,7 +113,7 @@ def delivery_lock(folder: Path, timeout_s: float) -> Iterator[None]:
 
 
 def is_being_delivered(folder: Path) -> bool:
-    """Whether a process is delivering the run: its uploader draws figures after the run has ended."""
+    """Whether a process is delivering the run: its uploader may, after the run has ended."""
     if not (folder / LOCK).exists():
         return False
     try:

@@ -64,6 +64,12 @@ class MlflowRun:
             if content.is_own_metric(view.record, key)
         )
 
+    def has_other_params(self, record: Record) -> bool:
+        """Whether the store has a param with another value: a resumed run may have changed it."""
+        expected, _ = content.fit(content.params(record), content.MAX_PARAM)
+        stored = self.store.client.get_run(self.run_id).data.params
+        return any(stored.get(key, value) != value for key, value in expected.items())
+
     def _summary(self) -> dict[str, float]:
         metrics = self.store.client.get_run(self.run_id).data.metrics
         return {key: value for key, value in metrics.items() if content.is_of_summary(key)}

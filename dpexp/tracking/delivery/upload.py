@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dpexp.config import names
 from dpexp.record.journal.fold import load, load_closed
-from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, is_open
+from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, SWEEP_STRATEGY, is_open
 from dpexp.record.journal.seal import checksum
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -200,13 +200,14 @@ class Upload:
         ledger.write_entry(self.folder, self.store.name, entry)
         return problems
 
-    def _without_other_summary(self, run: MlflowRun, view: RecordView) -> MlflowRun:
-        """The run, rebuilt if it has the summary of an earlier end, after which the run was resumed.
+    def _without_other_end(self, run: MlflowRun, view: RecordView) -> MlflowRun:
+        """The run, rebuilt if it has params or the summary of an earlier end, after which it was resumed.
 
-        A sweep without steps keeps its MLflow run, which is the parent of others.
+        A sweep keeps its MLflow run, which is the parent of others.
         """
-        has_steps = any(content.series(view.record).values())
-        if not has_steps or self._is_behind or not run.has_other_summary(view):
+        if view.record.strategy == SWEEP_STRATEGY or self._is_behind:
+            return run
+        if not run.has_other_params(view.record) and not run.has_other_summary(view):
             return run
         self.rebuild()
         self.advance()
@@ -223,7 +224,7 @@ class Upload:
         record = load_closed(self.folder)
         view = RecordView(record)
         self.advance()
-        run = self._without_other_summary(self.attach(), view)
+        run = self._without_other_end(self.attach(), view)
         run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
         run.write_summary(view)
         self.store.write_view(run.experiment_id)

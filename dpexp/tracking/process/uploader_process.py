@@ -5,7 +5,10 @@
     warm up    import mlflow, check the store        a thread reads the command pipe meanwhile
     wait       until a run opens
     deliver    after every command, or every 2 s
-    finish     the last points and the end of the MLflow run; send the Delivery; then the figures
+    finish     the last points, the end of the MLflow run, the figures; then send the Delivery
+
+A process cannot raise its priority again, but each thread has its own: beside the run a thread works at a low
+one; ``finish``, for which the main process waits, is done by another at the usual one.
 
 A store that does not answer is retried while the run is in progress, and once more at its end. When the main
 process dies, the journal shows how far it came; the MLflow run then ends as FAILED or KILLED.
@@ -20,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpexp.config.process import home
@@ -39,6 +43,7 @@ from dpexp.tracking.store.store import Store
 FLUSH_INTERVAL_S = 2.0
 _GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
 RETRY_INTERVAL_S = 10.0
+_NICENESS = 10  # of what works beside the run
 
 
 class CommandPipe:
@@ -54,6 +59,7 @@ class CommandPipe:
         threading.Thread(target=self._read, daemon=True, name="commands").start()
 
     def _read(self) -> None:
+        os.nice(_NICENESS)
         try:
             for line in self._lines():
                 command: Row = json.loads(line)
@@ -107,42 +113,46 @@ class UploaderProcess:
 
     def run(self) -> None:
         """Deliver until the run has ended; return at once if none began."""
+        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICENESS,)) as beside_run:
+            journal = beside_run.submit(self._wait_for_run).result()
+            if journal is None:
+                return
+            try:
+                # The uploader of the process that this one resumes may still be delivering.
+                with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
+                    beside_run.submit(self._follow, journal).result()
+                    self._complete(journal)
+            except DeliveryLockedError as error:
+                self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
+
+    def _wait_for_run(self) -> Path | None:
+        """Import mlflow, and return the journal of the run; None if none begins."""
         with contextlib.suppress(StoreError):  # if it lasts, the delivery reports it
             self._store.warm_up()
         while self._pipe.journal is None and not self._pipe.closed:
             self._pipe.wait()
-        journal = self._pipe.journal
-        if journal is None:
-            return
-        try:
-            # The uploader of the process that this one resumes may still be delivering.
-            with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
-                self._deliver(journal)
-        except DeliveryLockedError as error:
-            self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
+        return self._pipe.journal
 
-    def _deliver(self, journal: Path) -> None:
+    def _follow(self, journal: Path) -> None:
+        """Deliver what the run writes, until it ends."""
         while not self._pipe.closed:
             self._advance(journal)
             self._pipe.wait()
         if self._pipe.sampler is not None:
             self._pipe.sampler.stop()
+
+    def _complete(self, journal: Path) -> None:
+        """Deliver the rest, and report the delivery."""
         # The main process may release the journal's lock after it closes the pipe.
         deadline = time.monotonic() + _GRACE_S
         while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
             time.sleep(0.02)
         try:
-            self._send(self._open_upload(journal).facts())
+            self._send(self._open_upload(journal).complete())
         except Exception as error:  # any store, any driver
             _log(journal, traceback.format_exc())
             command = how_to_deliver(journal.parent.name)
             self._send(Delivery(False, f"not delivered: {short_message(error)}; deliver it with: {command}"))
-            return
-        try:
-            for problem in self._open_upload(journal).figures():
-                _log(journal, problem)
-        except Exception:  # as above; `runs.py sync` retries
-            _log(journal, traceback.format_exc())
 
     def _advance(self, journal: Path) -> None:
         if time.monotonic() < self._retry_at:
@@ -170,7 +180,6 @@ def _log(journal: Path, text: str) -> None:
 
 def main(parent: str) -> None:
     """Deliver, and exit without the exit handlers of libraries."""
-    os.nice(10)
     results = os.dup(1)
     os.dup2(2, 1)  # what libraries print does not reach the main process
     sys.stdout = sys.stderr

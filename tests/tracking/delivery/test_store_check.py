@@ -124,6 +124,28 @@ def test_a_byte_that_flips_before_a_late_delivery_is_named_in_the_store(home: Pa
     assert {kind for kind, _ in checked(home, path.parent)} == {"journal"}
 
 
+@pytest.mark.parametrize("changes", [{}, {"virtual": 4}], ids=["alike", "on other devices"])
+def test_a_resumed_run_is_in_the_store_as_its_record_says(
+    home: Path, uri: str, changes: dict[str, int]
+) -> None:
+    run_id = f"again-{len(changes)}"
+    config = {"strategy": "hybrid", "virtual": 2, "snapshot_every": 10, "resume": None}
+    journal = journals.begin(home / "runs", run_id, config=config)
+    journals.step(journal, 0, 20)
+    finish(journals.end(journal, "killed"))
+    list(sync.deliver(home, [journal.folder]))
+    before = only_run(uri, run_id).info.run_id
+    with Journal.reopen(journal.folder) as again:
+        again.set(config=config | changes | {"resume": run_id})
+        journals.step(again, 20, 20)
+        journals.end(again)
+    finish(journal.path)
+    list(sync.deliver(home, [journal.folder]))
+    assert checked(home, journal.folder) == []
+    assert only_run(uri, run_id).data.params["virtual"] == str(4 if changes else 2)
+    assert (only_run(uri, run_id).info.run_id == before) is not bool(changes)
+
+
 @pytest.mark.parametrize("name", ["record.json", "delivery.json"])
 def test_the_store_stays_as_it_is_where_a_derived_file_has_no_seal(home: Path, uri: str, name: str) -> None:
     run_id = f"unsealed-{name[:-5]}"

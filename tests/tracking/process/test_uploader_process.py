@@ -8,20 +8,24 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import needs
 import pytest
 from command_lines import ROOT, script
-from mlflow_reader import everything, history, only_run
+from mlflow_reader import artifact_folder, everything, history, only_run
 from tracking_processes import Driver, drive, wait_until
 
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.tracking.delivery import ledger, repair
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
+
+FIGURES = {"phases.png", "timeline.png", "timeline.html", "layout.png", "trace.json"}
 
 
 @pytest.fixture
@@ -86,6 +90,27 @@ def test_however_a_run_dies_it_ends_in_mlflow(
     found = everything(uri, driver.run_id)
     assert found["status"] == status.upper()
     assert found["times"][1] is not None
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """Other work on both cores."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.usefixtures("home_with_store", "busy_cores")
+def test_a_run_that_ends_with_0_is_in_the_store_at_that_moment(dpexp_home: Path, uri: str) -> None:
+    for _ in range(4):
+        driver = drive("finish")
+        assert driver.delivery()["complete"]
+        folder = dpexp_home / "runs" / driver.run_id
+        assert ledger.is_complete(folder, uri)
+        assert repair.run_problems(dpexp_home, folder, with_store=True) == []
+        assert {path.name for path in artifact_folder(only_run(uri, driver.run_id)).iterdir()} >= FIGURES
 
 
 @pytest.mark.usefixtures("home_with_store")
