@@ -125,6 +125,7 @@ def run_app(app: typer.Typer) -> None:
 def buffer_stdout() -> None:
     """Give stdout a buffer where it has none: under ``python -u``, with which torchrun starts its ranks.
 
+    A character that its encoding lacks, as a path may have, is escaped, as on stderr.
     Without one, Python ignores that a pipe took only the first part of a long text, and loses the rest.
     """
     raw = getattr(sys.stdout, "buffer", None)
@@ -132,6 +133,8 @@ def buffer_stdout() -> None:
         os.set_blocking(raw.fileno(), True)
         buffer = io.BufferedWriter(raw)
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def leave_deleted_folder() -> None:

@@ -5,12 +5,12 @@ file repeats its numbers, and a changed byte is one damaged line.
 """
 
 import contextlib
-import json
 import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpexp.record import json_text
 from dpexp.record.record import Row
 
 _LATEST_MS = 250_000_000_000_000
@@ -112,7 +112,7 @@ def decode_line(line: bytes) -> Row:
     if crc != b'%08x"}\n' % zlib.crc32(body):
         raise ValueError("its checksum differs, the line is lost")
     try:
-        entry = json.loads(body + b"}")
+        entry = json_text.loads(body + b"}")
     except RecursionError:
         raise ValueError("nested too deeply, the line is lost") from None
     if not isinstance(entry, dict):

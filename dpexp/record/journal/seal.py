@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.process import command
+from dpexp.record import json_text
 
 MADE_FROM, CRC = "made_from", "crc"
 _MARK = b',\n "crc": "'
@@ -58,7 +59,7 @@ def unseal(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises ValueError for a file that has changed, or that has no seal: nothing says what it was made from.
     """
-    data = json.loads(content)
+    data = json_text.loads(content)
     if not isinstance(data, dict):
         raise ValueError("not an object")
     if not is_sealed(content):

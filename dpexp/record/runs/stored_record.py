@@ -7,10 +7,10 @@ length: that it is still the same.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
+from dpexp.record import json_text
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.record.journal.seal import changed, made_from
@@ -78,11 +78,11 @@ class RecordReader:
             key, _, value = part.partition(b'": ')
             if key in _SHARED:
                 if value not in self._shared:
-                    self._shared[value] = json.loads(value)
+                    self._shared[value] = json_text.loads(value)
                 found[key.decode()] = self._shared[value]
             elif key in KEYS:
                 others.append(part.removesuffix(b"\n}\n"))
         if any(spelled in part for part in others for spelled in _SPELLED):
             return {}
-        found |= json.loads(b'{"' + b',"'.join(others) + b"}")
+        found |= json_text.loads(b'{"' + b',"'.join(others) + b"}")
         return found if "schema" in found else {}

@@ -1,13 +1,13 @@
 """The Records of an experiment's runs as files: ``CELL.rN.json`` of cell CELL in round N, ``sweep.json``."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
+from dpexp.record import json_text
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 
@@ -88,7 +88,7 @@ def read_record(path: Path) -> Record:
 
 def parse_record(text: str | bytes) -> Record:
     """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
-    data = json.loads(text)
+    data = json_text.loads(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     if not isinstance(data, dict) or "run_id" not in data:
         raise ValueError("it has no run_id")
     return Record.from_dict(data)
