@@ -54,10 +54,16 @@ def sync(
 
 
 def reap() -> None:
-    """Close the runs whose process died: write their Record and end their MLflow run."""
+    """Close the runs whose process died: write their Record and end their MLflow run.
+
+    What killed processes left in the folders of runs and snapshots is removed.
+    """
+    from dpexp.record.journal.leftovers import remove_leftovers
+    from dpexp.record.runs import index
     from dpexp.tracking.delivery import sync
 
-    runs_folder()
+    for folder in (*index.folders(runs_folder()), *index.folders(home() / "snapshots")):
+        remove_leftovers(folder)
     dead = sync.dead(home())
     closed = {folder: sync.close(folder) for folder in dead}
     for result in closed.values():

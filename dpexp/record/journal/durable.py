@@ -5,14 +5,19 @@ for a group that shares a home, the umask decides.
 """
 
 import contextlib
+import fcntl
 import os
+import re
+import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from dpexp.record.record import JournalError
 
 _SHARED = "DPEXP_SHARED"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def is_shared() -> bool:
@@ -96,18 +101,52 @@ def write_atomically(path: Path, content: bytes, *, private: bool = True) -> Non
     """Write to a temporary file, sync, rename: a reader sees the old content or the new, never a part.
 
     A file outside of DPEXP_HOME is not ``private``. Raises OSError, and leaves no temporary file behind.
+    That of a killed process is no longer locked: ``remove_temporary`` removes it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb", opener=private_opener if private else None) as file:
+    temporary, opened = _temporary(path, private)
+    with opened as file:
+        try:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
+
+
+def _temporary(path: Path, private: bool) -> tuple[Path, BinaryIO]:
+    """A new file beside ``path``, locked: no one can guess its name, and no link there is followed."""
+    mode = 0o600 if private and not is_shared() else 0o666
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        file = os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb")
+        if _is_locked(file) and temporary.exists():
+            return temporary, file
+        file.close()
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    """Lock a new file; False where ``remove_temporary`` was faster. A disk without locks keeps all."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
+
+
+def remove_temporary(folder: Path, names: Iterable[str]) -> None:
+    """Remove the files of these names that ``write_atomically`` made, and whose writers have died."""
+    for name in filter(_TEMPORARY.fullmatch, names):
+        gone = contextlib.suppress(OSError)  # its writer lives, or has just ended; or it is another user's
+        with gone, open(folder / name, "rb", opener=_without_following) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / name).unlink()
+
+
+def _without_following(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.journal.kept import keep, lost_bytes
+from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, read_derived, seal, warn_of
 from dpexp.record.record import JournalError, Record
@@ -60,11 +61,12 @@ def _without_entries(reader: JournalReader, record: Record) -> str:
 
 
 def finish(journal: Path) -> Record:
-    """Fold the journal, write the Record beside it, and return it.
+    """Fold the journal, write the Record beside it, and return it; remove what killed processes left there.
 
     If it cannot be written, for example on a full disk, the Record's ``damage`` holds the error.
     """
     record = fold(journal)
+    remove_leftovers(journal.parent)
     try:
         made_from = checksum(journal)
         keep(journal.with_name(RECORD), record.run_id, made_from["bytes"], is_damaged=bool(record.damage))

@@ -78,6 +78,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         keep(folder / RECORD, folder.name, journal.path.stat().st_size)
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
+        with contextlib.suppress(OSError):  # the disk is full: what can be written still is
+            _reserve(folder)
         (folder / RECORD).unlink(missing_ok=True)
         return journal
 
@@ -210,8 +212,7 @@ def _create(runs: Path, folder: Path) -> Any:
         make_folder(folder)
         file = open(folder / JOURNAL, "xb", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
         _lock(file)
-        with open(folder / RESERVE, "wb", opener=private_opener) as reserve:
-            reserve.write(b"\0" * RESERVED_BYTES)
+        _reserve(folder)
         sync_folder(folder)
         sync_folder(runs)
     except FileExistsError:
@@ -221,6 +222,12 @@ def _create(runs: Path, folder: Path) -> Any:
             f"cannot write a journal at {folder}: {error.strerror}; DPEXP_HOME is the folder of the runs"
         ) from error
     return file
+
+
+def _reserve(folder: Path) -> None:
+    """Keep room on the disk for the last lines. Raises OSError."""
+    with open(folder / RESERVE, "wb", opener=private_opener) as reserve:
+        reserve.write(b"\0" * RESERVED_BYTES)
 
 
 def _open_locked(path: Path) -> Any:

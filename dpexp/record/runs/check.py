@@ -9,6 +9,7 @@ from typing import Any
 
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.record import JournalError
 
@@ -30,11 +31,15 @@ class Problem:
 
 
 def record_problems(folder: Path) -> list[Problem]:
-    """What is wrong with the files of a run that has ended; empty for a running one."""
+    """What is wrong with the files of a run that has ended; empty for a running one.
+
+    What killed processes left in its folder is removed.
+    """
     journal = folder / JOURNAL
     try:
         if is_open(journal):
             return []
+        remove_leftovers(folder)
         record = fold(journal)
     except OSError as error:
         return [Problem(folder.name, "journal", f"{JOURNAL}: {error.strerror}")]

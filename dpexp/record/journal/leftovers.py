@@ -1,0 +1,20 @@
+"""Leftovers: what a process that was killed left in a run's folder, and that no process uses any more."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from dpexp.record.journal.durable import remove_temporary
+from dpexp.record.journal.journal import JOURNAL, RESERVE, is_open
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of writers that have died, and the reserved file of a run that has ended.
+
+    What cannot be removed, as in a folder of another user, stays.
+    """
+    for path, _, names in os.walk(folder):
+        remove_temporary(Path(path), names)
+    with contextlib.suppress(OSError):
+        if not is_open(folder / JOURNAL):
+            (folder / RESERVE).unlink(missing_ok=True)
