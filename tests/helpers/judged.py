@@ -55,14 +55,15 @@ FOR_SPARSE = ("sgd", "adam", "adagrad", "rowwise_adagrad")
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
-    "loss": ("mse", "l1", "sum", "classes", "tokens", "weighted", "inside"),
+    "loss": ("mse", "huber", "sum", "l1 sum", "classes", "tokens", "weighted", "inside"),
     "accumulate": (1, 2),
     "clip_norm": (None, 0.05, 1e6),
     "warmup": (0, 3),
 }
 LOSSES: dict[str, dict[str, str]] = {
-    "l1": {"loss": "l1"},
+    "huber": {"loss": "huber:delta=0.3"},
     "sum": {"reduction": "sum"},
+    "l1 sum": {"loss": "l1", "reduction": "sum"},
     "tokens": {"reduction": "tokens"},
     "weighted": {"loss": f"{FILE}:weighted"},
     "inside": {"reduction": "tokens"},

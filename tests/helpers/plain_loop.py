@@ -16,7 +16,7 @@ from torch.nn import functional
 SAMPLES, BATCH, IDS, CLASSES, IGNORED = 23, 11, 9, 3, -100
 """Batches of 11, 11 and 1 rows: over devices or ranks they are uneven, and of the last some have none."""
 STEPS = 7
-BY_NUMBERS = ("mse", "l1", "sum")
+BY_NUMBERS = ("mse", "huber", "sum", "l1 sum")
 """The losses whose labels are numbers, and not classes."""
 _WEIGHTS = torch.tensor([1.0, 2.0, 0.25])
 
@@ -87,7 +87,7 @@ class Training:
     @property
     def lr(self) -> float:
         """A sum has a larger gradient than a mean, to which two optimizers keep in proportion."""
-        of_sum = self.loss == "sum" and self.optimizer in ("sgd", "momentum")
+        of_sum = "sum" in self.loss and self.optimizer in ("sgd", "momentum")
         return OPTIMIZERS[self.optimizer].lr / (60 if of_sum else 1)
 
 
@@ -99,22 +99,26 @@ class Rate:
     lr: float
     options: str = ""
 
-    def optimizer(self, parameters: list[nn.Parameter], lr: float) -> Any:
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options by name."""
         pairs = (entry.split("=") for entry in self.options.split(",") if entry)
-        options = {key: True if value == "True" else float(value) for key, value in pairs}
-        return self.make(parameters, lr=lr, **options)
+        return {key: True if value == "True" else float(value) for key, value in pairs}
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: float) -> Any:
+        return self.make(parameters, lr=lr, **self.values)
 
 
 OPTIMIZERS = {
     "sgd": Rate(optim.SGD, 0.3),
     "momentum": Rate(optim.SGD, 0.1, "momentum=0.7,nesterov=True,weight_decay=0.1"),
-    "adam": Rate(optim.Adam, 0.05),
+    "adam": Rate(optim.Adam, 0.05, "eps=0.01"),
     "adamw": Rate(optim.AdamW, 0.05, "weight_decay=0.1,amsgrad=True"),
     "adamax": Rate(optim.Adamax, 0.05),
     "nadam": Rate(optim.NAdam, 0.05),
     "radam": Rate(optim.RAdam, 0.5),
-    "adagrad": Rate(optim.Adagrad, 0.2),
-    "rowwise_adagrad": Rate(optim.Adagrad, 0.2),
+    "adagrad": Rate(optim.Adagrad, 0.2, "initial_accumulator_value=0.1,eps=0.1"),
+    "rowwise_adagrad": Rate(optim.Adagrad, 0.2, "initial_accumulator_value=0.1,eps=0.1"),
     "adadelta": Rate(optim.Adadelta, 2.0),
     "rmsprop": Rate(optim.RMSprop, 0.02),
 }
@@ -125,7 +129,10 @@ class Table:
 
     def __init__(self, table: nn.Parameter, rule: str, lr: float) -> None:
         self.table, self.rule, self.lr, self.steps = table, rule, lr, 0
-        self.sums, self.mean, self.square = (torch.zeros_like(table.detach()) for _ in range(3))
+        options = OPTIMIZERS[rule].values
+        self.eps = options["eps"]
+        self.sums = torch.full_like(table.detach(), options.get("initial_accumulator_value", 0.0))
+        self.mean, self.square = torch.zeros_like(table.detach()), torch.zeros_like(table.detach())
 
     def step(self, rows: Tensor) -> None:
         """One step; ``rows`` are the ids that the batches looked up."""
@@ -139,20 +146,21 @@ class Table:
     def _direction(self, row: int, gradient: Tensor) -> Tensor:
         if self.rule == "rowwise_adagrad":
             self.sums[row] += gradient.square().mean()
-            return gradient / (self.sums[row].sqrt() + 1e-10)
+            return gradient / (self.sums[row].sqrt() + self.eps)
         self.mean[row] = 0.9 * self.mean[row] + 0.1 * gradient
         self.square[row] = 0.999 * self.square[row] + 0.001 * gradient.square()
         first, second = 1 - 0.9**self.steps, 1 - 0.999**self.steps
-        root: Tensor = (self.square[row] / second).sqrt() + 1e-8 / second**0.5
+        root: Tensor = (self.square[row] / second).sqrt() + self.eps / second**0.5
         return self.mean[row] / first / root
 
 
 def loss_of(kind: str, scores: Tensor, labels: Tensor) -> Tensor:
     """The loss of a whole batch."""
-    if kind in ("mse", "l1"):
-        return (scores - labels).square().mean() if kind == "mse" else (scores - labels).abs().mean()
-    if kind == "sum":
-        return (scores - labels).square().sum()
+    if kind in BY_NUMBERS:
+        apart = (scores - labels).abs()
+        huber = torch.where(apart < 0.3, apart.square() / 2, 0.3 * (apart - 0.15))
+        losses = {"mse": apart.square(), "sum": apart.square(), "l1 sum": apart, "huber": huber}[kind]
+        return losses.sum() if "sum" in kind else losses.mean()
     if kind == "weighted":
         return weighted(scores, labels)
     total, rows = scores.new_zeros(()), scores.new_zeros(())
