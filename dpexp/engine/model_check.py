@@ -61,6 +61,30 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     )
 
 
+def check_not_scripted(model: nn.Module) -> None:
+    """Raises ConfigError for a module of TorchScript, which takes no hooks and no wrapped submodules."""
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if names:
+        where = "the model" if "" in names else listed(names)
+        raise ConfigError(
+            f"{where} was made by torch.jit.script or torch.jit.trace, and no layout can change it: give the "
+            "nn.Module that it was made from; --compile compiles it"
+        )
+
+
+def turn_off_cache(model: nn.Module) -> str:
+    """Set ``use_cache`` in the config of a decoder of Hugging Face to False; returns a note if it was True.
+
+    The keys and values of earlier tokens are for generation. In training they are one more output, an object
+    that replicas cannot join and that layers on different devices share.
+    """
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    found = [config for config in configs if getattr(config, "use_cache", False) is True]
+    for config in found:
+        config.use_cache = False  # type: ignore[union-attr]
+    return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
+
+
 def check_sync_batch_norm(model: nn.Module, batch_size: int, samples: int, dp_size: int) -> None:
     """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows."""
     names = synchronized(model)

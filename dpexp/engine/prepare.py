@@ -20,7 +20,14 @@ from dpexp.distributed.device_selection import DeviceSelection
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.world import World
 from dpexp.engine.facts.references import factories
-from dpexp.engine.model_check import check_model, check_not_wrapped, check_sync_batch_norm, try_one_batch
+from dpexp.engine.model_check import (
+    check_model,
+    check_not_scripted,
+    check_not_wrapped,
+    check_sync_batch_norm,
+    try_one_batch,
+    turn_off_cache,
+)
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
@@ -142,6 +149,8 @@ def prepare(
     if group.members and not any(device.type == "cuda" for device in selection.used):
         on_host_ranks(model)
     check_not_wrapped(model)
+    check_not_scripted(model)
+    cache_note = turn_off_cache(model)
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = source.dataset(model, config.seed).to(dtype)
@@ -157,7 +166,7 @@ def prepare(
     if one_batch:
         first, trains = next(prepared.batches(0)), not config.eval
         note = try_one_batch(model, dataset, first, strategy, trains=trains, autocast=config.autocast)
-        prepared.note = "; ".join(filter(None, (source.note, note)))
+        prepared.note = "; ".join(filter(None, (source.note, note, cache_note)))
     return prepared
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dpexp import devices
+from dpexp.config.alike import listed
 from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
@@ -43,6 +44,9 @@ class Trainer:
         self.optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
         self._autocast = devices.autocast(placed.output_device, autocast)
         self._trained = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
+        self._frozen = {
+            name: each for name, each in named_parameters(placed.module).items() if not each.requires_grad
+        }
         if optimizer is None:
             placed.module.eval()
         self._update = self.update if self.optimizers is not None else None
@@ -54,10 +58,20 @@ class Trainer:
     def update(self) -> None:
         """The optimizers' step, unless they are to accumulate further gradients."""
         assert self.optimizers is not None
+        self._check_frozen()
         if self._must_train and all(parameter.grad is None for parameter in self._trained):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
         if self.optimizers.step():
             self.clear()
+
+    def _check_frozen(self) -> None:
+        """Raises RuntimeError where a parameter has begun to require a gradient."""
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise RuntimeError(
+                f"{listed(thawed)}: frozen when training began, and now requiring a gradient. Optimizer and "
+                "layout were made without them and would not train them: unfreeze them before the run"
+            )
 
     def clear(self) -> None:
         """Remove all gradients; ``zero_grad`` does the same, and opens a profiler's span around it."""

@@ -21,6 +21,7 @@ from dpexp.tracking.content.content import MAX_TAG, fit, tags
 USER = HELPERS / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
 HOST = ["--devices", "cpu"]
+THAWED = ("first.weight, first.bias: frozen when training began", "unfreeze them before the run")
 STATUS = {0: "finished", 1: "failed"}
 
 
@@ -193,6 +194,11 @@ MODELS = [
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
     bad("whole --model $user:Wrapped", "has block2 in nn.DataParallel", "block --block block2"),
     bad("single --model $user:wrapped", "is an nn.DataParallel", "whole puts it in DataParallel"),
+    bad("whole --model $user:scripted", "the model was made by torch.jit.script", "give the nn.Module"),
+    bad("block --model $user:with_scripted_part", "second was made by torch.jit.script"),
+    bad("fsdp --model $user:SparseTable", "those of table are sparse: make them with sparse=False"),
+    failed("single --model $user:Thawed", *THAWED),
+    failed("whole --virtual 2 --model $user:Thawed --no-check --steps 9", *THAWED),
     done("block --model $user:Wrapped --virtual 2", "verified", "2 replicas"),
     bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
     bad("whole --model $user:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),

@@ -43,11 +43,52 @@ class Wrapped(nn.Module):
         return self.block3(self.block2(self.block1(x)))
 
 
+class Linear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+
+class Thawed(Model):
+    """Trains its second layer, and after some steps the first one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.register_full_backward_hook(self.count)
+        self.left = 2
+
+    def count(self, *_: Any) -> None:
+        self.left -= 1
+        self.first.requires_grad_(self.left <= 0)
+
+
+class SparseTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.table(ids))
+
+    def example(self, samples: int, generator: torch.Generator) -> Any:
+        return torch.randint(9, (samples,), generator=generator), torch.zeros(samples, 2)
+
+
 # --- factories -----------------------------------------------------------------------------------
 
 
 def wrapped() -> nn.Module:
     return nn.DataParallel(Model())
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(Linear())  # type: ignore[no-any-return]
+
+
+def with_scripted_part() -> nn.Module:
+    made = Model()
+    made.second = torch.jit.script(nn.Linear(4, 2))
+    return made
 
 
 def right(width: int = 3) -> nn.Module:

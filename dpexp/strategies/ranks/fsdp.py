@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.config.alike import listed
+from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.fsdp import FsdpOptions
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules.hooks import check_no_hooks
 from dpexp.strategies.modules.submodules import matching
+from dpexp.strategies.modules.tables import EmbeddingTable
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.shards import DTensorShards
@@ -93,6 +96,14 @@ class Fsdp(Strategy):
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
         check_no_hooks(model, "fsdp")
+        names = [
+            name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse
+        ]
+        if names and not self.config.eval:
+            raise ConfigError(
+                f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
+                "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
+            )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.fsdp import (
