@@ -18,7 +18,6 @@ import sqlite3
 import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,7 +197,7 @@ def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from dpexp.study.sweep import child_run
 
-    monkeypatch.setattr(child_run, "subprocess", SimpleNamespace(run=run_forked))
+    monkeypatch.setattr(child_run, "run_process", run_forked)
 
 
 def accelerators_needed(item: pytest.Item) -> int:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import Exit, make_app
+from dpexp.commands.command_line.app import Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment
 from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.process import home
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.distributed.signals import SignalHandler
 
 if TYPE_CHECKING:
     from dpexp.study.experiment.experiment import Experiment
@@ -222,7 +223,8 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool
             bar.update()
 
         if missing:
-            current.run(missing, report, way, track=track)
+            with exit_on_error(), SignalHandler().installed():
+                current.run(missing, report, way, track=track)
     return failed
 
 

@@ -5,6 +5,7 @@ dpexp runs from a checkout of its repository, or as an installed package (``pip 
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 from pathlib import Path
@@ -50,4 +51,10 @@ def python_path(root: Path = ROOT) -> str:
 def end_with_parent(sign: signal.Signals) -> None:
     """Let the kernel send this process the signal when its parent ends (Linux; elsewhere no effect)."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
+        c_library().prctl(1, sign)  # PR_SET_PDEATHSIG
+
+
+@functools.cache
+def c_library() -> ctypes.CDLL:
+    """The C library. It is loaded before a fork: a thread that the child lacks may hold the loader's lock."""
+    return ctypes.CDLL(None)

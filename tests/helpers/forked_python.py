@@ -30,7 +30,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,10 @@ class ForkingPopen(subprocess.Popen[Any]):
 
     def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
         words = python_words(args)
-        if words is not None and options.get("preexec_fn") is None:
-            environment = options.get("env") or os.environ
-            options["preexec_fn"] = functools.partial(run_in_fork, words, dict(environment))
+        if words is not None:
+            environment, held = options.get("env") or os.environ, options.get("pass_fds", ())
+            first = options.get("preexec_fn") or (lambda: None)
+            options["preexec_fn"] = functools.partial(run_in_fork, words, dict(environment), first, held)
         super().__init__(args, *rest, **options)
 
 
@@ -91,17 +92,23 @@ def without_flags(words: list[str]) -> list[str]:
 # --- in the child --------------------------------------------------------------------------------------
 
 
-def run_in_fork(words: list[str], environment: Mapping[str, str]) -> None:
-    """``run_and_exit`` in a child of a child: what that one would do at its end is not done here."""
+def run_in_fork(
+    words: list[str], environment: Mapping[str, str], first: Callable[[], None], held: Sequence[int]
+) -> None:
+    """``run_and_exit`` in a child of a child, after ``first``: what that one does at its end is left out."""
     atexit._clear()
-    run_and_exit(words, environment)
+    first()
+    run_and_exit(words, environment, held)
 
 
-def run_and_exit(words: list[str], environment: Mapping[str, str]) -> None:
-    """Run ``python WORDS`` in this new child, flush its output and exit, as the interpreter does."""
+def run_and_exit(words: list[str], environment: Mapping[str, str], held: Sequence[int] = ()) -> None:
+    """Run ``python WORDS`` in this new child, flush its output and exit, as the interpreter does.
+
+    Of the parent's open files it keeps those that are ``held``.
+    """
     code = 1
     try:
-        set_up(environment)
+        set_up(environment, held)
         run_program(words)
         code = 0
     except SystemExit as end:
@@ -131,11 +138,12 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
-def set_up(environment: Mapping[str, str]) -> None:
+def set_up(environment: Mapping[str, str], held: Sequence[int]) -> None:
     """Let this child have nothing of its parent's but memory: signals, files, environment, loggers."""
     gc.freeze()  # what the parent has is not freed here: that could close files
     gc.enable()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for low, high in itertools.pairwise([2, *sorted(held), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(low + 1, high)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):

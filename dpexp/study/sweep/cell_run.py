@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,25 +37,32 @@ class CompletedRun:
         return self.record is not None and self.record.status == "finished"
 
 
-def run_cell(experiment: Experiment, planned: PlannedRun, sweep: Path) -> CompletedRun:
-    """Run a cell in a child process and keep its Record in the ``sweep``'s folder."""
+def run_cell(
+    experiment: Experiment, planned: PlannedRun, sweep: Path, held: Sequence[int] = ()
+) -> CompletedRun:
+    """Run a cell in a child process, which inherits ``held``, and keep its Record in the sweep's folder."""
     started = time.time()
     clock = time.perf_counter()
-    child = _run(experiment, planned, sweep)
+    child = _run(experiment, planned, sweep, held)
     wall_s = time.perf_counter() - clock
     record = child.record or _recorded_since(started, planned, sweep)
     if record is not None:
-        path = sweep / RECORDS / f"{planned.name}.json"
-        write_atomically(path, record.to_json().encode(), private=False)
+        keep_record(sweep, planned.name, record)
     return CompletedRun(planned, record, wall_s, child.error)
 
 
-def _run(experiment: Experiment, planned: PlannedRun, sweep: Path) -> ChildRun:
+def keep_record(sweep: Path, name: str, record: Record) -> None:
+    """Write the Record of a run of this name into the sweep's folder."""
+    write_atomically(sweep / RECORDS / f"{name}.json", record.to_json().encode(), private=False)
+
+
+def _run(experiment: Experiment, planned: PlannedRun, sweep: Path, held: Sequence[int]) -> ChildRun:
     run, environ = experiment.runs[planned.cell], {PARENT: sweep.name}
     if isinstance(run, RunConfig):
         config = replace(run, experiment=experiment.name, run_name=planned.name, track=False)
-        return run_in_child(_resumed(config, sweep).to_dict(), environ)
-    return run_command([sys.executable, str(experiment.folder / run.file), *run.arguments], environ)
+        return run_in_child(_resumed(config, sweep).to_dict(), environ, held=held)
+    command = [sys.executable, str(experiment.folder / run.file), *run.arguments]
+    return run_command(command, environ, held=held)
 
 
 def _resumed(config: RunConfig, sweep: Path) -> RunConfig:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from dpexp.config.process import ROOT, python_path
+from dpexp.config.process import ROOT, c_library, end_with_parent, python_path
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
 from dpexp.study.experiment.records import parse_record
@@ -31,6 +32,10 @@ if outcome.error is not None:
 """What the child runs. It uses names that every version of dpexp has: ``reproduce --exact`` runs old ones."""
 
 
+GRACE_S = 30.0
+"""How long a run may take to end after it is told."""
+
+
 @dataclass(frozen=True)
 class ChildRun:
     """A child process that has ended: the Record that it printed, and its error, empty for exit code 0."""
@@ -39,21 +44,67 @@ class ChildRun:
     error: str
 
 
-def run_in_child(config: Row, environ: Mapping[str, str], root: Path = ROOT) -> ChildRun:
+def run_in_child(
+    config: Row, environ: Mapping[str, str], root: Path = ROOT, held: Sequence[int] = ()
+) -> ChildRun:
     """Run the config with the ``dpexp`` in ``root``; the working directory may hold another one."""
     command = [sys.executable, "-P", "-c", CODE]
-    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config))
+    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config), held)
 
 
-def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> ChildRun:
-    """Run a command that prints a Record as JSON, with these environment variables added."""
-    done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=os.environ | dict(environ), check=False
-    )
+def run_command(
+    command: Sequence[str], environ: Mapping[str, str], stdin: str = "", held: Sequence[int] = ()
+) -> ChildRun:
+    """Run a command that prints a Record as JSON, with these environment variables added.
+
+    It inherits the open files ``held``, and with them their locks.
+    """
+    done = run_process(command, input=stdin, env=os.environ | dict(environ), held=held)
     record = None
     with contextlib.suppress(ValueError):  # it printed something else, or nothing
         record = parse_record(done.stdout)
     return ChildRun(record, _error(done))
+
+
+def run_process(
+    command: Sequence[str], *, input: str, env: Mapping[str, str], held: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a process to its end. It is terminated when this one ends, or is interrupted, which then waits."""
+    c_library()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        pass_fds=held,
+        preexec_fn=partial(_end_with, os.getpid()),
+    ) as process:
+        try:
+            out, err = process.communicate(input)
+        except BaseException:
+            _end(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _end_with(parent: int) -> None:
+    """Called first in the child process."""
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the kernel knew
+        os._exit(128 + signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the run end by itself, with its Record; kill it where that takes too long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=GRACE_S)
+    except BaseException as error:
+        process.kill()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
@@ -29,8 +29,9 @@ from dpexp.record.figures.step_times import speed_up
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
-from dpexp.record.record import Record, Row, new_run_id
-from dpexp.record.runs.index import summaries
+from dpexp.record.record import JournalError, Record, Row, new_run_id
+from dpexp.record.runs.index import folders, summaries
+from dpexp.record.runs.stored_record import RecordReader
 from dpexp.record.view import RecordView
 from dpexp.study.experiment.claims import judge
 from dpexp.study.experiment.experiment import RECORDS, ClaimOutcome, Experiment
@@ -43,7 +44,8 @@ from dpexp.study.experiment.records import (
     read_record,
 )
 from dpexp.study.reproduce.foreign_records import changed_files
-from dpexp.study.sweep.cell_run import CompletedRun, run_cell
+from dpexp.study.sweep.cell_run import CompletedRun, keep_record, run_cell
+from dpexp.study.sweep.cells_lock import cells_lock
 from dpexp.study.sweep.sweep_journal import name_of, parent_journal
 
 
@@ -102,17 +104,31 @@ class Sweep:
         return None
 
     def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
-        """The runs without a finished Record.
+        """The runs that have not finished. Of those that have, the sweep now has the Record.
 
         Raises ConfigError if RUNS, or a file that it names, has changed since the sweep.
         """
-        return [run for run in planned if not self._has_finished(run)]
+        missing = [run for run in planned if not self._has_finished(run)]
+        if missing and self.records.exists():
+            self._collect({run.name for run in missing})
+        return [run for run in missing if not self._has_finished(run)]
+
+    def _collect(self, names: set[str]) -> None:
+        """Keep the Records of finished runs of these names: the sweep may have died before it did."""
+        reader = RecordReader()
+        for folder in folders(self.folder.parent):
+            with suppress(JournalError):  # of another run, which `runs.py list` names
+                record = reader.read(folder)
+                is_of_sweep = record.parent == self.folder.name and record.name in names
+                if is_of_sweep and record.status == "finished":
+                    keep_record(self.folder, record.name, load(folder))
 
     def _has_finished(self, planned: PlannedRun) -> bool:
         path = self.records / f"{planned.name}.json"
-        if not path.is_file():
+        try:
+            record = read_record(path)
+        except ConfigError:  # there is none, or it is damaged: that of the run itself counts
             return False
-        record = read_record(path)
         if changed := self.experiment.changed_fields(planned.cell, record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
             raise ConfigError(f"{since}: sweep without --resume")
@@ -135,7 +151,7 @@ class Sweep:
         completed: list[CompletedRun] = []
         with (
             parent_journal(self.folder, self.experiment, self.limit, track=track) as journal,
-            closing((way or Sweep.one_by_one)(self, planned)) as results,
+            closing((way or Sweep.here)(self, planned)) as results,
         ):
             self.records.mkdir(exist_ok=True)
             for result in results:
@@ -149,12 +165,17 @@ class Sweep:
             journal.set({"summary.speed_ups": self.speed_ups()})
         return completed
 
-    def one_by_one(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
-        """Run one after the other, each in a child process."""
+    def here(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
+        """Run what is missing on this machine, after the end of a run that an earlier sweep left at work."""
+        with cells_lock(self.folder) as held:
+            yield from self.one_by_one(self.missing(planned), [held])
+
+    def one_by_one(self, planned: list[PlannedRun], held: Sequence[int] = ()) -> Generator[CompletedRun]:
+        """Run one after the other, each in a child process, which inherits the open files ``held``."""
         for run in planned:
             if self._is_over(run):
                 return
-            yield run_cell(self.experiment, run, self.folder)
+            yield run_cell(self.experiment, run, self.folder, held)
 
     def speed_ups(self) -> list[Row]:
         """``{run, speed_up}`` of each run over the single device of its round, for the same global batch."""

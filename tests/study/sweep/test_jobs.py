@@ -155,13 +155,13 @@ def test_what_jobs_did_while_nobody_waited_is_reported_by_the_sweep_that_resumes
 
 def test_a_job_whose_own_code_fails_says_why(sweep: Sweep) -> None:
     sweep.records.mkdir(parents=True)
-    (sweep.records / "quick.r1.json").write_text("no Record")
+    (sweep.records / "quick.r1.json").write_text('{"schema": 99, "run_id": "newer"}')
     (sweep.folder / slurm_executor.JOBS).mkdir()
     executor = LocalExecutor(sweep.folder / slurm_executor.JOBS, python=slurm_executor.python())
     job = executor.submit(jobs.Round(sweep, ROUNDS[:1]))
     wait_until(job.done)
-    assert "ConfigError" in jobs._why(job)
-    assert "quick.r1.json: not a Record" in jobs._why(job)
+    assert "JournalError" in jobs._why(job)
+    assert "the record was written by a newer dpexp" in jobs._why(job)
 
 
 def test_an_interrupted_run_with_a_snapshot_is_continued(
