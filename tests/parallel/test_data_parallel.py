@@ -119,6 +119,44 @@ def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
     assert calls == [(torch.device("cpu", 0), 0)] * 2
 
 
+def test_keyword_arguments_and_nested_outputs_are_split_along_another_dimension() -> None:
+    module = Call(lambda x, scale: {"scaled": [x * scale]})
+    x, scale = torch.randn(2, 7, 3, dtype=DOUBLE), torch.randn(2, 7, 3, dtype=DOUBLE)
+    expected = module(x, scale)["scaled"]
+    for out in (
+        DataParallel(module, virtual(3), dim=1)(x, scale=scale)["scaled"],
+        data_parallel(module, x, virtual(3), dim=1, module_kwargs={"scale": scale})["scaled"],
+    ):
+        torch.testing.assert_close(out, expected, **EXACT)
+
+
+def test_outputs_are_gathered_on_the_output_device() -> None:
+    net, x = nn.Linear(3, 2), torch.randn(5, 3)
+    assert DataParallel(net, virtual(2), output_device="meta")(x).device.type == "meta"
+    assert data_parallel(net, x, virtual(2), output_device="meta").device.type == "meta"
+    assert data_parallel(net, x, virtual(2)).device.type == "cpu"
+
+
+def test_without_gradients_in_eval_mode_no_replica_copies_the_parameters() -> None:
+    net = nn.Linear(3, 2).eval()
+    places: list[int] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places.append(self.net.weight.data_ptr())
+            return self.net(x)
+
+    module = Watched().eval()
+    with torch.no_grad():
+        DataParallel(module, virtual(3))(torch.randn(6, 3))
+        data_parallel(module, torch.randn(6, 3), virtual(3))
+    assert places == [net.weight.data_ptr()] * 6
+
+
 def test_an_lstm_with_hidden_state_first_in_dimension_1() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -270,6 +308,7 @@ def test_without_devices_it_passes_through() -> None:
     assert DataParallel(module, []).device_ids == []
     assert torch.equal(DataParallel(module, [])(x), x)
     assert torch.equal(data_parallel(module, x, []), x)
+    assert data_parallel(Call(lambda x, factor: factor), x, [], module_kwargs={"factor": 2}) == 2
     assert calls == [((None, None), 5)] * 2
     if not accelerators():
         assert DataParallel(module).device_ids == []

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import dpexp.parallel
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
@@ -23,6 +24,7 @@ from dpexp.strategies.modules.wrappers import Wrapper, named_parameters, parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.replicas import data_parallel
+from dpexp.strategies.replicas.functional import DataParallelCall
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]
@@ -293,6 +295,52 @@ def test_replicas_compute_in_the_dtype_of_autocast(strategy: str) -> None:
     placed = lay_out(strategy, virtual=2, autocast="bfloat16")
     with devices.autocast(devices.HOST, "bfloat16"):
         assert placed.module(torch.randn(30, 5)).dtype == torch.bfloat16
+
+
+class Keywords(nn.Module):
+    """Calls its submodules with keyword arguments."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block2 = nn.Embedding(9, 4), Keywords.Scaled(4, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input=ids)
+        outputs: torch.Tensor = self.block2(x=x, scale=x.mean(1, keepdim=True))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("whole", {}),
+        ("functional", {}),
+        ("block", {}),
+        ("hybrid", {}),
+        ("place", {"place": ("block2=cpu:1",)}),
+    ],
+)
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_submodules_may_be_called_with_keyword_arguments(strategy: str, options: Any, virtual: int) -> None:
+    if strategy == "place" and virtual == 1:
+        options = {"place": ("block2=cpu:0", "embedding=cpu")}
+    model, ids = Keywords(), torch.arange(9)
+    expected = model(ids)
+    config = RunConfig(strategy, virtual=virtual, options=options)
+    used = devices.virtual(virtual)
+    placed = STRATEGIES[strategy](config).place(model, used, Timer(used))
+    torch.testing.assert_close(placed.module(ids), expected)
+
+
+def test_functional_gathers_on_the_output_device() -> None:
+    used = devices.virtual(2)
+    library: Any = dpexp.parallel
+    call = DataParallelCall(nn.Linear(5, 2), used, library, Timer(used), torch.device("meta"), "")
+    assert call(torch.zeros(6, 5)).device.type == "meta"
 
 
 def test_wrappers_do_not_change_the_names_of_modules() -> None:

@@ -158,3 +158,14 @@ def test_a_dict_of_tensors_is_columns() -> None:
     inputs, target = user_samples.split(found.train[3])
     assert len(found.train) == 4
     assert (inputs[0].shape, target.tolist()) == ((5,), [2, 2])
+
+
+def test_batches_in_the_order_of_the_data_have_each_sample_once() -> None:
+    """As those of data to test on are, whose batches after the first begin elsewhere."""
+    found = source((torch.arange(7.0).reshape(7, 1), torch.arange(7.0)))
+    dataset = found.dataset(nn.Linear(1, 1), 0)
+    batches = list(dataset.batches(3, shuffle=False))
+    assert [batch.targets.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [batch.inputs[0].flatten().tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+    (last,) = dataset.batches(3, shuffle=False, first=2)
+    assert last.targets.tolist() == [6]

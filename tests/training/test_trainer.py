@@ -1,0 +1,77 @@
+"""Trainer: what an evaluation and a restore leave as they found it, or as it was saved."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.prepare import prepare
+from dpexp.timing import Timer
+from dpexp.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Net(nn.Sequential):
+    """With statistics that a forward in training mode writes, and random numbers that it draws."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
+
+
+def trainer(**options: Any) -> tuple[Trainer, list[Any]]:
+    """A trainer of a run, and the batches of an epoch."""
+    values = {"strategy": "single", "devices": "cpu", "model": f"{__file__}:Net", "lr": 0.1}
+    prepared = prepare(RunConfig.from_dict(values | options), one_batch=False)
+    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
+    return prepared.trainer(placed), list(prepared.batches(0))
+
+
+@pytest.mark.parametrize("strategy", ["single", "whole"])
+def test_training_goes_on_in_training_mode_after_an_evaluation(strategy: str) -> None:
+    where: dict[str, Any] = {"whole": {"devices": "auto", "virtual": 2}}.get(strategy, {})
+    trained, (first, *_) = trainer(strategy=strategy, **where)
+    outputs = trained.evaluate(first)
+    assert torch.equal(trained.evaluate(first), outputs), "nothing is drawn and no statistic written"
+    assert all(module.training for module in trained.placed.module.modules())
+    assert trained.buffers()["1.num_batches_tracked"] == 0
+    trained.step(first)
+    assert trained.buffers()["1.num_batches_tracked"] == 1
+
+
+def test_a_restored_trainer_has_buffers_and_random_numbers_as_they_were_saved() -> None:
+    trained, batches = trainer(optimizer="adam")
+    for batch in batches[:2]:
+        trained.step(batch)
+    saved = copy.deepcopy(trained.state_dict())  # as a file would have it
+    expected = [trained.step(batch) for batch in batches[2:]]
+    after = {name: tensor.clone() for name, tensor in trained.placed.module.state_dict().items()}
+    resumed, _ = trainer(optimizer="adam", seed=7)
+    resumed.step(batches[0])
+    resumed.load_state_dict(saved)
+    assert torch.equal(resumed.buffers()["1.running_mean"], saved["buffers"]["1.running_mean"])
+    assert [resumed.step(batch) for batch in batches[2:]] == expected
+    for name, tensor in resumed.placed.module.state_dict().items():
+        assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize("autocast", ["", "bfloat16"])
+def test_autocast_is_around_the_loss_as_it_is_around_the_forward(autocast: str) -> None:
+    trained, (batch, *_) = trainer(autocast=autocast)
+    found = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found.append((outputs.dtype, (targets @ targets.T).dtype))
+        return (outputs - targets).square().mean()
+
+    trained.loss = loss  # type: ignore[assignment]
+    trained.step(batch)
+    dtype = torch.bfloat16 if autocast else torch.float32
+    assert found == [(dtype, dtype)]
+    assert not torch.is_autocast_enabled("cpu")
