@@ -106,13 +106,14 @@ def sweep(
     on: On = None,
     slurm: Slurm = None,
 ) -> None:
-    """Run each cell once in each round, in random order, each run in a new process.
+    """Run each cell once in each round, in a balanced order, each run in a new process.
 
     An experiment ends with the verdicts on its claims, a grid with the comparison of its runs.
 
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
     from dpexp.study.sweep import sweep as sweeps
+    from dpexp.study.sweep.order import unbalanced
 
     check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
@@ -124,7 +125,10 @@ def sweep(
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    failed = _run(current, missing, _way(current, on, slurm or []), track)
+    way = _way(current, on, slurm or [])
+    for remark in unbalanced(planned, missing):
+        typer.echo(remark, err=True)
+    failed = _run(current, missing, way, track)
     show_results(current, track=track)
     if publish:
         typer.echo(f"the committed result is now {current.publish()}", err=True)

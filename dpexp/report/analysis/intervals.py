@@ -3,27 +3,27 @@
 ::
 
     run 1    steps -> median ┐
-    run 2    steps -> median ├─ logarithms -> mean ± t · standard error -> exp
+    run 2    steps -> median ├─ logarithms -> estimate ± t · standard error -> exp
     run 3    steps -> median ┘
 
 The steps of one run share its process, its memory layout and the state of the machine: however many they are,
 they do not show how far the next run will lie. So a run counts once, by its median, and one run has no
-interval.
-
-Runs of the same round of a sweep are paired: Student's t on the logarithm of their ratio. Other runs are
-compared by Welch's statistic with the degrees of freedom of the smaller group, its lower bound (Mickey and
-Brown, 1966): with two or three runs Welch's own estimate of them finds too many differences.
+interval. ``estimates`` says how runs of the same round of a sweep, and other runs, are compared; ``power``
+what difference they could have seen.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpexp.record.figures.step_times import typical
+from dpexp.report import units
+from dpexp.report.analysis import estimates
+from dpexp.report.analysis.estimates import Estimate
+from dpexp.report.analysis.power import least_found
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +33,29 @@ if TYPE_CHECKING:
 RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
-PATHS = 200_000
-"""Simulated sweeps from which the confidence of each look is taken."""
+ONE_RUN = "from one run each"
+TWO_ROUNDS = "from two rounds, which balance two cells only"
+ONE_ORDER = "from rounds that are not balanced"
+"""Why there is no interval."""
+_MOST = 700.0
+"""The largest logarithm of an end."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which the rounds of a sweep ran two of their cells.
+
+    ``apart`` is {round: seconds from the second cell's run to the first's}, ``cells`` how many a round has.
+    """
+
+    apart: RunFigures
+    cells: int
+
+    @classmethod
+    def of(cls, first: RunFigures, second: RunFigures, cells: int) -> Order | None:
+        """The order of runs at these moments, in seconds; None where those of a round are not known."""
+        apart = {key: first[key] - second[key] for key in first if key in second}
+        return cls(apart, cells) if apart else None
 
 
 @dataclass(frozen=True)
@@ -44,20 +65,35 @@ class Interval:
     value: float
     low: float = -math.inf
     high: float = math.inf
+    least_seen: float = math.inf
+    """The least factor between equal and different that further comparisons of this kind would find."""
+    why: str = ONE_RUN
+    """Why there is no interval, if there is none."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     @property
     def is_known(self) -> bool:
-        """Whether there were at least two runs of each cell."""
+        """Whether there were enough runs of each cell."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def text(self, show: Callable[[float], str]) -> str:
         """``0.98x (95% interval 0.97x to 1.00x)``, or ``0.98x (from one run each: no interval)``."""
         if not self.is_known:
-            return f"{show(self.value)} (from one run each: no interval)"
+            return f"{show(self.value)} ({self.why}: no interval)"
         return f"{show(self.value)} (95% interval {show(self.low)} to {show(self.high)})"
+
+    @property
+    def seen_text(self) -> str:
+        """``4.1% would show``, ``a factor of 3.2x would show``: what ``least_seen`` is, where it is known."""
+        if not math.isfinite(self.least_seen):
+            return ""
+        is_small = self.least_seen < 2
+        least = (
+            units.percent(self.least_seen - 1) if is_small else f"a factor of {units.ratio(self.least_seen)}"
+        )
+        return f"{least} would show"
 
 
 def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:
@@ -65,13 +101,16 @@ def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:
     value = typical(runs.values())
     if len(runs) < 2 or not value:
         return Interval(value)
-    return _exponential(value, *mean_interval(_logs(runs.values()), confidence))
+    return _exponential(value, estimates.mean(_logs(runs.values())), confidence)
 
 
-def ratio_interval(first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE) -> Interval:
+def ratio_interval(
+    first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE, order: Order | None = None
+) -> Interval:
     """How many times the second cell's figure the first cell's is. Runs that share a key are paired.
 
-    Where some runs share a key, only those count: the others would compare different rounds.
+    Where some runs share a key, only those count: the others would compare different rounds. With the
+    ``order`` of their rounds a drift is no difference.
     """
     shared = [key for key in first if key in second]
     if shared:
@@ -83,9 +122,23 @@ def ratio_interval(first: RunFigures, second: RunFigures, confidence: float = CO
     if min(len(first), len(second)) < 2:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
-    if shared:
-        return _exponential(value, *mean_interval(logs[0] - logs[1], confidence))
-    return _exponential(value, *difference_interval(*logs, confidence))
+    if not shared:
+        return _exponential(value, estimates.difference(*logs), confidence)
+    if order is None or any(key not in order.apart for key in shared):
+        return _exponential(value, estimates.mean(logs[0] - logs[1]), confidence)
+    if len(shared) == 2 < order.cells:
+        return Interval(value, why=TWO_ROUNDS)
+    return _of_rounds(logs[0] - logs[1], [order.apart[key] for key in shared], confidence)
+
+
+def _of_rounds(differences: Array, apart: Sequence[float], confidence: float) -> Interval:
+    import numpy as np
+
+    estimate = estimates.of_rounds(differences, np.array(apart))
+    value = math.exp(float(estimate.middle))
+    if not math.isfinite(estimate.error):
+        return Interval(value, why=ONE_ORDER)
+    return _exponential(value, estimate, confidence)
 
 
 def against_one(runs: Sequence[float], other: float) -> Interval:
@@ -96,29 +149,9 @@ def against_one(runs: Sequence[float], other: float) -> Interval:
     value = typical(runs) / other if other > 0 else math.inf
     if len(runs) < 2 or not 0 < value < math.inf:
         return Interval(value)
-    _, half = mean_interval(_logs(runs))
+    half = estimates.mean(_logs(runs)).half(CONFIDENCE)
     half = half * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
     return Interval(value, value * math.exp(-float(half)), value * math.exp(float(half)))
-
-
-def mean_interval(values: Array, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
-    """(mean, half width of its interval) of values of shape (…, runs)."""
-    import numpy as np
-    from scipy import special
-
-    runs = values.shape[-1]
-    t = special.stdtrit(runs - 1, (1 + confidence) / 2)
-    return values.mean(-1), np.asarray(t * values.std(-1, ddof=1) / math.sqrt(runs))
-
-
-def difference_interval(first: Array, second: Array, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
-    """(difference of the means, half width of its interval) of values of shapes (…, runs)."""
-    import numpy as np
-    from scipy import special
-
-    t = special.stdtrit(min(first.shape[-1], second.shape[-1]) - 1, (1 + confidence) / 2)
-    variances = [values.var(-1, ddof=1) / values.shape[-1] for values in (first, second)]
-    return np.asarray(first.mean(-1) - second.mean(-1)), np.asarray(t * np.sqrt(sum(variances)))
 
 
 def _logs(values: Iterable[float]) -> Array:
@@ -127,37 +160,13 @@ def _logs(values: Iterable[float]) -> Array:
     return np.asarray(np.log(list(values)))
 
 
-def _exponential(value: float, middle: Array, half: Array) -> Interval:
-    return Interval(value, math.exp(float(middle - half)), math.exp(float(middle + half)))
+def _exponential(value: float, estimate: Estimate, confidence: float) -> Interval:
+    middle, half = float(estimate.middle), float(estimate.half(confidence))
+    seen = least_found(int(estimate.freedom), confidence) * float(estimate.error)
+    low, high, seen = (_power_of_e(each) for each in (middle - half, middle + half, seen))
+    return Interval(value, low, high, seen)
 
 
-@functools.cache
-def look_confidences(first: int, last: int) -> dict[int, float]:
-    """{rounds: confidence of the interval looked at after them}, for looks after each of these rounds.
-
-    Together the looks find a difference where there is none in 5% of sweeps. That error is spent in
-    proportion to the rounds (Lan and DeMets, 1983), on the joint distribution of the t statistics of growing
-    samples, which does not depend on the spread of the runs and is simulated here, always with one seed.
-    """
-    import numpy as np
-    from scipy import special
-
-    runs = np.random.default_rng(0).standard_normal((PATHS, last))
-    counts = np.arange(1, last + 1)
-    means = runs.cumsum(1) / counts
-    variances = (np.square(runs).cumsum(1) - counts * np.square(means)) / np.maximum(counts - 1, 1)
-    found, spent, undecided = {}, 0.0, np.ones(PATHS, dtype=bool)
-    for count in range(first, last + 1):
-        share = (1 - CONFIDENCE) * count / last
-        t = np.abs(means[:, count - 1]) * np.sqrt(count / variances[:, count - 1])
-        p_values = 2 * special.stdtr(count - 1, -t[undecided])
-        level = math.floor(1e4 * np.sort(p_values)[int((share - spent) * PATHS)]) / 1e4
-        found[count], spent = 1 - level, share
-        undecided[undecided] = p_values >= level
-    return found
-
-
-def over_looks(looks: Sequence[Interval]) -> Interval:
-    """The last look's value with what all looks have in common; the last look where they have nothing."""
-    low, high = max(look.low for look in looks), min(look.high for look in looks)
-    return Interval(looks[-1].value, low, high) if low <= high else looks[-1]
+def _power_of_e(exponent: float) -> float:
+    """That of an end; two runs that differ much give one which no float has."""
+    return math.exp(max(-_MOST, min(_MOST, exponent)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,7 @@ from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.stored_record import RecordReader
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import intervals
-from dpexp.report.analysis.intervals import Interval
+from dpexp.report.analysis.intervals import Interval, Order
 from dpexp.report.compare.group_key import GroupKey, GroupKeys
 
 
@@ -36,6 +37,8 @@ class Cell:
     rows: int
     folder: Path
     """The folder of the first run."""
+    round_size: int = 1
+    """How many runs the rounds of its sweep have."""
     runs: list[Record] = field(default_factory=list)
 
     @property
@@ -88,9 +91,16 @@ class Cell:
         devices = dict.fromkeys(device for run in self.runs for device in run.memory)
         return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
 
+    @cached_property
+    def moments(self) -> dict[Hashable, float]:
+        """{run: the moment halfway through it, in seconds}, where it is known."""
+        moments = {_round(view.record): view.middle_s for view in self.views}
+        return {key: moment for key, moment in moments.items() if moment is not None}
+
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return intervals.ratio_interval(baseline.medians, self.medians)
+        order = Order.of(baseline.moments, self.moments, max(self.round_size, baseline.round_size))
+        return intervals.ratio_interval(baseline.medians, self.medians, order=order)
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
@@ -164,6 +174,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     cells: dict[tuple[object, ...], Cell] = {}
     found, unreadable = _read(folders)
     hosts = _hosts(found.values())
+    sizes = Counter(_round(record) for record in found.values() if record.status == "finished")
     for folder, record in found.items():
         usual = RecordView(record).usual
         if record.status != "finished" or usual is None:
@@ -173,6 +184,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         (execution, machine, work), config = keys.of(record)
         key = (execution, (hosts.get(record.parent, machine[0]), *machine[1:]), work)
         cell = cells.setdefault((key, config, usual.rows), Cell(usual.rows, folder))
+        cell.round_size = max(cell.round_size, sizes[_round(record)])
         if not cell.runs:
             groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.runs.append(record)

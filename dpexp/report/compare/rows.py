@@ -78,5 +78,6 @@ def _speed_up(group: Group, cell: Cell) -> dict[str, Any]:
         "speed_up": found.value,
         "speed_up_low": found.low if is_known else None,
         "speed_up_high": found.high if is_known else None,
+        "speed_up_seen": found.least_seen if is_known else None,
         "verdict": tables.comparison_verdict(found) if is_known else "",
     }

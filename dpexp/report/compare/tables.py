@@ -6,7 +6,7 @@ from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.intervals import Interval
+from dpexp.report.analysis.intervals import ONE_RUN, Interval
 from dpexp.report.compare.grouping import Cell, Comparison, Group
 from dpexp.report.findings.reliability import NOISY
 from dpexp.report.render.run_list import prefixes
@@ -62,7 +62,7 @@ def dates(cells: Sequence[Cell]) -> str:
 
 
 def comparison_verdict(speed_up: Interval) -> str:
-    """``faster``, ``slower``, ``within the noise`` where the interval contains 1, nothing of one run each."""
+    """``faster``, ``slower``, ``within the noise`` where the interval contains 1, nothing without one."""
     if not speed_up.is_known:
         return ""
     if 1.0 in speed_up:
@@ -79,11 +79,7 @@ def _group(group: Group, number: int) -> Section:
         _fastest(labeled),
         *_noisy(labeled),
     ]
-    if len(group.cells) > 1 and any(len(cell.runs) == 1 for cell in group.cells):
-        lines.append(
-            "a config that ran once has no interval: its steps do not show how far the next run will lie; "
-            "repeat it to compare it"
-        )
+    lines += _explained(group)
     ids = run_ids(cells)
     rows = [
         {"run": label, "id": run_id, **_row(cell, baseline, group.scales)}
@@ -102,8 +98,27 @@ def _fastest(labeled: list[tuple[str, Cell]]) -> str:
     if not lead.is_known:
         return f"{first} has the shortest step: {_interval(lead)} over {second}, the next"
     if 1.0 in lead:
-        return f"{first} and {second} are within the noise of one another: {_interval(lead)}"
+        return (
+            f"{first} and {second} are within the noise of one another: {_interval(lead)}, {lead.seen_text}"
+        )
     return f"{first} is the fastest: {_interval(lead)} over {second}, the next"
+
+
+def _explained(group: Group) -> list[str]:
+    """What the words of the table mean that need it."""
+    found = [cell.speed_up(group.baseline) for cell in group.cells if cell is not group.baseline]
+    lines = []
+    if any(not each.is_known and each.why == ONE_RUN for each in found):
+        lines.append(
+            "a config that ran once has no interval: its steps do not show how far the next run will lie; "
+            "repeat it to compare it"
+        )
+    if any(each.is_known and 1.0 in each for each in found):
+        lines.append(
+            "within the noise: a difference of the size that would show is found by four of five comparisons "
+            "of as many runs with such a spread"
+        )
+    return lines
 
 
 def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
@@ -144,7 +159,8 @@ def _speed_up(cell: Cell, figure: Figure, baseline: Cell) -> str:
     if cell is baseline:
         return "baseline"
     found = cell.speed_up(baseline)
-    return f"{_interval(found)} {comparison_verdict(found)}".strip()
+    seen = f", {found.seen_text}" if found.is_known and 1.0 in found else ""
+    return f"{_interval(found)} {comparison_verdict(found)}{seen}".strip()
 
 
 def _efficiency(cell: Cell, figure: Figure, baseline: Cell) -> str:
@@ -152,7 +168,7 @@ def _efficiency(cell: Cell, figure: Figure, baseline: Cell) -> str:
 
 
 def _interval(interval: Interval) -> str:
-    ends = f"[{_end(interval.low)}, {_end(interval.high)}]" if interval.is_known else "from one run each"
+    ends = f"[{_end(interval.low)}, {_end(interval.high)}]" if interval.is_known else interval.why
     return f"{units.ratio(interval.value)} {ends}"
 
 

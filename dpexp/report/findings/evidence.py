@@ -6,7 +6,8 @@ from functools import cached_property
 
 from dpexp.record.figures.phase_times import union_length
 from dpexp.record.view import RecordView
-from dpexp.report.analysis.intervals import Interval, mean_interval
+from dpexp.report.analysis import estimates
+from dpexp.report.analysis.intervals import CONFIDENCE, Interval
 from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
 
 ENOUGH = 8
@@ -37,7 +38,8 @@ def _interval(values: list[float]) -> Interval:
     """The mean over blocks of the run with its 95% interval."""
     import numpy as np
 
-    middle, half = map(float, mean_interval(np.array(values)))
+    estimate = estimates.mean(np.array(values))
+    middle, half = float(estimate.middle), float(estimate.half(CONFIDENCE))
     return Interval(middle, middle - half, middle + half)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis import intervals
-from dpexp.report.analysis.intervals import Interval
+from dpexp.report.analysis import intervals, looks
+from dpexp.report.analysis.intervals import Interval, Order
 from dpexp.report.section import Section
 from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
 from dpexp.study.experiment.metrics import Metric, medians, metric, value
@@ -29,6 +29,11 @@ class Verdict:
     outcome: ClaimOutcome
     figures: str
     is_timed: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether these runs decide nothing; the figures then end with what would show."""
+        return self.is_timed and self.outcome == ClaimOutcome.NOT_SHOWN
 
     @property
     def is_as_stated(self) -> bool:
@@ -65,7 +70,8 @@ def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Cla
     satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
     is_open = not found.is_known or len(satisfied) > 1
     outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
-    return outcome, found.text(units.ratio if claim.against else kind.show)
+    figures = found.text(units.ratio if claim.against else kind.show)
+    return outcome, f"{figures}; {found.seen_text}" if is_open and found.is_known else figures
 
 
 def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
@@ -102,16 +108,29 @@ def interval(
     if not figures or baseline == {}:
         return None
 
+    order = None if against is None else _order(runs, against)
+
     def after(rounds: int, confidence: float) -> Interval:
         early = {number: figure for number, figure in figures.items() if number <= rounds}
         if baseline is None:
             return intervals.of_runs(early, confidence)
-        return intervals.ratio_interval(early, baseline, confidence)
+        return intervals.ratio_interval(early, baseline, confidence, order)
 
     first, last = min(figures), max(figures)
-    looks = intervals.look_confidences(*runs[0].looks) if runs[0].looks else {}
-    done = [after(rounds, confidence) for rounds, confidence in looks.items() if first <= rounds <= last]
-    return intervals.over_looks(done) if done else after(last, intervals.CONFIDENCE)
+    confidences = looks.look_confidences(*runs[0].looks) if runs[0].looks else {}
+    done = [
+        after(rounds, confidence) for rounds, confidence in confidences.items() if first <= rounds <= last
+    ]
+    return looks.over_looks(done) if done else after(last, intervals.CONFIDENCE)
+
+
+def _order(runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun]) -> Order | None:
+    """The order of two cells in the rounds of their sweep; None where it was not balanced or is not known."""
+    moments, others = (
+        {run.round: run.view.middle_s for run in of_cell if run.view.middle_s is not None}
+        for of_cell in (runs, against)
+    )
+    return Order.of(moments, others, runs[0].cells) if runs[0].cells else None
 
 
 def claim_sections(experiment: Experiment, folder: Path) -> list[Section]:

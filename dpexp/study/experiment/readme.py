@@ -21,6 +21,10 @@ from dpexp.study.experiment.experiment import README, ClaimOutcome, Experiment
 from dpexp.study.experiment.records import RunsByCell
 
 FIGURE = "figure.png"
+WOULD_SHOW = (
+    "What would show is the distance from the claim's figure that four of five such sweeps find, by the "
+    "spread of these runs."
+)
 INTERVALS = (
     "A time is the geometric mean of its runs' medians, with the interquartile range of all samples in "
     "brackets and their number after it; an interval is of Student's t over the runs, paired by round. A "
@@ -86,7 +90,8 @@ class ExperimentReadme:
             )
             judged = Table(("claim", "here", "figures", "kind"), verdicts)
             parts += [table(Table(titles, cells)), table(judged)]
-        return "\n\n".join([*parts, INTERVALS])
+        is_open = any(verdict.is_open for kind in self.runs for verdict in self.verdicts[kind])
+        return "\n\n".join([*parts, f"{INTERVALS} {WOULD_SHOW}" if is_open else INTERVALS])
 
     def _cell_row(self, cell: str, runs: RunsByCell) -> tuple[str, ...]:
         figures = (metrics.table_cell(name, runs[cell]) for name in self.experiment.columns)
@@ -142,7 +147,7 @@ def fill(text: str, runs: RunsByCell) -> str:
         found = claims.interval(name, runs[cell], runs[against] if what == "ratio" else None)
         if found is None:
             return f"(not measured: {name})"
-        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else "from one run each"
+        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else found.why
         return f"{show(found.value)} ({ends})"
 
     return _PLACEHOLDER.sub(figures, text)

@@ -12,6 +12,8 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 
 SWEEP, CHECKSUMS = "sweep.json", "SHA256SUMS"
+BALANCED = "balanced"
+"""The ``order`` of a sweep's rounds; those of older versions of dpexp were in random order."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class MeasuredRun(PlannedRun):
     """A finished run of a sweep with its Record, and seconds of its process where they are known.
 
     ``looks`` are the first and the last round after which the sweep could end, if it ended as soon as its
-    claims were decided.
+    claims were decided. ``cells`` is how many cells ran in its rounds if their order was balanced, else 0.
     """
 
     record: Record
     wall_s: float | None = None
     looks: tuple[int, int] | None = None
+    cells: int = 0
 
     @cached_property
     def view(self) -> RecordView:
@@ -58,20 +61,21 @@ def looks_of(sweep: Row) -> tuple[int, int] | None:
     return (int(sweep["repeats"]), int(sweep["limit"])) if sweep.get("limit") else None
 
 
-def measured_runs(folder: Path, looks: tuple[int, int] | None = None) -> dict[str, list[MeasuredRun]]:
+def measured_runs(folder: Path, config: Row | None = None) -> dict[str, list[MeasuredRun]]:
     """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record.
 
-    ``looks`` are those of a sweep that has not ended; of an ended one its Record has them.
+    ``config`` is that of a sweep that has not ended; of an ended one its Record has it.
     """
     sweep = sweep_record(folder)
-    seconds = sweep.summary
+    config, seconds = config or sweep.config, sweep.summary
+    paths = [(path, *path.stem.rpartition(".r")[::2]) for path in sorted(folder.glob("*.r[0-9]*.json"))]
+    cells = len({cell for _, cell, _ in paths}) if config.get("order") == BALANCED else 0
     found: dict[str, list[MeasuredRun]] = {}
-    for path in sorted(folder.glob("*.r[0-9]*.json")):
-        cell, _, number = path.stem.rpartition(".r")
+    for path, cell, number in paths:
         record = read_record(path)
         if record.status == "finished":
             wall_s = seconds.get(f"wall_s.{path.stem}")
-            run = MeasuredRun(cell, int(number), record, wall_s, looks or looks_of(sweep.config))
+            run = MeasuredRun(cell, int(number), record, wall_s, looks_of(config), cells)
             found.setdefault(cell, []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run.round)

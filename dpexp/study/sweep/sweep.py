@@ -4,7 +4,7 @@
 
     round 1    whole-8   single   whole-2          each round runs every cell once, in its own order,
     round 2    single    whole-2  whole-8          so that a drift of the machine affects all cells alike
-    round 3    whole-2   whole-8  single
+    round 3    whole-2   whole-8  single           (``order``)
 
 With a limit the sweep ends after the first round, from the experiment's number of rounds on, in which every
 claim about time is decided, or after the limit; the intervals are then wider (``claims.interval``).
@@ -16,7 +16,6 @@ gets everything after the last one.
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -46,13 +45,14 @@ from dpexp.study.experiment.records import (
 from dpexp.study.reproduce.foreign_records import changed_files
 from dpexp.study.sweep.cell_run import CompletedRun, keep_record, run_cell
 from dpexp.study.sweep.cells_lock import cells_lock
+from dpexp.study.sweep.order import balanced_rounds
 from dpexp.study.sweep.sweep_journal import name_of, parent_journal
 
 
 def plan_runs(
     experiment: Experiment, only: str = "", seed: int = 0, rounds: int | None = None
 ) -> list[PlannedRun]:
-    """Every run in the order of execution: rounds, by default the experiment's, each shuffled by the seed.
+    """Every run in the order of execution: rounds, by default the experiment's, in a balanced order.
 
     ``only`` drops the cells that do not match the pattern, except the single device.
     Raises ConfigError for a pattern that matches no cell.
@@ -61,12 +61,8 @@ def plan_runs(
     if only:
         chosen = set(experiment.cells_matching(only))
         cells = [cell for cell in cells if cell in chosen or experiment.is_reference(cell)]
-    planned = []
-    for number in range(1, (rounds or experiment.repeats) + 1):
-        order = list(cells)
-        random.Random(f"{experiment.name} {seed} {number}").shuffle(order)
-        planned += [PlannedRun(cell, number) for cell in order]
-    return planned
+    orders = balanced_rounds(cells, rounds or experiment.repeats, f"{experiment.name} {seed}")
+    return [PlannedRun(cell, number) for number, order in enumerate(orders, start=1) for cell in order]
 
 
 Way = Callable[["Sweep", list[PlannedRun]], Generator[CompletedRun]]
@@ -200,8 +196,7 @@ class Sweep:
 
     def undecided(self) -> list[str]:
         """The claims about time that the Records so far do not decide."""
-        looks = (self.experiment.repeats, self.limit) if self.limit else None
-        verdicts = judge(self.experiment, measured_runs(self.records, looks))
+        verdicts = judge(self.experiment, measured_runs(self.records, load(self.folder).config))
         return [one.claim.text for one in verdicts if one.is_timed and one.outcome == ClaimOutcome.NOT_SHOWN]
 
     @property

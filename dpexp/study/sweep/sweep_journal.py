@@ -21,7 +21,7 @@ from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
 from dpexp.record.record import Row, now
 from dpexp.study.experiment.experiment import RECORDS, Experiment
-from dpexp.study.experiment.records import SWEEP
+from dpexp.study.experiment.records import BALANCED, SWEEP
 
 
 class NotStartedError(ConfigError):
@@ -73,9 +73,9 @@ def _new(folder: Path, experiment: Experiment, limit: int | None) -> Journal:
         "question": experiment.question,
         "cells": list(experiment.runs),
         "repeats": experiment.repeats,
+        "order": BALANCED,
+        **({} if limit is None else {"limit": limit}),
     }
-    if limit is not None:
-        config["limit"] = limit
     journal.set(name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
     journal.set(config=config, environment=environment())
     return journal

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +90,10 @@ def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
     folders = [save(single(ms), number) for number, ms in enumerate((2.0, 2.01))]
     compared = compare([*folders, *(save(whole(2, step_ms=ms), 10 + n) for n, ms in enumerate((1.99, 2.03)))])
     assert "within the noise of one another" in text(compared)
-    assert "within the noise" in text(compared).splitlines()[-1]
+    assert re.search(r"within the noise, \d+% would show ", text(compared).splitlines()[-1])
+    assert "is found by four of five comparisons" in text(compared)
+    (*_, slower) = rows.comparison_rows(compared)
+    assert slower["speed_up_seen"] > slower["speed_up_high"] / slower["speed_up"] > 1
 
 
 def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
@@ -198,6 +202,42 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
 
     assert (interval("sweep").low, interval("sweep").high) == pytest.approx((2.0, 2.0))
     assert interval("").low < 1.0
+
+
+OWN = (1e-4, -1e-4, 5e-5, -5e-5, -1e-4, 1e-4, 5e-5, -5e-5)
+"""What the runs of a cell have of their own."""
+
+
+def drifting(save: Save, rounds: int, cells: int = 2, drift: float = 1.02) -> Comparison:
+    """A sweep whose runs of a second each get slower, AB BA BA AB; further cells run after those two."""
+    folders, start = [], datetime(2026, 1, 2, tzinfo=UTC)
+    for number in range(rounds):
+        order = [0, 1] if number % 4 in (0, 3) else [1, 0]
+        for place, cell in enumerate([*order, *range(2, cells)]):
+            count = cells * number + place
+            record = single() if cell == 0 else whole(cell + 1)
+            record.steps["time_ms"] = [drift**count * (1 + cell * OWN[number])] * len(record.steps["time_ms"])
+            record.started, record.ended = (
+                (start + timedelta(seconds=count + more)).isoformat() for more in (0, 0.9)
+            )
+            folders.append(save(record, count + 1, parent="sweep", name=f"{cell}.r{number + 1}"))
+    return compare(folders)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5, 8])
+def test_a_drift_is_no_difference_between_the_cells_of_a_sweep(save: Save, rounds: int) -> None:
+    (group,) = drifting(save, rounds).groups
+    (other,) = (cell for cell in group.cells if cell is not group.baseline)
+    speed_up = other.speed_up(group.baseline)
+    assert tables.comparison_verdict(speed_up) == "within the noise"
+    assert (speed_up.least_seen < 1.001) is (rounds >= 5)  # a line takes the drift out of the spread
+
+
+def test_two_rounds_of_three_cells_have_no_verdict(save: Save) -> None:
+    compared = drifting(save, 2, cells=3)
+    assert "from two rounds, which balance two cells only" in text(compared)
+    shutil.rmtree(compared.groups[0].cells[0].folder.parent)
+    assert "from two rounds" not in text(drifting(save, 3, cells=3))
 
 
 def test_rounds_of_a_sweep_on_several_hosts_are_compared_together_where_each_had_one(save: Save) -> None:

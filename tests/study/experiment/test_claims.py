@@ -1,6 +1,7 @@
 """Claims: how Records judge them, and what remains open."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,42 @@ def test_a_ratio_whose_whole_interval_breaks_the_relation_is_contradicted() -> N
 def test_a_difference_within_the_noise_between_runs_is_not_shown() -> None:
     assert outcome(slower("wide-3")) == "not shown"
     assert outcome(slower("wide-3", "<")) == "not shown"
+
+
+def test_what_is_not_shown_says_what_would_show() -> None:
+    (verdict,) = judge(experiment(slower("wide-3")), CELLS)
+    assert re.search(
+        r"^1.01x \(95% interval 0.55x to 1.88x\); a factor of 3.52x would show$", verdict.figures
+    )
+    (verdict,) = judge(experiment(slower("wide-2")), CELLS)
+    assert "would show" not in verdict.figures
+
+
+def drifting(cell: str, order: str, cells: int) -> list[MeasuredRun]:
+    """A run in each round, at the place ``0`` or ``1`` in it; each run takes 2% more than the one before."""
+    runs, own = [], 1e-3 * (cell != "single")
+    for number, place in enumerate(map(int, order), start=1):
+        moment = 2 * number + place
+        record = whole(2, step_ms=1.02**moment * (1 + own * (-1) ** number), steps=4)
+        record.started, record.ended = (f"2026-01-02T03:04:{moment:02}.{part}+00:00" for part in (1, 2))
+        runs.append(MeasuredRun(cell, number, record, cells=cells))
+    return runs
+
+
+def test_a_drift_is_no_difference_in_rounds_whose_order_was_balanced() -> None:
+    """Four rounds have no line: of them the order of each is in the spread; eight have one."""
+
+    def verdict(order: str, cells: int, rounds: int) -> str:
+        turned = order.translate({ord("0"): "1", ord("1"): "0"})
+        runs = {"single": drifting("single", order, cells), "wide-2": drifting("wide-2", turned, cells)}
+        (found,) = judge(experiment(slower("wide-2")), {cell: of[:rounds] for cell, of in runs.items()})
+        return f"{found.outcome}: {found.figures}"
+
+    assert verdict("01100110", 2, 4).startswith("not shown: 1.00x (95% interval 0.9")
+    assert verdict("01100110", 2, 8).startswith("not shown: 1.00x (95% interval 1.00x to 1.00x)")
+    assert verdict("00000000", 2, 8).startswith("not shown: 1.02x (from rounds that are not balanced")
+    assert verdict("01100110", 3, 2).startswith("not shown: 1.00x (from two rounds, which balance")
+    assert verdict("00000000", 0, 8).startswith("holds: 1.02x (95%")  # a sweep of before: paired only
 
 
 def test_a_ratio_of_one_run_each_is_a_figure_and_no_verdict() -> None:

@@ -113,7 +113,8 @@ def test_until_decided_a_sweep_ends_after_the_round_that_decides_its_claims(expe
     assert [run.planned.round for run in completed] == [1, 2, 3, 4]
     assert sweep.undecided() == []
     (quick,) = measured_runs(sweep.records).values()
-    assert {run.looks for run in quick} == {(2, 6)}
+    assert {(run.looks, run.cells) for run in quick} == {((2, 6), 1)}
+    assert load_run(sweep.folder).config["order"] == "balanced"
     early = measured_runs(sweep.records)["quick"][:3]
     assert [verdict.outcome for verdict in judge(experiment, {"quick": early})] == ["not shown"]
 
