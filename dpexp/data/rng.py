@@ -6,6 +6,8 @@ Each purpose has its own generator: what one purpose draws does not depend on ho
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -28,6 +30,20 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Restore the global generators of the host at the end."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(of_numpy)
 
 
 def mix(bits: Tensor) -> Tensor:

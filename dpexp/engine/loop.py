@@ -8,6 +8,7 @@ from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.verify import Verification, verify
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
@@ -42,6 +43,7 @@ def _execute(
 ) -> None:
     _verify(prepared, journal, progress)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
+    own_steps = OwnVerification(prepared, journal) if prepared.config.check else None
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     _check_lookups(prepared, lookups, placed)
@@ -52,11 +54,14 @@ def _execute(
     journal.flush()
     on_flush()
     trainer = prepared.trainer(placed)
-    measurement = Measurement(prepared, trainer, journal, progress, on_flush, observations, signals)
+    measurement = Measurement(
+        prepared, trainer, journal, progress, on_flush, observations, signals, own_steps
+    )
     measurement.warm_up()
     measurement.resume()
     measurement.time_steps()
     measurement.record_digests()
+    measurement.compare_last()
     measurement.time_phases()
     measurement.profile()
     measurement.count_collectives()

@@ -1,6 +1,7 @@
 """Measurement: the passes over a placed model, and what they add to the journal.
 
-warm_up -> resume -> time_steps -> record_digests -> time_phases -> profile -> count_collectives
+warm_up -> resume -> time_steps -> record_digests -> compare_last
+    -> time_phases -> profile -> count_collectives
 """
 
 import math
@@ -17,7 +18,8 @@ from dpexp.engine.facts.environment import cpu_name
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.step_log import StepLog
+from dpexp.engine.steps.own_steps import OwnVerification
+from dpexp.engine.steps.step_log import StepLog
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.phases import time_phases
 from dpexp.measurement.probes.bandwidth import link, memory
@@ -48,7 +50,10 @@ class RunError(RuntimeError):
 
 @dataclass
 class Measurement:
-    """The measured part of a run. ``on_flush`` is called after each write to the journal."""
+    """The measured part of a run. ``on_flush`` is called after each write to the journal.
+
+    ``own_steps`` compares some of its steps with a single device's, outside of the measured ones.
+    """
 
     prepared: Prepared
     trainer: Trainer
@@ -57,6 +62,7 @@ class Measurement:
     on_flush: Callable[[], None]
     observations: Observations
     signals: SignalHandler
+    own_steps: OwnVerification | None = None
 
     def __post_init__(self) -> None:
         self._config, self._group = self.prepared.config, self.prepared.group
@@ -66,7 +72,17 @@ class Measurement:
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
         self.progress.begin("warm up")
-        self._take_steps(self._config.warmup)
+        warm_up = islice(self.prepared.endless_batches(), self._config.warmup)
+        with self.trainer.ahead(warm_up) as batches:
+            if self.own_steps is not None:
+                self.own_steps.first(self.trainer, batches)
+            for batch in batches:
+                self.trainer.step(batch)
+
+    def compare_last(self) -> None:
+        """Compare further steps, from the trained state; later ones accumulate as without them."""
+        if self.own_steps is not None:
+            self.own_steps.last(self._log.written)
 
     def _take_steps(self, count: int) -> None:
         self.trainer.take_steps(islice(self.prepared.endless_batches(), count))

@@ -1,6 +1,6 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -107,9 +107,18 @@ class Prepared:
         for batch in self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=group.rows):
             yield self.data.objective.weighted(batch, group)
 
-    def endless_batches(self) -> Iterator[Batch]:
-        """This rank's rows of epoch after epoch."""
-        return chain.from_iterable(self.local_batches(epoch) for epoch in count())
+    def endless_batches(self, number: int = 0) -> Iterator[Batch]:
+        """This rank's rows of epoch after epoch, from the batch with this number of all on."""
+        return self._endless(self.local_batches, number)
+
+    def endless_global_batches(self, number: int = 0) -> Iterator[Batch]:
+        """The same batches with the rows of all ranks."""
+        return self._endless(self.batches, number)
+
+    def _endless(self, batches: Callable[..., Iterator[Batch]], number: int) -> Iterator[Batch]:
+        epoch, first = divmod(number, self.batches_per_epoch)
+        later = (batches(each) for each in count(epoch + 1))
+        return chain(batches(epoch, first=first), chain.from_iterable(later))
 
     def trainer(self, placed: Placed) -> Trainer:
         """The trainer of the run's steps."""

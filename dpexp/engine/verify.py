@@ -55,6 +55,8 @@ class Verification:
     optimizer_error: float | None = None
     worst: Row | None = None
     cause: str = ""
+    first_steps: Row | None = None
+    last_step: Row | None = None
 
 
 def verify(prepared: Prepared) -> Verification:
@@ -95,12 +97,12 @@ def _additions(result: Result) -> Row:
         "parameter_error": result.error("parameters"),
         "update_error": result.error("updates"),
         "optimizer_error": result.error("optimizer"),
-        "worst": _row(result.failed or result.largest),
+        "worst": row_of(result.failed or result.largest),
         "cause": result.cause,
     }
 
 
-def _row(worst: Difference | None) -> Row | None:
+def row_of(worst: Difference | None) -> Row | None:
     """A difference as in the Record."""
     if worst is None:
         return None

@@ -143,6 +143,25 @@ class Rounding(TypedDict):
     compile: NotRequired[bool | None]
 
 
+class OwnSteps(TypedDict):
+    """Steps of the run itself beside a single device; ``passed`` is None if none could be compared."""
+
+    dtype: str
+    steps: int
+    passed: bool | None
+    tolerance: float
+    output_error: float | None
+    loss_error: float | None
+    gradient_error: float | None
+    buffer_error: float | None
+    parameter_error: float | None
+    update_error: float | None
+    optimizer_error: float | None
+    worst: Worst | None
+    note: str
+    cause: str
+
+
 class Verification(TypedDict):
     checked: bool
     output_error: NotRequired[float | None]
@@ -160,6 +179,8 @@ class Verification(TypedDict):
     steps: NotRequired[int | None]
     worst: NotRequired[Worst | None]
     rounding: NotRequired[Rounding | None]
+    first_steps: NotRequired[OwnSteps | None]
+    last_step: NotRequired[OwnSteps | None]
 
 
 class Checked(TypedDict):

@@ -88,8 +88,7 @@ class Record:
             if isinstance(samples, dict):
                 samples |= {key: _numbers(values) for key, values in samples.items()}
         if isinstance(record.verification, dict):
-            rows = {k: _errors(v) for k, v in record.verification.items() if k in ("worst", "rounding")}
-            record.verification = _errors(record.verification) | rows
+            record.verification = _errors(record.verification)
         if wrong := wrong_types(record.to_dict()):
             raise ValueError(f"not a Record of dpexp: {wrong[0]}")
         return record
@@ -224,8 +223,9 @@ def _numbers(values: Any) -> Any:
 
 
 def _errors(row: Any) -> Any:
-    """A verification, or a row in it, whose errors are numbers again; anything else as it is."""
+    """A verification and the rows in it, whose errors are numbers again; anything else as it is."""
     if not isinstance(row, dict):
         return row
     errors = {key: value for key, value in row.items() if key.endswith("error") or key == "tolerance"}
-    return row | {key: float(value) for key, value in errors.items() if value in _SPELLED}
+    numbers = {key: float(value) for key, value in errors.items() if value in _SPELLED}
+    return row | {key: _errors(value) for key, value in row.items() if isinstance(value, dict)} | numbers

@@ -46,12 +46,14 @@ _TEXTS = frozenset(
 """The fields of a Record with texts from outside; the others hold only what dpexp itself sets."""
 _OF_MACHINE = {"python", "torch", "mlflow", "os", "host", "cpu", "cpu_count", "git", "packages", "lock"}
 _OF_MACHINE |= {"cuda", "cpu_capability", "threads", "accelerators"}
+OWN_STEPS = ("first_steps", "last_step")
 _WRITTEN_BY_DPEXP = {
     "error.type",
     "data.sha256",
     "files.sha256",
     "work.not_counted",
     *(f"verification.{key}" for key in ("dtype", "worst.kind", "rounding")),
+    *(f"verification.{row}.{key}" for row in OWN_STEPS for key in ("dtype", "worst.kind")),
     *(f"environment.{key}" for key in _OF_MACHINE),
 }
 _WRITTEN_BY_DPEXP |= Record().to_dict().keys() - _TEXTS

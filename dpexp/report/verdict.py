@@ -55,7 +55,8 @@ def verdict_figures(view: RecordView) -> list[str]:
         if text := _TEXTS.get(figure.name, _plain)(view, figure):
             parts.setdefault(line, []).append(text)
     found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (_STEP, RATE, ERRORS)]
-    return [line for line in (_layout(view.record), _work(view.record), *found) if line]
+    lines = (_layout(view.record), _work(view.record), *found, own_steps(view.record.verification))
+    return [line for line in lines if line]
 
 
 def remarks(record: Record) -> list[str]:
@@ -135,6 +136,25 @@ def _errors(view: RecordView, figure: Figure) -> str:
     errors = [f"{kind} {view.errors[key]:.1e}" for kind, key in kinds if key in view.errors]
     limit = f"limit {float(facts['tolerance']):.0e}"
     return f"errors to a single device: {', '.join(errors) or 'none compared'}; {limit}"
+
+
+def own_steps(facts: Row) -> str:
+    """The steps of the run itself that were compared, in one line; empty for a Record without them."""
+    rows = [row for name in ("first_steps", "last_step") if (row := facts.get(name))]
+    compared = [row for row in rows if row["steps"]]
+    if not compared:
+        notes = [row["note"] for row in rows if row["note"] and row["passed"] is None]
+        return f"the run's own steps: {notes[0]}" if notes else ""
+    errors = [
+        f"{kind} {max(found):.1e}"
+        for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
+        if (found := [float(row[key]) for row in compared if row[key] is not None])
+    ]
+    first, last = (int((facts.get(name) or {}).get("steps", 0)) for name in ("first_steps", "last_step"))
+    after = {0: "", 1: "the one after the last"}.get(last, f"{last} after the last")
+    steps = " and ".join(filter(None, (f"the first {first}" if first else "", after)))
+    limit = max(float(row["tolerance"]) for row in compared)
+    return f"the run's own steps ({steps}), in {compared[0]['dtype']}: {', '.join(errors)}; limit {limit:.0e}"
 
 
 _STEP, RATE, ERRORS = "step", "rate", "errors"

@@ -24,6 +24,10 @@ class Shards:
         """The full tensor, as in DTensor, of which this process has a shard."""
         return tensor.detach()
 
+    def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows ``(n, ...)`` of the full tensor, by ascending ids ``(n,)``; dense and on the host."""
+        return rows_of(self.full_tensor(name, tensor), ids)
+
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
         tensor.detach().copy_(value)
@@ -56,6 +60,13 @@ class DTensorShards(Shards):
             tensor.to_local().copy_(sharded.to_local())
         else:
             tensor.copy_(value)
+
+
+def rows_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """These rows of a dense or sparse tensor, dense and on the host."""
+    tensor, ids = tensor.detach(), ids.to(tensor.device)
+    found = tensor.coalesce().index_select(0, ids).to_dense() if tensor.is_sparse else tensor[ids]
+    return found.cpu()
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

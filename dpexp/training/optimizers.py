@@ -1,6 +1,7 @@
 """Optimizers: those of a placed model's parameters as one; clipping and accumulation of gradients."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ class Optimizers:
     """The optimizers of a placed model's parameters, as one.
 
     ``clip_norm`` limits the norm of the gradients; ``accumulate`` batches have one step, with the mean of
-    their gradients.
+    their gradients. ``batches`` have come since the last step.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class Optimizers:
         accumulate: int = 1,
     ) -> None:
         self.members, self._clip_norm = members, clip_norm
-        self.accumulate, self._batches = accumulate, 0
+        self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
         self._prefetch = placed.prefetch
 
@@ -35,10 +36,10 @@ class Optimizers:
 
         Otherwise the gradients must stay, for backward to add to. Every rank must call this.
         """
-        self._batches += 1
-        if self._batches < self.accumulate:
+        self.batches += 1
+        if self.batches < self.accumulate:
             return False
-        self._batches = 0
+        self.batches = 0
         if self.accumulate > 1:
             for gradient in _gradients(self._parameters).values():
                 _values(gradient).div_(self.accumulate)
@@ -49,7 +50,7 @@ class Optimizers:
 
     def make_state(self) -> None:
         """Take the step of a batch that accumulates, if none was taken: the first makes what is kept."""
-        if self._batches:
+        if self.batches:
             self._step()
 
     def _step(self) -> None:
@@ -59,9 +60,19 @@ class Optimizers:
 
     def restart(self) -> None:
         """Forget the batches since the last step, with their gradients."""
-        self._batches = 0
+        self.batches = 0
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    @contextmanager
+    def restarted(self) -> Iterator[None]:
+        """Inside, no batch has come since the last step; at the end those from before have, and gradients."""
+        batches, before = self.batches, {each: each.grad for each in self._parameters.values()}
+        self.restart()
+        yield
+        self.batches = batches
+        for parameter, gradient in before.items():
+            parameter.grad = gradient
 
     def states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
         """(name, parameter, what is kept of it) of the parameters of which something is kept."""

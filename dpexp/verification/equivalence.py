@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 from typing import TypeAlias
 
 import torch
@@ -30,7 +29,7 @@ from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.model_copy import copied
 from dpexp.verification.random_draws import WHOLE_MODEL, more_quiet
-from dpexp.verification.rounding import DRAWS, MARGIN, MOST, NARROWER, OtherwiseRoundedTrainer
+from dpexp.verification.rounding import DRAWS, MARGIN, MOST, NARROWER, OtherwiseRoundedTrainer, largest
 from dpexp.verification.side_by_side import DrawsRandomNumbersError, SideBySide, SingleDeviceError
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -153,14 +152,7 @@ class Equivalence:
 
     def _noise(self, quiet: frozenset[str], trained: frozenset[str] = frozenset()) -> Noise:
         """How far rounding may set layouts apart, of each tensor; the same on every rank."""
-        noise: dict[tuple[str, int, str], list[float]] = {}
-        for draw in range(DRAWS):
-            for key, apart in self._rounded_otherwise(quiet, trained, draw).items():
-                known = noise.get(key, [0.0] * len(apart))
-                noise[key] = [
-                    max(pair) for pair in zip_longest(known, (MARGIN * each for each in apart), fillvalue=0.0)
-                ]
-        return noise
+        return largest(self._rounded_otherwise(quiet, trained, draw) for draw in range(DRAWS))
 
     def _rounded_otherwise(self, quiet: frozenset[str], trained: frozenset[str], draw: int) -> Noise:
         """How far apart a single device is from itself when every operation reads other last bits."""

@@ -41,13 +41,16 @@ class Step:
 class Recorder(StepObserver):
     """Records one step of a trainer into ``step``, and calls ``then`` once it is complete.
 
-    Without an optimizer it ends the step after its forward: only outputs are compared then.
+    Without an optimizer it ends the step after its forward: only outputs are compared then; ``with_loss`` the
+    loss as well, and the step goes on.
     ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules and
     the order of gradients are recorded inside ``hooks`` only.
     """
 
-    def __init__(self, trainer: Trainer, has_rows: bool, then: Callable[[], None]) -> None:
-        self.step, self.is_complete = Step(), False
+    def __init__(
+        self, trainer: Trainer, has_rows: bool, then: Callable[[], None], with_loss: bool = False
+    ) -> None:
+        self.step, self.is_complete, self._with_loss = Step(), False, with_loss
         self._trainer, self._has_rows, self._then = trainer, has_rows, then
         self._versions = self._versions_now()
 
@@ -56,12 +59,14 @@ class Recorder(StepObserver):
         self.step.written = {name for name, version in now.items() if version != self._versions.get(name)}
         if self._has_rows:
             self.step.outputs = _named_outputs(outputs)
-        if self._trainer.optimizers is None:
+        if self._trainer.optimizers is None and not self._with_loss:
             self._end()
             raise StepEndedError
 
     def loss_ended(self, loss: torch.Tensor) -> None:
         self.step.loss = float(loss.detach())
+        if self._trainer.optimizers is None:
+            self._end()
 
     def backward_ended(self) -> None:
         full = self._trainer.placed.shards.full_tensor
@@ -103,9 +108,9 @@ class Recorder(StepObserver):
         self.step.modules.append(key)
 
 
-def computed(trainer: Trainer, batch: Batch) -> Step:
+def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
     """What a step on the batch computes, without the optimizer's part; gradients stay in the parameters."""
-    recorder = Recorder(trainer, bool(batch.rows), then=_end_step)
+    recorder = Recorder(trainer, bool(batch.rows), _end_step, with_loss)
     with suppress(StepEndedError):
         trainer.step(batch, recorder)
     return recorder.step

@@ -7,7 +7,9 @@ trains again, and every operation reads its inputs up to one bit away from where
 Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.strategies.placed import UNOBSERVED, StepObserver
 from dpexp.training.trainer import Trainer
+from dpexp.verification.compare import Noise
 
 NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 """The type to verify in next, where an operator has no kernel for a type."""
@@ -24,6 +27,16 @@ MARGIN, DRAWS = 10, 3
 """The limit is so many times the largest of so many measured differences, of all possible roundings."""
 MOST = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest limit: wrong semantics make errors of 1e-3 and more."""
+
+
+def largest(draws: Iterable[Noise]) -> Noise:
+    """The noise of several draws as one: of each part of a tensor the largest, with the margin."""
+    noise: dict[tuple[str, int, str], list[float]] = {}
+    for draw in draws:
+        for key, apart in draw.items():
+            known, scaled = noise.get(key, [0.0] * len(apart)), (MARGIN * each for each in apart)
+            noise[key] = [max(pair) for pair in zip_longest(known, scaled, fillvalue=0.0)]
+    return noise
 
 
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]

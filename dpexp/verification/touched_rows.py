@@ -106,6 +106,16 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
     ]
 
 
+def touched_rows(reduced: nn.Module) -> dict[str, torch.Tensor]:
+    """The ids of the rows that a reduced model has of its large tables, by the name of the parameter."""
+    return {
+        f"{name}.weight": hook.rows
+        for name, module in reduced.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, Remap)
+    }
+
+
 @contextmanager
 def _recording(tables: dict[str, EmbeddingTable], touched: dict[str, list[torch.Tensor]]) -> Iterator[None]:
     def add(ids: list[torch.Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:

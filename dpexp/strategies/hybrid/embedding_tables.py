@@ -17,7 +17,7 @@ from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.modules.tables import EmbeddingTable
 from dpexp.strategies.modules.wrappers import named_parameters, parts
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.shards import Shards, rows_of
 from dpexp.timing import Timer
 
 
@@ -72,6 +72,14 @@ class TableShards(Shards):
             return tensor
         columns = tensor.dim() == 2 and _is_by_column(self.tables[name])
         return torch.cat(self._group.all_gather(tensor.to_dense()), 1 if columns else 0)
+
+    def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if name not in self.tables:
+            return super().rows(name, tensor, ids)
+        own = self.tables[name].shard.rows
+        chosen = ids[(ids >= own.start) & (ids < own.stop)] - own.start
+        columns = tensor.dim() == 2 and _is_by_column(self.tables[name])
+        return torch.cat(self._group.all_gather(rows_of(tensor, chosen)), 1 if columns else 0)
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         if name in self.tables:

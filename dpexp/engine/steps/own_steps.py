@@ -1,0 +1,98 @@
+"""The run's own steps beside a single device, as entries of the Record: ``first_steps`` and ``last_step``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from dpexp import devices
+from dpexp.data.batch import Batch
+from dpexp.engine.prepare import Prepared
+from dpexp.engine.verify import row_of
+from dpexp.record.journal.journal import Journal
+from dpexp.record.record import Row
+from dpexp.strategies.modules.tables import is_mapped
+from dpexp.training.trainer import Trainer
+from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
+from dpexp.verification.touched_rows import LARGE, with_touched_rows
+
+KINDS = {
+    "output_error": "outputs",
+    "loss_error": "loss",
+    "gradient_error": "gradients",
+    "buffer_error": "buffers",
+    "parameter_error": "parameters",
+    "update_error": "updates",
+    "optimizer_error": "optimizer",
+}
+
+
+class OwnVerification:
+    """Made before the model is placed. A step that differs is recorded, and raises VerificationError."""
+
+    def __init__(self, prepared: Prepared, journal: Journal) -> None:
+        self._prepared, self._journal, config = prepared, journal, prepared.config
+        self._first = min(FIRST, config.warmup)
+        self._last = (1 + FIRST - self._first) * config.accumulate
+        model, self._notes = prepared.model, list[str]()
+        if not prepared.strategy.needs.full_tables:
+            model, self._notes = with_touched_rows(model, self._batches())
+        mapped = any(is_mapped(each) and each.numel() >= LARGE for each in model.parameters())
+        self._own: OwnSteps | None = None
+        if mapped:
+            self._notes = ["not compared: the steps use half of a table in a file"]
+            return
+        dtype = getattr(torch, config.dtype)
+        self._own = OwnSteps(model, prepared.data.objective, prepared.optimizer, dtype, config.autocast)
+
+    def _batches(self) -> list[Batch]:
+        """The global batches of all steps that are compared."""
+        config, prepared = self._prepared.config, self._prepared
+        steps = config.steps if config.epochs is None else config.epochs * prepared.batches_per_epoch
+        first, last = (prepared.endless_global_batches(number) for number in (0, steps))
+        return [*islice(first, self._first), *islice(last, self._last)]
+
+    def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
+        """The run's first steps, on the first of these batches of this rank."""
+        if self._own is None:
+            return
+        self._record("first_steps", "as placed, before the first step", self._own.bind(trainer))
+        parts = islice(batches, self._first)
+        result = self._own.first(self._prepared.endless_global_batches(), parts)
+        devices.reset_peak_memory(trainer.placed.devices)
+        self._record("first_steps", "in the run's own first steps", result)
+
+    def last(self, number: int) -> None:
+        """Steps from the trained state, on the batches that would come after so many steps."""
+        if self._own is None:
+            return
+        parts = islice(self._prepared.endless_batches(number), self._last)
+        result = self._own.last(self._prepared.endless_global_batches(number), parts)
+        self._record("last_step", "after the last measured step, from its state", result)
+
+    def _record(self, name: str, where: str, result: OwnResult) -> None:
+        passed = None if result.note else not result.cause
+        row: Row = {"dtype": result.dtype, "steps": result.steps, "passed": passed}
+        row |= {key: _error(result, kind) for key, kind in KINDS.items()}
+        worst = result.failed or max(result.worst.values(), key=lambda each: each.error, default=None)
+        row |= {"tolerance": result.tolerance, "worst": row_of(worst)}
+        row |= {"note": "; ".join(filter(None, [result.note, *self._notes])), "cause": result.cause}
+        self._journal.set({f"verification.{name}": row})
+        if result.cause:
+            cause = f"{where}, in {self._type}: {result.cause}"
+            self._journal.set({"verification.passed": False, "verification.cause": cause})
+            self._journal.flush()
+            strategy = self._prepared.config.strategy
+            raise VerificationError.of(strategy, result.tolerance, cause, "--no-check runs it unverified")
+
+    @property
+    def _type(self) -> str:
+        config = self._prepared.config
+        return f"{config.dtype} under autocast to {config.autocast}" if config.autocast else config.dtype
+
+
+def _error(result: OwnResult, kind: str) -> float | None:
+    return result.worst[kind].error if kind in result.worst else None

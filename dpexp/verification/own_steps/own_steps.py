@@ -1,0 +1,149 @@
+"""Own steps: the first steps of a run, and those after its last, beside a single device in the run's type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.trainer import Trainer
+from dpexp.verification.by_nature import WrittenByShards
+from dpexp.verification.compare import Difference, Limits
+from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.equivalence import TOLERANCE, on_host
+from dpexp.verification.model_copy import copied
+from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
+from dpexp.verification.own_steps.state import read_by_rows
+from dpexp.verification.rounding import MOST
+from dpexp.verification.side_by_side import Failure
+from dpexp.verification.touched_rows import touched_rows
+
+FIRST = 4
+"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
+
+
+@dataclass(frozen=True)
+class OwnResult:
+    """The worst difference of each kind over these ``steps``; ``note`` says why none could be compared."""
+
+    dtype: str
+    steps: int = 0
+    worst: Mapping[str, Difference] = field(default_factory=dict)
+    tolerance: float = 0.0
+    failed: Difference | None = None
+    cause: str = ""
+    note: str = ""
+
+
+class OwnSteps:
+    """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
+
+    ``bind`` gives it the run's trainer. What counts as rounding depends on the run's type.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: OptimizerFactory | None,
+        dtype: torch.dtype,
+        autocast: str = "",
+    ) -> None:
+        self._objective, self._optimizer = objective, optimizer
+        self._dtype, self._autocast = dtype, autocast
+        self._reference = Trainer(
+            on_host(copied(model, dtype).train()), objective.on_one_device, optimizer, autocast
+        )
+        self._rows = touched_rows(model)
+        self.note = ""
+
+    def bind(self, trainer: Trainer) -> OwnResult:
+        """Compare the model as placed, before any step."""
+        layout = read_by_rows(trainer, self._rows)
+        tolerance, most = base_tolerance(self._dtype, self._autocast, trainer)
+        self._layout, self._sides = (
+            layout,
+            OwnSides(
+                layout,
+                self._reference,
+                self._objective,
+                trainer.group,
+                Limits(tolerance, most),
+                WrittenByShards({}, trainer.group.dp_size, most),
+                optimizer=self._optimizer,
+                autocast=self._autocast,
+                dtype=self._dtype,
+            ),
+        )
+        failure = self._sides.check_placed()
+        if failure is None:
+            return self._result()
+        error, name = failure.worst.error, failure.worst.tensor
+        return self._result(failure, f"parameter '{name}' differs from the model's by {error:.1e}")
+
+    def first(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> OwnResult:
+        """The run's step on each of its parts of the global batches."""
+        return self._taken(zip(batches, parts, strict=False))
+
+    def last(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> OwnResult:
+        """The same from the state of a run that has trained, which then accumulates as before."""
+        apart = self._sides.apart()
+        if apart:
+            return self._result(cause=apart)
+        self._sides.restart()
+        if self._layout.optimizers is None:
+            return self._taken(zip(batches, parts, strict=False))
+        with self._layout.optimizers.restarted():
+            return self._taken(zip(batches, parts, strict=False))
+
+    def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> OwnResult:
+        for batch, part in pairs:
+            if not self.note:
+                try:
+                    failure = self._sides.take(batch, part)
+                except NotComparableError as why:
+                    self.note = f"not compared: {why}"
+                else:
+                    if failure:
+                        return self._result(failure, Locator(self._sides, failure, self._model).message())
+                    continue
+            self._layout.step(part)
+        return self._result()
+
+    @property
+    def _model(self) -> nn.Module:
+        return self._reference.placed.module
+
+    def _result(self, failure: Failure | None = None, cause: str = "") -> OwnResult:
+        sides, dtype = self._sides, str(self._dtype).removeprefix("torch.")
+        worst = sides.errors.of_all_ranks()
+        tolerance = max((each.limit for each in worst.values()), default=sides.limits.tolerance)
+        failed = failure.worst if failure is not None else None
+        return OwnResult(dtype, 0 if self.note else sides.steps, worst, tolerance, failed, cause, self.note)
+
+
+def base_tolerance(dtype: torch.dtype, autocast: str, trainer: Trainer) -> tuple[float, float]:
+    """(errors that are rounding, the largest limit) of the narrowest type that a run computes in."""
+    narrowest = min((dtype, getattr(torch, autocast or "float64")), key=lambda each: -torch.finfo(each).eps)
+    eps = torch.finfo(narrowest).eps
+    if narrowest == torch.float32 and _computes_in_tf32(trainer.placed.devices):
+        eps = TF32
+    if eps in (torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps):
+        return TOLERANCE[narrowest], MOST[narrowest]
+    return EPS * eps, min(MOST[torch.bfloat16], 100 * eps)
+
+
+TF32 = 2.0**-10
+"""The eps of float32 products on GPUs, unless PyTorch is asked for exact ones."""
+EPS = 4
+"""Errors up to so many eps of a narrow type are its rounding."""
+
+
+def _computes_in_tf32(devices: Sequence[torch.device]) -> bool:
+    is_cuda = any(device.type == "cuda" for device in devices)
+    return is_cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)

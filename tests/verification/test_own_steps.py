@@ -1,0 +1,190 @@
+"""Own steps: those of the run itself, in its own type, at first and after the last one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launching
+import pytest
+import torch
+from command_lines import ROOT
+from engine_runs import recorded
+from torch import nn
+
+from dpexp.config.run_config import RunConfig
+from dpexp.record.journal.fold import fold
+from dpexp.record.record import Record
+from dpexp.verification.equivalence import VerificationError
+
+KINDS = ROOT / "experiments" / "planted_bugs" / "kinds"
+STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}
+
+Devices = list[torch.device]
+
+
+def failed(dpexp_home: Path, layout: Callable[..., nn.Module], **options: Any) -> Record:
+    """The Record of a run with this layout, which must end as a failed verification does."""
+    config = RunConfig(
+        "custom", model="blocks", options={"layout": f"{__file__}:{layout.__name__}"}, **STEPS | options
+    )
+    with pytest.raises(VerificationError) as error:
+        recorded(dpexp_home, config)
+    record = fold(dpexp_home / "runs" / "run" / "journal.jsonl")
+    assert record.verification["passed"] is False
+    assert record.verification["cause"] in str(error.value)
+    return record
+
+
+def on_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    module.register_forward_hook(lambda module, args, output: change(output))
+
+
+# --- right runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "limit"),
+    [
+        ("single", {}, 1e-5),
+        ("whole", {"virtual": 3, "optimizer": "adam", "clip_norm": 0.1, "accumulate": 2}, 1e-5),
+        ("hybrid", {"virtual": 2, "options": {"sparse": True, "pipeline": True}}, 1e-5),
+        ("whole", {"virtual": 2, "dtype": "float64"}, 1e-12),
+        ("whole", {"virtual": 2, "dtype": "bfloat16"}, 2.0**-5),
+        ("functional", {"virtual": 3, "autocast": "bfloat16", "optimizer": "adagrad"}, 2.0**-5),
+    ],
+)
+def test_a_right_run_equals_a_single_device_in_its_own_type(
+    dpexp_home: Path, strategy: str, options: Any, limit: float
+) -> None:
+    found = recorded(dpexp_home, RunConfig(strategy, **STEPS | options)).verification
+    for name, steps in (("first_steps", 4), ("last_step", options.get("accumulate", 1))):
+        row = found[name]
+        assert (row["passed"], row["steps"], row["note"]) == (True, steps, "")
+        assert row["tolerance"] == limit
+        errors = [row[f"{kind}_error"] for kind in ("output", "loss", "gradient", "parameter", "update")]
+        assert all(0 <= error <= limit for error in errors)
+
+
+def test_a_run_in_eval_mode_compares_outputs_and_loss(dpexp_home: Path) -> None:
+    row = recorded(dpexp_home, RunConfig("whole", virtual=2, eval=True, **STEPS)).verification["last_step"]
+    assert (row["output_error"], row["gradient_error"]) == (0.0, None)
+    assert row["loss_error"] < 1e-6
+
+
+def test_steps_that_a_short_warm_up_lacks_come_after_the_last(dpexp_home: Path) -> None:
+    found = recorded(dpexp_home, RunConfig("single", **STEPS | {"warmup": 1})).verification
+    assert [found[name]["steps"] for name in ("first_steps", "last_step")] == [1, 4]
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 4, "optimizer": "adam"}, {"eval": True}])
+def test_a_run_has_the_bits_of_one_that_compares_nothing(dpexp_home: Path, options: Any) -> None:
+    config = {"virtual": 2, "model": "mlp", "data": "digits", "epochs": 1, "batch_size": 600}
+    config |= STEPS | {"phase_steps": 2} | options
+    with_check, without = (
+        recorded(dpexp_home, RunConfig("whole", check=check, **config), f"check-{check}")
+        for check in (True, False)
+    )
+    for of in (lambda r: r.digest, lambda r: r.steps["loss"], lambda r: r.metrics, lambda r: r.memory_use):
+        assert of(with_check) == of(without)
+    assert "first_steps" not in without.verification or without.verification["first_steps"] is None
+
+
+def test_of_a_large_table_the_touched_rows_are_compared(dpexp_home: Path) -> None:
+    config = RunConfig("hybrid", model="embedding:rows=120000", virtual=1, optimizer="adagrad", **STEPS)
+    found = recorded(dpexp_home, config).verification
+    for name in ("first_steps", "last_step"):
+        assert "of its 120,000 rows" in found[name]["note"]
+        assert found[name]["optimizer_error"] < 1e-6
+
+
+class Dropped(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.Dropout(), nn.Linear(8, 2))
+
+
+def test_random_layers_are_compared_where_rows_are_not_split(dpexp_home: Path) -> None:
+    model = f"{__file__}:Dropped"
+    row = recorded(dpexp_home, RunConfig("single", model=model, **STEPS)).verification["last_step"]
+    assert (row["steps"], row["output_error"]) == (1, 0.0)
+
+
+# --- wrong ones ------------------------------------------------------------------------------------
+
+
+def wrong_in_float32(model: Any, devices: Devices) -> nn.Module:
+    on_output(model.block2, lambda x: x * 1.001 if x.dtype == torch.float32 else x)
+    return model  # type: ignore[no-any-return]
+
+
+def test_a_bug_in_the_run_s_type_is_found_in_its_first_step(dpexp_home: Path) -> None:
+    record = failed(dpexp_home, wrong_in_float32)
+    row = record.verification["first_steps"]
+    assert row["worst"]["kind"] == "outputs"
+    assert 1e-4 < row["output_error"] < 1e-2
+    assert "in the run's own first steps, in float32: step 1" in record.verification["cause"]
+    assert "is of module 'block2': it is 1.001 times" in record.verification["cause"]
+    assert record.steps["loss"] == []
+
+
+def begins_late(model: Any, devices: Devices) -> nn.Module:
+    calls: list[None] = []
+
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return gradient / 2 if len(calls) > 10 else gradient
+
+    model.block1.weight.register_hook(change)
+    return model  # type: ignore[no-any-return]
+
+
+def test_a_bug_that_begins_late_is_found_after_the_last_step_which_stays_recorded(dpexp_home: Path) -> None:
+    record = failed(dpexp_home, begins_late)
+    assert record.verification["first_steps"]["passed"] is True
+    assert record.verification["last_step"]["worst"]["tensor"] == "block1.weight"
+    assert "after the last measured step, from its state" in record.verification["cause"]
+    assert len(record.steps["loss"]) == 6
+    assert record.digest["weights"]
+
+
+def rounds_weights(model: Any, devices: Devices) -> nn.Module:
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float32:
+            parameter.data.copy_(parameter.data.bfloat16().float())
+    return model  # type: ignore[no-any-return]
+
+
+def test_a_model_that_is_placed_with_other_numbers_is_found_before_its_first_step(dpexp_home: Path) -> None:
+    assert "differs from the model's" in failed(dpexp_home, rounds_weights, warmup=0).verification["cause"]
+
+
+def trains_at_another_rate(model: Any, devices: Devices) -> nn.Module:
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    first, steps = next(model.parameters()), list[None]()
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if any(each is first for group in optimizer.param_groups for each in group["params"]):
+            steps.append(None)
+            if len(steps) == 8:
+                handle.remove()
+                optimizer.param_groups[0]["lr"] /= 2
+
+    handle = register_optimizer_step_pre_hook(before)
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_another_learning_rate_is_found_by_the_updates(dpexp_home: Path, optimizer: str) -> None:
+    row = failed(dpexp_home, trains_at_another_rate, optimizer=optimizer).verification["last_step"]
+    assert row["gradient_error"] < 1e-6
+    assert row["update_error"] == pytest.approx(0.5, rel=0.1)
+
+
+def test_ranks_that_train_apart_are_found_after_the_last_step() -> None:
+    layout = f"{KINDS / 'over.py'}:ranks:bug=late.no_sync_every_fourth"
+    words = ("custom", "--mesh", "dp=2", "--layout", layout, "--model", f"{KINDS / 'nets.py'}:Net")
+    short = ("--steps", "12", "--warmup", "1", "--phase-steps", "0")
+    done = launching.run(*words, *short, PYTHONPATH=str(KINDS))
+    assert done.returncode == 1
+    assert "of rank 1 is not that of rank 0" in done.stderr
+    assert "the ranks have trained apart" in done.stderr
