@@ -1,7 +1,7 @@
-"""Judge the bugs of all kinds by whole runs: does each run end with a VerificationError?
+"""Judge the bugs of all kinds by whole runs: does each run end with a VerificationError? Does every right one pass?
 
 python experiments/planted_bugs/judge_kinds.py                          # all; writes the records and the tables
-python experiments/planted_bugs/judge_kinds.py late.counter hidden      # this bug and this kind; prints messages
+python experiments/planted_bugs/judge_kinds.py late.powersgd hidden     # this bug, and this kind; prints messages
 
 Each run is one or two forks of a process that has imported torch: a bug that changes PyTorch for all changes it in
 its own process, and no run costs an import.
@@ -16,12 +16,19 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE / "kinds")]
+
+import kind_tables
+import typer
+from catalogue import RIGHT, Case, cases
 
 PATIENCE_S = 120.0
 """A run that takes longer is killed, and its bug counts as not caught."""
@@ -29,47 +36,54 @@ PATIENCE_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
 
 
-def judged(case, folder: Path) -> dict[str, Any]:
-    """The verdict on one case, from a run in forks of this process."""
-    started, port = time.perf_counter(), free_port()
-    children = []
-    for rank in range(case.ranks):
-        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        child = os.fork()
-        if not child:
-            run_in_child(case.options, world if case.ranks > 1 else {}, folder, rank)
-        children.append(child)
-    ended = wait_for(children)
-    result = folder / "ended-0.json"
-    found = (
-        json.loads(result.read_text()) if result.exists() else {"ended": ended, "message": printed(folder)}
-    )
-    caught = found["ended"] == "VerificationError" or bool(
-        case.refusal and re.search(case.refusal, found["message"])
-    )
-    row = {"kind": case.kind, "bug": case.name, "over": case.over, "caught": caught, **found}
-    return row | {"seconds": round(time.perf_counter() - started, 1)}
+def preload() -> None:
+    """Import what runs import, so far as it starts no thread."""
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "dpexp.run", "dpexp.engine.loop"):
+        import_module(name)
 
 
-def printed(folder: Path) -> str:
-    """The end of what the first rank printed."""
-    return (folder / "printed-0").read_text()[-600:]
+def judged(case: Case, folder: Path) -> dict[str, Any]:
+    """The verdict on one case, from a run in forks of this process, whose files are in the folder."""
+    folder.mkdir()
+    world = {"WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "MASTER_PORT": free_port()}
+    children = [
+        started(case, world | {"RANK": rank, "LOCAL_RANK": rank}, folder) for rank in range(case.ranks)
+    ]
+    has_ended = wait_for(children)
+    written = folder / "ended-0"
+    if written.exists():
+        found = json.loads(written.read_text())
+    else:
+        found = {
+            "ended": "died" if has_ended else "hung",
+            "message": (folder / "printed-0").read_text()[-600:],
+        }
+    verdict = {"kind": case.kind, "bug": case.name, "over": case.over, "passed": found["ended"] == "finished"}
+    return verdict | {"is_right": is_right(case, **found)} | found
 
 
-def run_in_child(options: dict[str, Any], world: dict[str, Any], folder: Path, rank: int) -> None:
-    """Run as this rank, write how it ended, and end this process."""
+def is_right(case: Case, ended: str, message: str) -> bool:
+    """Whether the run ended as it should."""
+    is_refused = bool(case.refusal and re.search(case.refusal, message))
+    if case.kind in (*RIGHT, "unseen"):
+        return ended == "finished" or is_refused
+    return ended == "VerificationError" or is_refused
+
+
+def started(case: Case, world: dict[str, Any], folder: Path) -> int:
+    """Start a rank of the run, or the run, in a fork; its process id."""
+    child = os.fork()
+    if child:
+        return child
     try:
-        printed = os.open(folder / f"printed-{rank}", os.O_CREAT | os.O_WRONLY)
+        printed = os.open(folder / f"printed-{world['RANK']}", os.O_CREAT | os.O_WRONLY)
         os.dup2(printed, 1)
         os.dup2(printed, 2)
-        os.environ.update(ENVIRONMENT | {name: str(value) for name, value in world.items()})
         os.environ["DPEXP_HOME"] = str(folder)
-        found = ended(options)
-        (folder / f"ended-{rank}.json").write_text(json.dumps(found))
+        if case.ranks > 1:
+            os.environ |= {name: str(value) for name, value in world.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        (folder / f"ended-{world['RANK']}").write_text(json.dumps(how_it_ends(case.options)))
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -77,8 +91,8 @@ def run_in_child(options: dict[str, Any], world: dict[str, Any], folder: Path, r
         os._exit(0)
 
 
-def ended(options: dict[str, Any]) -> dict[str, Any]:
-    """How a run with these options ends: the type of its error, and the message."""
+def how_it_ends(options: dict[str, Any]) -> dict[str, str]:
+    """The type of the error with which a run with these options ends, and its message."""
     from dpexp.config.errors import ConfigError
     from dpexp.config.run_config import RunConfig
     from dpexp.run import execute
@@ -90,78 +104,61 @@ def ended(options: dict[str, Any]) -> dict[str, Any]:
     return {"ended": type(error).__name__ if error else "finished", "message": str(error or "")}
 
 
-def wait_for(children: list[int]) -> str:
-    """Wait until all have ended; kill them once they take too long."""
+def wait_for(children: list[int]) -> bool:
+    """Wait until all have ended; kill them once they take too long, and return False."""
     deadline, left = time.monotonic() + PATIENCE_S, set(children)
-    while left:
-        for child in list(left):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                left.discard(child)
-        if left and time.monotonic() > deadline:
-            for child in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.02)
-    return "hung" if deadline == float("inf") else "died"
+    while left and time.monotonic() < deadline:
+        left = {child for child in left if not os.waitpid(child, os.WNOHANG)[0]}
+        time.sleep(0.01)
+    for child in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return not left
 
 
 def free_port() -> int:
+    """A port that no process of this machine listens at."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
+        return int(listening.getsockname()[1])
 
 
-def preload() -> None:
-    """Import what every run imports, and nothing that starts a thread."""
-    import pkgutil
-    from importlib import import_module
-
-    import dpexp
-
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.utils.flop_counter"):
-        import_module(name)
-    for module in pkgutil.walk_packages(dpexp.__path__, "dpexp."):
-        if not module.name.startswith(("dpexp.tracking", "dpexp.report", "dpexp.commands", "dpexp.study")):
-            import_module(module.name)
+def shown(row: dict[str, Any], seconds: float) -> str:
+    """A verdict as a line."""
+    mark = "right" if row["is_right"] else "WRONG"
+    end = f"{row['ended']}: {row['message']}" if row["message"] else row["ended"]
+    return f"{mark}  {row['kind']}.{row['bug']}/{row['over']}  {seconds:.1f} s  {end}"
 
 
-def main(words: list[str]) -> None:
-    os.environ.update(ENVIRONMENT)
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="KIND, KIND.BUG or KIND.BUG/LAYOUT; all without.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 2,
+    write: Annotated[bool, typer.Option(help="Write the verdicts of chosen ones too.")] = False,
+) -> None:
+    """Judge cases; without names all of them, and write the records and the tables."""
+    os.environ |= ENVIRONMENT
     preload()
-    from catalogue import cases
+    found = cases()
+    if names:
+        found = [each for each in found if {each.kind, f"{each.kind}.{each.name}", str(each)} & set(names)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        judge = partial(timed, folder=Path(folder))
+        rows = list(pool.map(judge, range(len(found)), found))
+    print(f"{sum(row['is_right'] for row in rows)} of {len(rows)} right")
+    if write or not names:
+        kind_tables.write(rows, every=not names)
 
-    jobs = int(os.environ.get("JOBS", "2"))
-    chosen = [
-        case
-        for case in cases()
-        if not words
-        or {case.kind, f"{case.kind}.{case.name}", f"{case.kind}.{case.name}/{case.over}"} & set(words)
-    ]
-    rows = []
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
 
-        def one(number: int):
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            row = judged(chosen[number], folder)
-            print(
-                f"{'caught' if row['caught'] else 'MISSED'}  {row['kind']}.{row['bug']}/{row['over']}  {row['seconds']} s  {row['ended']}: {row['message'][:400]}",
-                flush=True,
-            )
-            return row
-
-        rows = list(pool.map(one, range(len(chosen))))
-    print(f"{sum(row['caught'] for row in rows)} of {len(rows)} caught")
-    out = os.environ.get("OUT")
-    if out:
-        known = {
-            (r["kind"], r["bug"], r["over"]): r
-            for r in (json.loads(Path(out).read_text()) if Path(out).exists() else [])
-        }
-        known |= {(r["kind"], r["bug"], r["over"]): r for r in rows}
-        Path(out).write_text(json.dumps(list(known.values()), indent=1))
+def timed(number: int, case: Case, folder: Path) -> dict[str, Any]:
+    """The verdict on a case, which is printed."""
+    start = time.perf_counter()
+    row = judged(case, folder / str(number))
+    print(shown(row, time.perf_counter() - start), flush=True)
+    return row
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)

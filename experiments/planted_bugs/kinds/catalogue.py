@@ -60,18 +60,27 @@ RANKS = ("ranks", "shards", "by_hand", "ddp", "fsdp")
 
 @dataclass(frozen=True)
 class Case:
-    """One run: a bug (``kind.name``) over a layout, with all options. ``refusal`` is in a message that is right too."""
+    """One run: a bug (``kind.name``) over a layout, with all options.
+
+    ``what`` is wrong, and would be ``seen_by`` something else than a run. A message in which the pattern ``refusal``
+    is found is right too.
+    """
 
     kind: str
     name: str
     over: str
     what: str
+    seen_by: str = ""
     refusal: str = ""
     options: dict = field(default_factory=dict)
 
     @property
     def ranks(self):
+        """The number of processes."""
         return 2 if self.over in RANKS else 1
+
+    def __str__(self):
+        return f"{self.kind}.{self.name}/{self.over}"
 
 
 _FOUND = []
@@ -86,25 +95,18 @@ def bug(*over, model="Net", refusal="", name="", **options):
     """Run the function ``(model)``, or the model class, that follows over these layouts, with these options."""
 
     def register(planted):
-        kind = planted.__module__
+        what, _, seen_by = inspect.getdoc(planted).partition("\n\n")
+        named = name or planted.__name__
         for each in over:
-            _FOUND.append(
-                Case(
-                    kind,
-                    name or planted.__name__,
-                    each,
-                    inspect.getdoc(planted).splitlines()[0],
-                    refusal,
-                    _options(each, planted, name, model) | options,
-                )
-            )
+            run = _options(each, planted, named, model) | options
+            _FOUND.append(Case(planted.__module__, named, each, what, seen_by, refusal, run))
         return planted
 
     return register
 
 
 def _options(over, planted, name, model):
-    kind, name = planted.__module__, name or planted.__name__
+    kind = planted.__module__
     if over in CUSTOM and isinstance(planted, type):
         kind, name, model = "right_layouts", "nothing", f"{kind}.{name}"
     if over in CUSTOM:
@@ -121,7 +123,7 @@ def _model(name):
 
 def cases():
     """All cases, in the order of kinds and files."""
-    _FOUND.clear()
     for kind in (*KINDS, *RIGHT):
         import_module(kind)
-    return list(_FOUND)
+    order = {kind: number for number, kind in enumerate((*KINDS, *RIGHT))}
+    return sorted(_FOUND, key=lambda case: order[case.kind])
