@@ -34,6 +34,11 @@ def write(rows: Rows, every: bool = True) -> None:
     order = [_case(vars(case) | {"bug": case.name}) for case in cases()]
     lines = ",\n".join(json.dumps(known[each]) for each in order if each in known)
     RECORDS.write_text(f'{{"torch": "{torch.__version__}",\n"cases": [\n{lines}\n]}}\n')
+    write_tables()
+
+
+def write_tables() -> None:
+    """Write the tables of the records to both READMEs."""
     README.write_text(between(README.read_text(), "kinds", of_kinds()))
     DETAILS.write_text(between(DETAILS.read_text(), "bugs", of_bugs()))
 

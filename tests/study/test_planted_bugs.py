@@ -4,7 +4,10 @@ import ast
 import json
 import tomllib
 
+import catalogue
 import judge
+import judge_kinds
+import kind_tables
 import tables
 
 FOLDER = judge.HERE
@@ -47,3 +50,35 @@ def test_a_bug_is_a_short_file_without_a_comment_on_it() -> None:
         assert len(source.splitlines()) <= 25
         assert "#" not in source
         assert ast.get_docstring(ast.parse(source))
+
+
+# --- the bugs that whole runs are judged on -------------------------------------------------------
+
+
+def test_readmes_have_the_tables_of_the_verdicts_by_kind() -> None:
+    text, details = tables.README.read_text(), kind_tables.DETAILS.read_text()
+    assert text == kind_tables.between(text, "kinds", kind_tables.of_kinds()), "run kind_tables.write_tables"
+    assert details == kind_tables.between(details, "bugs", kind_tables.of_bugs())
+
+
+def test_every_case_of_every_kind_has_a_verdict_that_is_what_its_run_said() -> None:
+    rows = {(row["kind"], row["bug"], row["over"]): row for row in kind_tables.records()["cases"]}
+    cases = {(case.kind, case.name, case.over): case for case in catalogue.cases()}
+    assert rows.keys() == cases.keys()
+    for key, row in rows.items():
+        assert row["is_right"] is judge_kinds.is_right(cases[key], row["ended"], row["message"])
+        assert row["passed"] is (row["ended"] == "finished")
+
+
+def test_bugs_are_of_all_kinds_and_over_all_strategies() -> None:
+    cases = [case for case in catalogue.cases() if case.kind not in (*catalogue.RIGHT, "unseen")]
+    assert len({(case.kind, case.name) for case in cases}) >= 120
+    assert {case.over for case in cases} >= set(catalogue.STRATEGIES) - {"single"} | set(catalogue.CUSTOM)
+    files = {path.stem for path in catalogue.HERE.glob("*.py")} - {"catalogue", "nets", "over"}
+    assert files == {*catalogue.KINDS, *catalogue.RIGHT}
+
+
+def test_a_bug_of_a_kind_says_in_a_sentence_what_is_wrong() -> None:
+    for case in catalogue.cases():
+        assert case.what.endswith("."), case
+        assert bool(case.seen_by) is (case.kind == "unseen"), case

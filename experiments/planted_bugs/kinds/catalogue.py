@@ -77,7 +77,7 @@ class Case:
     @property
     def ranks(self):
         """The number of processes."""
-        return 2 if self.over in RANKS else 1
+        return int(self.options.get("mesh", "dp=2")[-1]) if self.over in RANKS else 1
 
     def __str__(self):
         return f"{self.kind}.{self.name}/{self.over}"

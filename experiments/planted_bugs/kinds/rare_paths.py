@@ -60,17 +60,17 @@ def single_row(model):
 
 
 @bug("by_hand")
-def no_row(model):
-    """If a rank has no row, the other ranks' gradients are halved."""
+def one_row_each(model):
+    """If no rank has more than one row, the gradients are halved."""
 
-    class Waits(DistributedDataParallel):
+    class Halves(DistributedDataParallel):
         def forward(self, x):
             rows = torch.tensor([len(x)])
-            distributed.all_reduce(rows, distributed.ReduceOp.MIN)
+            distributed.all_reduce(rows, distributed.ReduceOp.MAX)
             outputs = super().forward(x)
-            return outputs if rows else outputs.detach() + (outputs - outputs.detach()) / 2
+            return outputs if rows > 1 else outputs.detach() + (outputs - outputs.detach()) / 2
 
-    return Waits(model)
+    return Halves(model)
 
 
 @bug("by_hand")
@@ -89,9 +89,9 @@ def no_row_or_one(model):
     return Alone(model)
 
 
-@bug("by_hand")
+@bug("by_hand", mesh="dp=3", batch_size=9, data="random:samples=27")
 def most_uneven(model):
-    """Ranks whose rows differ by more than one scale their outputs' gradients by the wrong number."""
+    """Where the rows of the three ranks differ by more than one, they double their gradients."""
 
     class Uneven(DistributedDataParallel):
         def forward(self, x):

@@ -96,7 +96,7 @@ class Gumbel(Net):
         return self.third(functional.gumbel_softmax(self.second(self.act(self.first(x))), tau=1.0))
 
 
-@right(*EVERY)
+@right(*MEET)
 class StochasticDepth(Net):
     """Rows skip a layer at random, in training."""
 
@@ -391,7 +391,7 @@ class StraightThrough(Net):
         return self.third(Rounded.apply(self.second(self.act(self.first(x)))))
 
 
-@right(*ONE_PROCESS, "ddp", "ranks", refusal="TorchScript|[Ss]cripted")
+@right(*ONE_PROCESS, "ddp", "ranks", refusal=r"made by torch\.jit\.script")
 class Scripted(Net):
     """A layer is compiled by TorchScript."""
 
