@@ -14,8 +14,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
-from dpexp.verification.equivalence import VerificationError
-from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.result import VerificationError
+from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
 
 

@@ -20,7 +20,7 @@ from dpexp.parallel import chunk_sizes
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
 from dpexp.training.preserve import preserved
-from dpexp.verification.model_copy import check_copyable
+from dpexp.verification.steps.model_copy import check_copyable
 
 
 def check_not_wrapped(model: nn.Module) -> None:

@@ -24,10 +24,14 @@ from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import Difference, Tensors, distance, magnitude
-from dpexp.verification.equivalence import TOLERANCE, Equivalence, Result, in_dtype, on_host
-from dpexp.verification.gathered_outputs import gathered_outputs
-from dpexp.verification.recorder import Step, computed
+from dpexp.verification.comparison import in_dtype, on_host
+from dpexp.verification.equivalence import Equivalence
+from dpexp.verification.limits.compare import Difference, Tensors, distance, magnitude
+from dpexp.verification.modes.mode import Mode
+from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.steps.gathered_outputs import gathered_outputs
+from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.steps.recorder import Step, computed
 from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
 
 
@@ -48,6 +52,7 @@ class Verification:
     note: str = ""
     rounding: Row | None = None
     steps: int = 0
+    training_steps: int = 0
     loss_error: float | None = None
     buffer_error: float | None = None
     parameter_error: float | None = None
@@ -73,7 +78,7 @@ def verify(prepared: Prepared) -> Verification:
     except UnknownIdError:  # in eval mode, the model looks up other rows
         equivalence, notes = _equivalence(prepared, dtype, in_full=True)
         result = equivalence.result()
-    rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.quiet).row()
+    rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.mode).row()
     passed = result.passed and (rounding is None or bool(rounding["passed"]))
     return Verification(
         True,
@@ -92,6 +97,7 @@ def _additions(result: Result) -> Row:
     """What a Record has had since verification trains."""
     return {
         "steps": result.steps,
+        "training_steps": result.training_steps,
         "loss_error": result.error("loss"),
         "buffer_error": result.error("buffers"),
         "parameter_error": result.error("parameters"),
@@ -161,7 +167,7 @@ class _Rounding:
 
     prepared: Prepared
     equivalence: Equivalence
-    quiet: frozenset[str]
+    mode: Mode
 
     def row(self) -> Row | None:
         """Errors of the run, and of a single device that computes the same way; None for other runs."""
@@ -184,17 +190,20 @@ class _Rounding:
         return row | {"passed": passed}
 
     def _on_single_device(self, config: RunConfig, dtype: torch.dtype) -> Step:
-        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
-        return self._step(on_host(model), self.equivalence.batches[0], dtype, config)
+        return self._step(on_host(self._copy(dtype)), self.equivalence.batches[0], dtype, config)
 
     def _on_layout(self, strategy: Strategy, dtype: torch.dtype, exact: Step) -> Step:
-        model, _ = self.equivalence.comparable_copy(dtype, self.quiet)
-        placed = strategy.place(model, self.prepared.selection.used, Timer())
+        placed = strategy.place(self._copy(dtype), self.prepared.selection.used, Timer())
         objective, group = self.prepared.data.objective, strategy.group
         part = objective.weighted(self.equivalence.batches[0].part(group.rows), group)
         step = self._step(placed, part, dtype, strategy.config)
         step.outputs = gathered_outputs(step, exact, part, objective, group)
         return step
+
+    def _copy(self, dtype: torch.dtype) -> nn.Module:
+        model = copied(self.equivalence.model, dtype)
+        self.mode.prepare(model)
+        return model
 
     def _step(self, placed: Placed, batch: Batch, dtype: torch.dtype, config: RunConfig) -> Step:
         optimizer = self.equivalence.optimizer

@@ -23,6 +23,9 @@ from dpexp.devices import physical
 PROBABILITIES = ("p", "dropout", "dropout_p", "dropout_prob", "drop_prob", "drop_rate")
 """Attributes in which dropout layers, recurrent layers, attention and stochastic depth keep theirs."""
 
+DRAWS = "_dpexp_draws"
+"""An attribute of modules whose own forward was seen to draw random numbers."""
+
 RANDOM_LAYERS = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -46,7 +49,7 @@ def draws_random_numbers(module: Any) -> bool:
     if not isinstance(module, nn.Module):
         module = getattr(module, "module", None)
     return isinstance(module, nn.Module) and any(
-        layer.training and is_random_layer(layer) for layer in module.modules()
+        layer.training and (is_random_layer(layer) or DRAWS in vars(layer)) for layer in module.modules()
     )
 
 

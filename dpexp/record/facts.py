@@ -168,6 +168,7 @@ class Verification(TypedDict):
     gradient_error: NotRequired[float | None]
     loss_error: NotRequired[float | None]
     buffer_error: NotRequired[float | None]
+    training_steps: NotRequired[int]
     parameter_error: NotRequired[float | None]
     update_error: NotRequired[float | None]
     optimizer_error: NotRequired[float | None]

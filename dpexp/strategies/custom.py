@@ -19,7 +19,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules.wrappers import Wrapper, named_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.ranks.sync_batch_norm import converted_on_host
 from dpexp.strategies.shards import DTensorShards
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
@@ -111,7 +112,8 @@ def lay_out(
     something else than a module.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
+    with converted_on_host() if devices[0] == HOST else nullcontext():
+        laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
     if not isinstance(laid_out, nn.Module):
         raise ConfigError(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "

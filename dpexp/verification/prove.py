@@ -22,7 +22,8 @@ from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
-from dpexp.verification.equivalence import Equivalence, Result, VerificationError
+from dpexp.verification.equivalence import Equivalence
+from dpexp.verification.result import Result, VerificationError
 
 
 def prove(

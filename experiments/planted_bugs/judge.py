@@ -96,7 +96,7 @@ def prove(layout: Layout, ranks: int) -> Verdict:
     from torch.distributed.device_mesh import init_device_mesh
 
     import dpexp
-    from dpexp.verification.equivalence import VerificationError
+    from dpexp.verification.result import VerificationError
 
     torch.manual_seed(0)
     model = getattr(import_module("models"), layout.model)()

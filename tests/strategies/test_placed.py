@@ -17,7 +17,7 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.single import Single
-from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.result import VerificationError
 
 Update = Callable[[], object] | None
 NOTHING: AbstractContextManager[object] = nullcontext()

@@ -20,9 +20,10 @@ from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
-from dpexp.verification.equivalence import Equivalence, Result
-from dpexp.verification.gathered_outputs import scalars_of_replicas
-from dpexp.verification.model_copy import copied
+from dpexp.verification.equivalence import Equivalence
+from dpexp.verification.result import Result
+from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
+from dpexp.verification.steps.model_copy import copied
 
 DEVICES = tuple(torch.device("cpu", index) for index in range(3))
 

@@ -19,8 +19,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.parallel import DataParallel
 from dpexp.timing import Timer
-from dpexp.verification.equivalence import VerificationError
-from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.result import VerificationError
+from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 
 DATA = {"data": "random:samples=25", "batch_size": 10, "virtual": 3}  # shards of 4, 4, 2 and 2, 2, 1 rows
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
-from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.result import VerificationError
 
 KINDS = ROOT / "experiments" / "planted_bugs" / "kinds"
 STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}

@@ -15,7 +15,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.devices import accelerators
 from dpexp.models.linear import Blocks
 from dpexp.parallel import DataParallel
-from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
 

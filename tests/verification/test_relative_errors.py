@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.verification.compare import Limits, Parts, parts, relative_error, whole_error
-from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.limits.compare import Limits, Parts, parts, relative_error, whole_error
+from dpexp.verification.result import VerificationError
 
 DOUBLE = torch.float64
 LARGE = (-torch.finfo(DOUBLE).max, -1e300, -1e9, 3e7, math.inf, -math.inf)

@@ -13,8 +13,8 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, verify
 from dpexp.parallel import DataParallel
-from dpexp.verification.equivalence import VerificationError
-from dpexp.verification.rounding import OtherwiseRounded
+from dpexp.verification.limits.rounding import OtherwiseRounded
+from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", index) for index in range(3)]
 

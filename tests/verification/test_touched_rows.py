@@ -18,7 +18,7 @@ from dpexp.strategies.hybrid.hybrid import Hybrid
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification import touched_rows
-from dpexp.verification.equivalence import VerificationError
+from dpexp.verification.result import VerificationError
 from dpexp.verification.touched_rows import Lookups, large_tables, with_touched_rows
 
 ROWS, DIM = 300, 4

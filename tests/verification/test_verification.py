@@ -21,8 +21,8 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
-from dpexp.verification.by_nature import set_comparable_mode
-from dpexp.verification.compare import relative_error
+from dpexp.verification.limits.compare import relative_error
+from dpexp.verification.modes.mode import set_comparable_mode
 
 OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}, "place": {"place": ["block2=cpu"]}}
 """The options that a strategy does not run without."""

@@ -15,8 +15,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import is_mapped
 from dpexp.training.trainer import Trainer
-from dpexp.verification.equivalence import VerificationError
 from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
+from dpexp.verification.result import VerificationError
 from dpexp.verification.touched_rows import LARGE, with_touched_rows
 
 KINDS = {

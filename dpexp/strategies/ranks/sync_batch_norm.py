@@ -77,6 +77,21 @@ def on_host_ranks(model: nn.Module) -> nn.Module:
     return _as_class(model, HostSyncBatchNorm)
 
 
+@contextmanager
+def converted_on_host() -> Iterator[None]:
+    """Inside, PyTorch's conversion makes batch norms that ranks on the host can compute."""
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+
+    def converted(module: nn.Module, process_group: Any = None) -> nn.Module:
+        return on_host_ranks(convert(module, process_group))
+
+    nn.SyncBatchNorm.convert_sync_batchnorm = converted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.SyncBatchNorm.convert_sync_batchnorm = convert  # type: ignore[method-assign]
+
+
 def on_one_device(model: nn.Module) -> nn.Module:
     """The model, whose SyncBatchNorm knows no other ranks."""
     return _as_class(model, OneDeviceBatchNorm)

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 import torch
 
-from dpexp.verification.compare import distance
-from dpexp.verification.recorder import Calls
+from dpexp.verification.limits.compare import distance
+from dpexp.verification.steps.recorder import Calls
 
 Key: TypeAlias = tuple[str, int]
 """A module's name, and the number of wrappers around it."""
@@ -36,6 +36,16 @@ def joined_call(
     ]
     complete = [tensor for tensor in together if tensor is not None]
     return complete if complete and len(complete) == len(wanted) else None
+
+
+def joined_chunks(chunks: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The outputs of a single device that computed the rows in chunks, as if it had computed them at once."""
+    pieces = zip(*chunks, strict=True)
+    return (
+        [torch.cat(each) if each[0].dim() else torch.stack(each) for each in pieces]
+        if len(chunks) > 1
+        else [*chunks[0]]
+    )
 
 
 def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:

@@ -18,7 +18,9 @@ from torch import nn
 
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
-from dpexp.verification.compare import (
+from dpexp.verification.diagnosis import patterns
+from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
+from dpexp.verification.limits.compare import (
     Difference,
     Tensors,
     distance,
@@ -27,10 +29,9 @@ from dpexp.verification.compare import (
     whole_error,
     worst,
 )
-from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.joined_calls import Key, joined_call
-from dpexp.verification.recorder import Calls, computed, widened
-from dpexp.verification.side_by_side import Failure, SideBySide
+from dpexp.verification.modes.chunks import Chunked
+from dpexp.verification.steps.recorder import Calls, computed, widened
+from dpexp.verification.steps.side_by_side import Failure, SideBySide
 
 Outputs: TypeAlias = Sequence[torch.Tensor]
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
@@ -99,9 +100,12 @@ class Locator:
         expected, counts = self.failure.expected, Counter[Key]()
         together = self.group.mesh.ranks_by_dp_rank
         for key in expected.modules:
-            wanted = expected.calls[key][-1][counts[key]]
+            of_chunks = [calls for _, calls in sorted(expected.calls[key].items())]
+            calls = min(map(len, of_chunks))
+            if counts[key] >= calls:
+                continue  # of another chunk
+            wanted = joined_chunks([each[counts[key]] for each in of_chunks])
             for found_key in self._levels(by_rank, key[0]):
-                calls = len(expected.calls[key][-1])
                 found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
                 if found is not None and len(found) == len(wanted):
                     yield found_key, found, wanted
@@ -186,6 +190,7 @@ class Locator:
         if wrong[0] not in found:
             return _Shape(is_missing=True)
         counts = self._shard_counts()
+        in_chunks = isinstance(self.sides.reference.placed.module, Chunked)
         for chosen in (wrong, wrong[:1]):
             usable = [name for name in chosen if name in expected and name in found]
             scale = patterns.factor(_vector(found, expected, usable), _vector(expected, expected, usable))
@@ -193,6 +198,8 @@ class Locator:
                 return _Shape(
                     scale=scale, shards=self._count(counts), unit="rank" if self.group.size > 1 else "shard"
                 )
+        if in_chunks:  # which shards of shards may not fill
+            return _Shape()
         return next((shape for count in counts if (shape := self._shares(wrong, count))), _Shape())
 
     def _shares(self, names: Sequence[str], count: int) -> _Shape | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpexp.data.batch import Batch
 from dpexp.tensors import walk
-from dpexp.verification.recorder import Step
+from dpexp.verification.steps.recorder import Step
 
 
 class NonfiniteError(RuntimeError):

@@ -12,15 +12,16 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
-from dpexp.verification.by_nature import WrittenByShards
-from dpexp.verification.compare import Difference, Limits
+from dpexp.verification.comparison import on_host
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.equivalence import TOLERANCE, on_host
-from dpexp.verification.model_copy import copied
+from dpexp.verification.limits.compare import Difference, Limits
+from dpexp.verification.limits.rounding import MOST
+from dpexp.verification.modes.by_nature import WrittenByShards
 from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
-from dpexp.verification.rounding import MOST
-from dpexp.verification.side_by_side import Failure
+from dpexp.verification.result import TOLERANCE
+from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.steps.side_by_side import Failure
 from dpexp.verification.touched_rows import touched_rows
 
 FIRST = 4

@@ -29,14 +29,20 @@ from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import Difference, Noise, Parts, Tensors, distance, magnitude, parts_of
-from dpexp.verification.equivalence import on_host
-from dpexp.verification.errors import Errors
-from dpexp.verification.model_copy import copied
+from dpexp.verification.comparison import on_host
+from dpexp.verification.limits.compare import Difference, Noise, Parts, Tensors, distance, magnitude, parts_of
+from dpexp.verification.limits.errors import Errors
+from dpexp.verification.limits.rounding import DRAWS, OtherwiseRounded, OtherwiseRoundedTrainer, largest
 from dpexp.verification.own_steps.state import State, follow_groups, of_layout
-from dpexp.verification.recorder import Recorder, Step, computed, optimizer_numbers
-from dpexp.verification.rounding import DRAWS, OtherwiseRounded, OtherwiseRoundedTrainer, largest
-from dpexp.verification.side_by_side import Failure, SideBySide, _DiffersError, _parts_of_gradients, _scalar
+from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.steps.recorder import Recorder, Step, computed, optimizer_numbers
+from dpexp.verification.steps.side_by_side import (
+    Failure,
+    SideBySide,
+    _DiffersError,
+    _parts_of_gradients,
+    _scalar,
+)
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after one addition to it."""

@@ -13,6 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.data.rng import seed_globals
+
+
+@dataclass
+class Seeds:
+    """Sets the random state for each chunk of rows of a step; ``step`` counts from 1."""
+
+    step: int = 0
+
+    def __call__(self, chunk: int) -> None:
+        seed_globals((self.step << 16) + chunk)
+
+
 WHOLE_MODEL = "*"
 """Among names of modules: the model with every module in it."""
 

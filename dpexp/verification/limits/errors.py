@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.compare import Difference, Limits, Parts, worst
+from dpexp.verification.limits.compare import Difference, Limits, Parts, worst
 
 
 class Errors:

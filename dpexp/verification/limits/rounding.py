@@ -19,7 +19,7 @@ from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.strategies.placed import UNOBSERVED, StepObserver
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import Noise
+from dpexp.verification.limits.compare import Noise
 
 NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 """The type to verify in next, where an operator has no kernel for a type."""
@@ -51,7 +51,7 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
             return func(*args, **(kwargs or {}))  # a view
         pairs = zip(schema.arguments, args, strict=False)
-        moved = [arg if each.is_write else tensors.map_tensors(self._moved, arg) for each, arg in pairs]
+        moved = [arg if _is_written(each) else tensors.map_tensors(self._moved, arg) for each, arg in pairs]
         return func(*moved, **(kwargs or {}))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,6 +59,11 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tensor
         noise = torch.rand(tensor.shape, generator=self._rng, dtype=torch.float64) * 2 - 1
         return (tensor * (1 + torch.finfo(tensor.dtype).eps * noise)).to(tensor.dtype)
+
+
+def _is_written(argument: Any) -> bool:
+    """Whether an operation writes to it; the schemas of batch norms do not say so of their statistics."""
+    return bool(argument.is_write) or argument.name.startswith("running_")
 
 
 class OtherwiseRoundedTrainer(Trainer):

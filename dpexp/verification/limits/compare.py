@@ -21,6 +21,9 @@ _CHUNK = 1 << 22
 _GAP, _SPAN = 10, 30
 """Between two parts of a tensor is no number within so many powers of two; a part spans so many at most."""
 
+NEAR, BITS = 2.0**30, 8
+"""A number may be off by so many last bits of numbers that are at most so many times as large."""
+
 _LOWEST, _POWERS = -1100, 2200
 """The powers of two of float64: more than so many, and less than so many of them."""
 
@@ -64,12 +67,14 @@ Noise = Mapping[tuple[str, int, str], Sequence[float]]
 class Limits:
     """Errors up to ``tolerance`` are rounding, and so are those up to the ``noise`` that was measured.
 
-    Noise counts up to ``most`` of the norm of all tensors of the kind.
+    Noise counts up to ``most`` of the norm of all tensors of the kind. ``eps`` is the last bit of the type:
+    beside larger numbers, numbers are exact to those numbers' last bits.
     """
 
     tolerance: float
     most: float = 1.0
     noise: Noise = field(default_factory=dict)
+    eps: float = sys.float_info.epsilon
 
     def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:
         """The error of each tensor: that of the part with the largest multiple of its limit."""
@@ -80,7 +85,8 @@ class Limits:
         noise = [*self.noise.get((kind, step, name), ()), *[0.0] * len(tensor.norms)]
         of_parts = []
         for norm, apart, measured in zip(tensor.norms, tensor.apart, noise, strict=False):
-            allowed = min(measured, self.most * whole)
+            near = math.hypot(*(each for each in tensor.norms if norm < each <= NEAR * norm))
+            allowed = min(max(measured, BITS * self.eps * near), self.most * whole)
             is_rounding = allowed > self.most * norm  # nothing else is left of it
             size = allowed / self.tolerance if is_rounding else norm
             limit = max(self.tolerance, allowed / size) if allowed else self.tolerance

@@ -7,28 +7,20 @@ it, so that everything else can be compared. A note names all of these.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.parallel.rng_order import is_random_layer
 from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.modules.wrappers import parts
-from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import distance, whole_error
-from dpexp.verification.random_draws import WHOLE_MODEL
+from dpexp.verification.limits.compare import distance, whole_error
 
-_WHY = {
-    "BatchNorm": "a shard uses its own statistics; PyTorch keeps those of replica 0, or of each rank",
-    "dropout": "each shard draws its own masks",
-}
 _REPLICAS = "each replica writes from its own rows, and PyTorch keeps what replica 0 writes in place"
 _RANKS = (
     "each rank writes from its own rows; DistributedDataParallel sends the buffers of rank 0 to all before a "
@@ -36,56 +28,13 @@ _RANKS = (
 )
 
 
-def train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
-    """Put batch norms that see every row of a batch into training mode, and return their names.
-
-    These are SyncBatchNorm over ranks, and those of layouts that are known not to split batches.
-    """
-    in_full = group.dp_size == 1 and not placed.is_opaque
-    names = set()
-    for part in parts(placed.module):
-        is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)
-        if isinstance(part.module, _BatchNorm) and (is_synchronized or (in_full and part.pieces == 1)):
-            part.module.training = True
-            names.add(part.name)
-    return frozenset(names)
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""The buffers of batch norms, of which PyTorch keeps those of replica 0 or of each rank."""
 
 
-def set_comparable_mode(
-    model: nn.Module, quiet: frozenset[str] = frozenset(), trained: frozenset[str] = frozenset()
-) -> list[str]:
-    """Put modules that compute differently by shard in training into eval mode; returns notes about them.
-
-    BatchNorm normalizes with the statistics of its shard and dropout draws the masks of its shard, on real
-    devices as on virtual ones: neither equals a single device, and neither is wrong.
-    ``quiet`` are the names of modules whose forward calls dropout as a function, ``trained`` those of batch
-    norms to leave in training mode.
-    """
-    changed: dict[str, list[str]] = {"BatchNorm": [], "dropout": []}
-    for name in quiet - {WHOLE_MODEL}:
-        model.get_submodule(name).training = False  # only its own, which its forward reads
-    if WHOLE_MODEL in quiet:
-        model.eval()
-    for name, part in model.named_modules():
-        if isinstance(part, _BatchNorm) and name not in trained:
-            changed["BatchNorm"].append(name or "the model")
-            part.eval()
-        if is_random_layer(part):
-            changed["dropout"].append(name or "the model")
-            part.training = False  # only its own: a block may have its probability beside other layers
-        if isinstance(part, nn.RNNBase):  # cuDNN has no backward in eval mode
-            part.dropout = 0.0
-            part.train()
-    drawing = listed(sorted(name or "the model itself" for name in quiet - {WHOLE_MODEL}))
-    if WHOLE_MODEL in quiet:
-        return [f"the whole model in eval mode: {drawing or 'the loss'} draws random numbers in any mode"]
-    notes = [
-        f"{kind} in eval mode ({listed(names)}): {_WHY[kind]}" for kind, names in changed.items() if names
-    ]
-    if drawing:
-        why = "draws random numbers outside of dropout modules"
-        notes.append(f"{drawing} in eval mode, its submodules in training mode: its forward {why}")
-    return notes
+def is_statistic(buffer: str) -> bool:
+    """Whether a buffer of this name is one of a batch norm."""
+    return buffer.rpartition(".")[2] in STATISTICS
 
 
 def hook_notes(model: nn.Module, dp_size: int) -> list[str]:
@@ -114,8 +63,13 @@ class WrittenByShards:
             for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
         }
 
-    def replace_buffers(self, layout: Trainer, reference: Trainer) -> dict[str, torch.Tensor]:
-        """Give the layout the reference's values of such buffers; returns the buffers to compare."""
+    def replace_buffers(
+        self, layout: Trainer, reference: Trainer, compared: Collection[str] = ()
+    ) -> dict[str, torch.Tensor]:
+        """Give the layout the reference's values of such buffers; returns the buffers to compare.
+
+        Those in ``compared`` have been compared before.
+        """
         expected, found = reference.buffers(), layout.buffers()
         for name in self.names(layout, "buffers") & expected.keys():
             value, before = expected[name], self.original.get(name)
@@ -125,7 +79,8 @@ class WrittenByShards:
                 self._note(name, math.inf)
                 found[name] = value
             else:
-                self._note(name, whole_error(found[name], value))
+                if name not in compared:
+                    self._note(name, whole_error(found[name], value))
                 found[name].copy_(value)
         return {name: tensor for name, tensor in found.items() if name in expected}
 

@@ -11,7 +11,7 @@ Every rank computes the single device's steps itself. Ranks agree on each error,
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -20,13 +20,22 @@ from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
-from dpexp.verification.by_nature import WrittenByShards
-from dpexp.verification.compare import Difference, Limits, Parts, Tensors, distance, magnitude, parts_of
 from dpexp.verification.diagnosis.nonfinite import check_finite
-from dpexp.verification.errors import Errors
-from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
-from dpexp.verification.random_draws import Draws, drawing_modules
-from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
+from dpexp.verification.limits.compare import (
+    Difference,
+    Limits,
+    Parts,
+    Tensors,
+    distance,
+    magnitude,
+    parts_of,
+)
+from dpexp.verification.limits.errors import Errors
+from dpexp.verification.modes.by_nature import WrittenByShards, is_statistic
+from dpexp.verification.modes.chunks import Chunked
+from dpexp.verification.modes.random_draws import Draws, Seeds, drawing_modules
+from dpexp.verification.steps.gathered_outputs import drop_scalars_apart, gathered_outputs
+from dpexp.verification.steps.recorder import Recorder, Step, optimizer_numbers
 
 
 class DrawsRandomNumbersError(Exception):
@@ -72,7 +81,8 @@ class SideBySide:
     """``errors`` has those of all steps; with ``measures`` none of them fails.
 
     ``may_draw``: whether the model may draw random numbers. ``amplifies``: whether the optimizer may make
-    large errors of rounding.
+    large errors of rounding. ``seeds`` sets the random state for each chunk of rows of a single device that
+    computes in chunks.
     """
 
     layout: Trainer
@@ -84,6 +94,7 @@ class SideBySide:
     may_draw: bool = False
     amplifies: bool = False
     measures: bool = False
+    seeds: Seeds | None = None
 
     def __post_init__(self) -> None:
         self._initial = {name: tensor.clone() for name, tensor in self.reference.full_parameters().items()}
@@ -107,6 +118,8 @@ class SideBySide:
 
     def _step(self, batch: Batch, part: Batch) -> Failure | None:
         """One step of both sides, without the optimizers' where it differs; ``part`` is this rank's rows."""
+        if self.seeds is not None:
+            self.seeds.step = self.steps
         with ExitStack() as hooks:
             draws = hooks.enter_context(drawing_modules(self.reference.placed.module))
             expected = Recorder(
@@ -130,6 +143,8 @@ class SideBySide:
     def _beside(self, hooks: ExitStack, draws: Draws, expected: Recorder, batch: Batch, part: Batch) -> None:
         """The layout's step beside what the single device has computed; raises where they differ."""
         hooks.close()
+        if self.seeds is not None:
+            self.seeds(self.group.dp_rank)
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
         check_finite(expected.step, batch, self.steps)
@@ -148,20 +163,37 @@ class SideBySide:
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         """Raises _DiffersError where the steps of the two sides differ before their optimizers."""
         self._combine(found, expected, part)
-        buffers = self.written.replace_buffers(self.layout, self.reference)
+        buffers, expected_buffers = self._buffers_of(part)
         kinds = {
             "outputs": parts_of(found.outputs, expected.outputs),
             "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
             "gradients": _parts_of_gradients(found.gradients, expected.gradients),
-            "buffers": parts_of(self._completed(buffers), self.reference.buffers()),
+            "buffers": parts_of(self._completed(buffers), expected_buffers),
         }
         if self.measures and self.steps > 1:  # for the cause of a difference
-            kinds |= self._after()
+            self.errors.failed(self.steps - 1, self._after())
         failed = self.errors.failed(self.steps, kinds)
         if failed:
             raise _DiffersError(Failure(self._cause_before(failed), batch, found, expected))
         if self.amplifies:
             self._equalize(expected)
+
+    def _buffers_of(self, part: Batch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Those to compare, of both sides; afterwards the layout has those that the single device keeps.
+
+        A single device that computes in chunks has the statistics that batch norms of this rank must have.
+        """
+        expected, statistics = self.reference.buffers(), dict[str, torch.Tensor]()
+        if isinstance(self.reference.placed.module, Chunked) and part.rows:
+            of_chunks = self.reference.placed.module.buffers_after
+            of_this = of_chunks[min(self.group.dp_rank, len(of_chunks) - 1)]
+            own = {name: of_this[name] for name in expected if is_statistic(name)}
+            expected |= own
+            statistics = {
+                name: tensor.clone() for name, tensor in self.layout.buffers().items() if name in own
+            }
+        buffers = self.written.replace_buffers(self.layout, self.reference, statistics.keys())
+        return buffers | statistics, expected
 
     def _combine(self, found: Step, expected: Step, part: Batch) -> None:
         """Give the layout's step the outputs, gradients and loss of all ranks."""
@@ -223,8 +255,7 @@ class SideBySide:
         """From the second step on, parameters that differ already are the cause: the optimizer's work."""
         if self.steps == 1 or failed.kind == "buffers":
             return failed
-        before = self.errors.failed(self.steps, self._after())
-        return replace(before, step=self.steps - 1) if before else failed
+        return self.errors.failed(self.steps - 1, self._after()) or failed
 
 
 def _shapes(step: Step) -> list[torch.Size]:

@@ -1,0 +1,201 @@
+"""Comparison: the steps of a layout and of a single device in one type and one mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from dpexp import devices, tensors
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies.placed import Placed
+from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.training.optimizer_choice import OptimizerChoice, OptimizerFactory
+from dpexp.training.trainer import Trainer
+from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.limits.compare import Difference, Limits, Noise
+from dpexp.verification.limits.rounding import DRAWS, MARGIN, MOST, OtherwiseRoundedTrainer, largest
+from dpexp.verification.modes.by_nature import WrittenByShards, hook_notes
+from dpexp.verification.modes.mode import Mode
+from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.steps.gathered_outputs import gathered_outputs
+from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.steps.recorder import Step, computed
+from dpexp.verification.steps.side_by_side import SideBySide
+
+LayOut: TypeAlias = Callable[[nn.Module], Placed]
+
+IN_FLOAT64 = 1e-9
+"""What rounding in float64 may reach; larger, it is that of a narrower type."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Trains a copy of the model in the layout and one on the host, in one type and mode.
+
+    ``narrowed`` says why the type is not a wider one.
+    """
+
+    model: nn.Module
+    lay_out: LayOut
+    batches: Sequence[Batch]
+    objective: Objective
+    optimizer: OptimizerFactory | None
+    group: ProcessGroup
+    dtype: torch.dtype
+    narrowed: str
+    mode: Mode
+
+    def result(self) -> Result:
+        """Errors that may be rounding are judged by that of the single device, which is measured then.
+
+        Every rank must call this, and gets the same result.
+        """
+        least = torch.finfo(self.dtype).eps if self.narrowed else TOLERANCE[self.dtype]
+        limits = Limits(least, MOST[self.dtype], eps=torch.finfo(self.dtype).eps)
+        result = self._compared(limits)
+        failed = result.failed
+        if failed is None or failed.share > limits.most:
+            return result
+        noise = self._noise(result.mode)
+        return self._compared(replace(limits, noise=noise)) if self._is_within(noise, failed) else result
+
+    def _is_within(self, noise: Noise, failed: Difference) -> bool:
+        """Whether what differs may be rounding, on every rank."""
+        key = (failed.kind, failed.step, failed.tensor)
+        return all(self.group.all_gather(failed.apart <= max(noise.get(key, (0.0,)))))
+
+    def _compared(self, limits: Limits) -> Result:
+        model, _ = self.copy(self.mode)
+        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
+        reference, notes = self._single_device(mode)
+        written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
+        sides = self._sides(layout, reference, self.group, limits, written, mode)
+        failure = sides.run(self._batches)
+        cause = Locator(sides, failure, self.model).message() if failure is not None else ""
+        worst = sides.errors.of_all_ranks()
+        notes += [
+            *self._rounding_notes(limits, worst),
+            *sides.notes,
+            *hook_notes(self.model, self.group.dp_size),
+            *written.notes(self.group),
+        ]
+        failed = failure.worst if failure is not None else None
+        return Result(worst, sides.steps, notes, cause, mode, self.dtype, failed)
+
+    def distinct_rows(self) -> tuple[int, int]:
+        """Rows of outputs that differ of a batch whose rows are alike: of the layout and of a single device.
+
+        In training mode, only random numbers tell them apart.
+        """
+        first = self._batches[0].sliced(slice(0, 1))
+        inputs, targets = tensors.map_tensors(
+            lambda tensor: tensor.repeat_interleave(self._batches[0].rows, 0), (first.inputs, first.targets)
+        )
+        alike = replace(self._batches[0], inputs=inputs, targets=targets)
+        part = self.objective.weighted(alike.part(self.group.rows), self.group)
+        model, _ = self.copy(self.mode)
+        reference, _ = self._single_device(self.mode)
+        expected = computed(reference, alike)
+        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        seed = self.mode.seeds
+        assert seed is not None
+        seed(self.group.dp_rank)
+        found = computed(layout, part)
+        found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
+        return _distinct(found), _distinct(expected)
+
+    def _single_device(self, mode: Mode, of: type[Trainer] = Trainer) -> tuple[Trainer, list[str]]:
+        """The single device, and notes about the mode of its modules."""
+        model, notes = self.copy(mode)
+        placed = on_host(mode.of_single_device(model))
+        return of(placed, self.objective.on_one_device, self.optimizer), notes
+
+    def _sides(
+        self,
+        layout: Trainer,
+        reference: Trainer,
+        group: ProcessGroup,
+        limits: Limits,
+        written: WrittenByShards,
+        mode: Mode,
+        measures: bool = False,
+    ) -> SideBySide:
+        amplifies = isinstance(self.optimizer, OptimizerChoice) and self.optimizer.amplifies
+        return SideBySide(
+            layout,
+            reference,
+            self.objective,
+            group,
+            limits,
+            written,
+            may_draw=mode.may_draw,
+            amplifies=amplifies,
+            measures=measures,
+            seeds=mode.seeds,
+        )
+
+    def _noise(self, mode: Mode) -> Noise:
+        """How far rounding may set layouts apart, of each tensor."""
+        return largest(self._rounded_otherwise(mode, draw) for draw in range(DRAWS))
+
+    def _rounded_otherwise(self, mode: Mode, draw: int) -> Noise:
+        """How far apart a single device is from itself when every operation reads other last bits."""
+        rounded, _ = self._single_device(mode, OtherwiseRoundedTrainer)
+        assert isinstance(rounded, OtherwiseRoundedTrainer)
+        rounded.draw = draw
+        reference, _ = self._single_device(mode)
+        written = WrittenByShards({}, 1, math.inf)
+        one_process, limits = ProcessGroup(), Limits(math.inf)
+        sides = self._sides(rounded, reference, one_process, limits, written, mode, measures=True)
+        sides.run(self._batches)
+        return sides.errors.noise
+
+    def _rounding_notes(self, limits: Limits, worst: Mapping[str, Difference]) -> list[str]:
+        """What was allowed because rounding was measured, and is therefore not seen."""
+        limit = max((each.limit for each in worst.values()), default=0.0)
+        if limit <= limits.tolerance:
+            return [self.narrowed] if self.narrowed else []
+        in_short = "the forward computes in a narrower type than float64"
+        why = self.narrowed or (in_short if limit > IN_FLOAT64 else f"rounding exceeds {limits.tolerance:g}")
+        measured = f"a single device that rounds it otherwise differs from itself by {limit / MARGIN:.1e}"
+        cut = "cut to " if limit >= limits.most else ""
+        return [f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"]
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        """The batches in the dtype of the comparison."""
+        return [in_dtype(batch, self.dtype) for batch in self.batches]
+
+    def copy(self, mode: Mode) -> tuple[nn.Module, list[str]]:
+        """The model in this type and mode, and notes about the mode."""
+        model = copied(self.model, self.dtype)
+        return model, mode.prepare(model)
+
+
+def _distinct(step: Step) -> int:
+    """How many rows of the outputs differ from each other, by more than rounding."""
+    rows = [tensor.flatten(1) for tensor in step.outputs.values() if tensor.dim() > 1 and tensor.numel()]
+    scaled = [tensor / tensor.abs().max().clamp(min=1e-300) for tensor in rows]
+    return max((len(torch.unique((each * 1e9).round(), dim=0)) for each in scaled), default=0)
+
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with floating-point inputs and targets of this type."""
+    inputs, targets = tensors.cast((batch.inputs, batch.targets), dtype)
+    return replace(batch, inputs=inputs, targets=targets)
+
+
+def on_host(model: nn.Module) -> Placed:
+    """The model as a single device has it."""
+    return Placed(
+        devices.place(on_one_device(model), devices.HOST), devices.HOST, devices.HOST, (devices.HOST,)
+    )

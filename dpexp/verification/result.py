@@ -1,0 +1,81 @@
+"""Result: what verification has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from dpexp.verification.limits.compare import Difference, worst
+from dpexp.verification.modes.mode import Mode, RowsTogether
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""Largest relative error that counts as rounding, by the dtype of the comparison."""
+
+
+class VerificationError(RuntimeError):
+    """The layout does not compute what a single device computes."""
+
+    @classmethod
+    def of(cls, layout: str, tolerance: float | None, cause: str, note: str = "") -> VerificationError:
+        """The error of a layout that failed for this cause."""
+        limit = f" (allowed {tolerance:g})" if tolerance is not None else ""
+        shown = f" ({note})" if note else ""
+        return cls(f"{layout} does not compute what a single device computes{limit}: {cause}{shown}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The worst difference of each kind, what differs by nature (``notes``), and what ``failed``, and why.
+
+    ``mode`` is the one in which the model was compared, ``steps`` in training mode are counted apart.
+    """
+
+    worst: Mapping[str, Difference]
+    steps: int
+    notes: Sequence[str] = ()
+    cause: str = ""
+    mode: Mode = field(default_factory=RowsTogether)
+    dtype: torch.dtype = torch.float64
+    failed: Difference | None = None
+    training_steps: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every kind equals the single device's to rounding."""
+        return not self.cause
+
+    @property
+    def tolerance(self) -> float:
+        """The largest limit of an error: it is larger than usual where rounding was measured."""
+        limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]
+        return max(limits, default=TOLERANCE[torch.float64])
+
+    @property
+    def largest(self) -> Difference | None:
+        """The difference with the largest error of all kinds."""
+        return max(self.worst.values(), key=lambda each: each.error, default=None)
+
+    def error(self, kind: str) -> float | None:
+        """The relative error of one kind; None if there was nothing to compare."""
+        return self.worst[kind].error if kind in self.worst else None
+
+    def noted(self, note: str) -> Result:
+        """The same with another note."""
+        return replace(self, notes=[*self.notes, note])
+
+    def with_training(self, training: Result) -> Result:
+        """This result, and that of steps in training mode."""
+        kinds = {*self.worst, *training.worst}
+        both = {
+            kind: worst([each.worst[kind] for each in (self, training) if kind in each.worst])
+            for kind in kinds
+        }
+        added = [f"in training mode, chunk by chunk: {training.steps} steps more", *training.notes]
+        notes = [*self.notes, *(note for note in added if note not in self.notes)]
+        cause = f"in training mode, {training.cause}" if training.cause else ""
+        return replace(
+            self, worst=both, notes=notes, cause=cause, failed=training.failed, training_steps=training.steps
+        )

@@ -1,0 +1,242 @@
+"""Training mode: batch norms, dropout and random numbers are compared with a single device chunk by chunk."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from in_ranks import in_ranks
+from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import dpexp
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel import DataParallel
+from dpexp.strategies.modules.wrappers import Wrapper
+from dpexp.verification.modes.chunks import Chunked
+from dpexp.verification.result import Result, VerificationError
+
+DEVICES = [torch.device("cpu", index) for index in range(3)]
+
+
+def net(dropout: float = 0.5) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 2))
+
+
+class Autoencoder(nn.Module):
+    """Draws in its own forward, in any mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        code = self.encoder(x)
+        return self.decoder(code + torch.randn_like(code))
+
+
+class Recurrent(nn.Module):
+    """Has dropout between its layers, and as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(5, 4, 2, dropout=0.3, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        last = self.layers(x.unsqueeze(1))[0][:, 0]
+        return self.head(functional.dropout(last, 0.2, self.training))
+
+
+def prove(model: nn.Module, lay_out: Any, devices: list[torch.device] = DEVICES, mesh: Any = None) -> Result:
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (12, 7, 12)]
+    return dpexp.prove(model, lay_out, batches, functional.mse_loss, devices=devices, mesh=mesh)
+
+
+def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
+    def lay_out(model: nn.Module, devices: Any) -> Any:
+        change(model)
+        return around(model, devices)
+
+    return lay_out
+
+
+@pytest.mark.parametrize("make", [net, Autoencoder, Recurrent])
+@pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES])
+def test_right_layouts_are_proven_in_training_mode(make: Any, devices: list[torch.device]) -> None:
+    result = prove(make(), DataParallel, devices)
+    assert result.passed
+    assert result.training_steps > 0
+    assert all(each.error <= each.limit for each in result.worst.values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.train(), lambda model: model.__setitem__(2, nn.Dropout(0.5))],
+    ids=["train", "a new dropout"],
+)
+def test_a_layout_may_set_the_mode_and_replace_layers_by_their_like(change: Any) -> None:
+    assert prove(net(), changed(change)).passed
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "momentum": (lambda model: setattr(model[1], "momentum", 0.2), r"buffers \(1\.running_"),
+    "eval": (lambda model: model.eval(), "module '1'"),
+    "probability": (lambda model: setattr(model[2], "p", 0.4), "module '2'"),
+    "no dropout": (lambda model: model.__setitem__(2, nn.Identity()), "module '2'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_in_training_mode_alone_is_found(name: str) -> None:
+    change, words = WRONG[name]
+    with pytest.raises(VerificationError, match=rf"in training mode, step 1 \(12 rows\): .*{words}"):
+        prove(net(), changed(change))
+
+
+class MicroBatches(Wrapper):
+    """Computes two micro-batches one after the other; ``alike`` with the same random numbers."""
+
+    def __init__(self, module: nn.Module, devices: Any, alike: bool = False) -> None:
+        super().__init__()
+        self.module, self.alike = module, alike
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, outputs = torch.get_rng_state(), []
+        for rows in x.chunk(2):
+            if self.alike:
+                torch.set_rng_state(state)
+            outputs.append(self.module(rows))
+        return torch.cat(outputs)
+
+
+def alike(model: nn.Module, devices: Any) -> nn.Module:
+    return MicroBatches(model, devices, alike=True)
+
+
+def test_statistics_of_micro_batches_are_found() -> None:
+    assert prove(net(0.0), lambda model, devices: model, DEVICES[:1]).passed
+    with pytest.raises(VerificationError, match=r"in training mode, .* module '1'"):
+        prove(net(0.0), MicroBatches, DEVICES[:1])
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES[:2]])
+def test_the_same_masks_for_all_micro_batches_are_found(devices: list[torch.device]) -> None:
+    assert prove(dropping(), MicroBatches, devices).passed
+    with pytest.raises(VerificationError, match=r"in training mode, .* module '1'"):
+        prove(dropping(), alike, devices)
+
+
+class Reordered(MicroBatches):
+    """Computes the last micro-batch first, so that it gets the random numbers of the other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last = x.chunk(2)
+        outputs = self.module(last)
+        return torch.cat([self.module(first), outputs])
+
+
+def test_other_masks_than_those_of_a_single_device_are_noted() -> None:
+    result = prove(dropping(), Reordered, DEVICES[:2])
+    assert "in training mode, random layers draw other numbers than on a single device" in "; ".join(
+        result.notes
+    )
+
+
+def test_the_random_generators_of_the_host_are_as_before() -> None:
+    model, batches = Autoencoder(), [(torch.randn(8, 5), torch.randn(8, 2))]
+    random.seed(3)
+    states = torch.get_rng_state(), random.getstate()
+    dpexp.prove(model, DataParallel, batches, functional.mse_loss, devices=DEVICES)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+
+
+# --- ranks --------------------------------------------------------------------------------------------
+
+
+class OwnSyncBatchNorm(nn.Module):
+    """Statistics of all ranks' rows, which have equally many each or not; nothing of PyTorch's."""
+
+    def __init__(self, like: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps, self.momentum = like.weight, like.bias, like.eps, like.momentum
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(like, name))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.training:
+            args = (self.running_mean, self.running_var, self.weight, self.bias)
+            return functional.batch_norm(x, *args, eps=self.eps)
+        add_up: Any = distributed.nn.functional.all_reduce
+        sums = add_up(torch.stack([x.sum(0), torch.full_like(x[0], len(x))]))
+        mean, rows = sums[0] / sums[1], sums[1]
+        variance = add_up((x - mean).square().sum(0)) / rows
+        self.num_batches_tracked.add_(1)
+        self.running_mean.lerp_(mean.detach(), self.momentum)
+        self.running_var.lerp_((variance * rows / (rows - 1)).detach(), self.momentum)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+def ddp(model: nn.Module, mesh: Any) -> Any:
+    return DistributedDataParallel(model)
+
+
+def _own_sync(model: Any, mesh: Any) -> Any:
+    model[1] = OwnSyncBatchNorm(model[1])
+    return ddp(model, mesh)
+
+
+def _seeded_alike(model: Any, mesh: Any) -> Any:
+    model[2].register_forward_pre_hook(lambda *call: torch.manual_seed(0) and None)
+    return ddp(model, mesh)
+
+
+LAYOUTS: dict[str, tuple[Any, str]] = {
+    "ddp": (ddp, ""),
+    "train": (lambda model, mesh: ddp(model.train(), mesh), ""),
+    "converted": (lambda model, mesh: ddp(nn.SyncBatchNorm.convert_sync_batchnorm(model), mesh), ""),
+    "own sync": (_own_sync, ""),
+    "momentum": (changed(WRONG["momentum"][0], ddp), "buffers (1.running_"),
+    "probability": (changed(WRONG["probability"][0], ddp), "module '2'"),
+    "alike": (_seeded_alike, "module '2'"),
+}
+
+
+def proven(group: ProcessGroup, name: str) -> str:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
+    try:
+        return "; ".join(prove(net(), LAYOUTS[name][0], mesh=mesh).notes)
+    except VerificationError as error:
+        return f"failed: {error}"
+
+
+def test_layouts_of_ranks_are_proven_in_training_mode_and_wrong_ones_found() -> None:
+    found = in_ranks(2, __file__, *(f"proven:{name}" for name in LAYOUTS))
+    for name, (_, words) in LAYOUTS.items():
+        for message in found[f"proven:{name}"]:
+            assert message.startswith("failed: ") is bool(words), (name, message)
+            assert words in message, name
+    assert "batch norms use the statistics of all rows" in found["proven:own sync"][0]
+
+
+# --- chunks -------------------------------------------------------------------------------------------
+
+
+def test_chunks_keep_the_buffers_of_the_first_and_have_those_of_all() -> None:
+    norm = nn.BatchNorm1d(3, momentum=1.0)
+    chunked, x = Chunked(norm, 2), torch.randn(7, 3)
+    outputs = chunked(x)
+    assert torch.equal(norm.running_mean, x[:4].mean(0))
+    means = [buffers["running_mean"] for buffers in chunked.buffers_after]
+    assert torch.allclose(torch.stack(means), torch.stack([x[:4].mean(0), x[4:].mean(0)]))
+    assert torch.allclose(outputs[4:], nn.BatchNorm1d(3)(x[4:]))
+    assert int(norm.num_batches_tracked) == 1
