@@ -17,9 +17,11 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.parallel import chunk_sizes
+from dpexp.parallel.rng_order import mark_drawing
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
 from dpexp.training.preserve import preserved
+from dpexp.verification.modes.random_draws import drawing_modules
 from dpexp.verification.steps.model_copy import check_copyable
 
 
@@ -103,7 +105,8 @@ def try_one_batch(
 ) -> str:
     """Run one batch through model and loss on the host, and restore buffers and random state.
 
-    ``autocast`` is the dtype of mixed precision, empty for none.
+    ``autocast`` is the dtype of mixed precision, empty for none. Modules that draw random numbers are marked:
+    replicas that share a generator compute them in order.
     Returns a note if the forward changes attributes, which replicas lose. Raises ConfigError.
     """
     before = _attributes(model)
@@ -113,8 +116,10 @@ def try_one_batch(
             devices.autocast(devices.HOST, autocast),
             misfit_as_config_error(model),
             strategy.trying(model, batch.inputs),
+            drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)
+        mark_drawing(model, draws.names)
         after = _attributes(model)
         with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)

@@ -12,7 +12,7 @@ training, with dropout for example, they compute in the order of the replicas::
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,18 @@ def is_random_layer(layer: nn.Module) -> bool:
     """Whether the layer itself, without its submodules, draws random numbers in training.
 
     A layer is known by its class, or by a probability (above 0, at most 1) in one of its attributes. A
-    forward that draws without either (a bare ``torch.rand``) is not recognized.
+    forward that draws without either (a bare ``torch.rand``) is to be marked (``mark_drawing``).
     """
     attributes = vars(layer)
     return isinstance(layer, RANDOM_LAYERS) or any(
         isinstance(attributes.get(name), int | float) and 0 < attributes[name] <= 1 for name in PROBABILITIES
     )
+
+
+def mark_drawing(model: nn.Module, names: Iterable[str]) -> None:
+    """Mark the modules of these names as random, although no attribute says so."""
+    for name in names:
+        vars(model.get_submodule(name))[DRAWS] = True
 
 
 def draws_random_numbers(module: Any) -> bool:

@@ -240,3 +240,17 @@ def test_chunks_keep_the_buffers_of_the_first_and_have_those_of_all() -> None:
     assert torch.allclose(torch.stack(means), torch.stack([x[:4].mean(0), x[4:].mean(0)]))
     assert torch.allclose(outputs[4:], nn.BatchNorm1d(3)(x[4:]))
     assert int(norm.num_batches_tracked) == 1
+
+
+# --- runs ---------------------------------------------------------------------------------------------
+
+
+def noisy(features: Any = None) -> Autoencoder:
+    torch.manual_seed(0)
+    return Autoencoder()
+
+
+def test_replicas_of_a_model_that_draws_by_itself_give_the_same_bits_again() -> None:
+    options = {"virtual": 3, "model": f"{__file__}:noisy", "steps": 6, "warmup": 0, "track": False}
+    digests = {dpexp.run("whole", **options).digest["weights"] for _ in range(3)}
+    assert len(digests) == 1

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer
+from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
 from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
@@ -108,9 +108,7 @@ class RowsInChunks:
 
     def prepare(self, model: nn.Module) -> list[str]:
         """Set the mode of every module of a copy of the model; returns notes about it."""
-        for name, part in model.named_modules():
-            if name in self.drawing:
-                vars(part)[DRAWS] = True
+        mark_drawing(model, self.drawing)
         self._silence(model)
         return [f"in training mode, {self.note}"] if self.note else []
 
