@@ -56,6 +56,10 @@ def test_a_loss_that_fits_is_not_copied_and_one_that_does_not_stays_as_it_was() 
     assert made.beside(torch.zeros(2, 3)) is loss
     copied = made.beside(torch.zeros(2, 3).double())
     assert made.beside(torch.zeros(2, 3).double()) is copied
+    assert (copied.weight.dtype, made.beside(torch.zeros(2, 3)).weight.dtype) == (
+        torch.float64,
+        torch.float32,
+    )
     assert loss.weight is WEIGHT
     with torch.autocast("cpu", torch.bfloat16):
         assert made.beside(torch.zeros(2, 3).bfloat16()) is loss

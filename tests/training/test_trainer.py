@@ -45,6 +45,17 @@ def test_training_goes_on_in_training_mode_after_an_evaluation(strategy: str) ->
     assert trained.buffers()["1.num_batches_tracked"] == 1
 
 
+def test_a_batch_that_is_tried_before_a_run_changes_nothing() -> None:
+    """Neither statistics nor gradients, and what is drawn next is the same."""
+    values, found = {"strategy": "single", "devices": "cpu", "model": f"{__file__}:Net"}, []
+    for one_batch in (True, False):
+        model = prepare(RunConfig.from_dict(values), one_batch=one_batch).model
+        assert all(parameter.grad is None for parameter in model.parameters())
+        found.append({**model.state_dict(), "random": torch.get_rng_state()})
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name]), name
+
+
 def test_a_restored_trainer_has_buffers_and_random_numbers_as_they_were_saved() -> None:
     trained, batches = trainer(optimizer="adam")
     for batch in batches[:2]:

@@ -1,5 +1,7 @@
 """Ranks that compute their own rows: batch statistics of all of them, and outputs that stay their own."""
 
+from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -7,11 +9,14 @@ from in_ranks import in_ranks
 from torch import nn
 
 from dpexp.config.mesh import Mesh
+from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.engine.prepare import prepare
 from dpexp.strategies.custom import full_output
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
+from dpexp.timing import Timer
 
 ROWS = (slice(0, 5), slice(5, 8))
 """The rows of each rank."""
@@ -53,8 +58,30 @@ def of_columns(group: ProcessGroup) -> Any:
     return outputs(group, "tp=2", "1")
 
 
+def timed(group: ProcessGroup, strategy: str) -> float:
+    """How far steps whose phases are timed, with hooks and waits of their own, are from plain ones."""
+    model = "embedding:rows=20,dim=4" if strategy == "hybrid" else "blocks"
+    config = RunConfig(strategy, model=model, batch_size=9, lr=0.1, dtype="float64")
+    trained = []
+    for is_timed in (False, True):
+        prepared = prepare(config, group=group, one_batch=False)
+        timer = Timer(prepared.selection.used)
+        placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+        trainer = prepared.trainer(placed)
+        for batch in islice(prepared.endless_batches(), 3):
+            with timer.step() if is_timed else nullcontext():
+                trainer.step(batch)
+        trained.append(trainer.complete_parameters())
+    assert timer.phases
+    return max(float((trained[0][name] - tensor).abs().max()) for name, tensor in trained[1].items())
+
+
 def test_ranks_compute_their_rows() -> None:
-    found = in_ranks(2, __file__, "batch_norm:0.1", "batch_norm:None", "of_rows", "of_columns")
+    strategies = ("ddp", "fsdp", "hybrid")
+    cases = ("batch_norm:0.1", "batch_norm:None", "of_rows", "of_columns")
+    found = in_ranks(2, __file__, *cases, *(f"timed:{strategy}" for strategy in strategies))
+    for strategy in strategies:
+        assert max(found[f"timed:{strategy}"]) < 1e-14, strategy
     for momentum in ("0.1", "None"):
         for apart in found[f"batch_norm:{momentum}"]:
             assert len(apart) == 7
