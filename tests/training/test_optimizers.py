@@ -245,6 +245,21 @@ def test_accumulated_batches_have_one_step_with_the_mean_of_their_gradients(spar
         assert torch.allclose(found, start[name] - mean[name] * 0.05 / norm, rtol=0, atol=1e-6), name
 
 
+def test_steps_apart_leave_batches_that_accumulate_as_they_were() -> None:
+    steps, batches = (
+        trainer(config("sgd", accumulate=3), 1),
+        prepare(config("sgd"), one_batch=False).batches(0),
+    )
+    assert steps.optimizers is not None
+    before = {name: parameter.grad for name, parameter in steps.parameters().items()}
+    with steps.optimizers.restarted():
+        assert {parameter.grad for parameter in steps.parameters().values()} == {None}
+        steps.step(next(batches))
+        steps.step(next(batches))
+    assert steps.optimizers.batches == 1
+    assert all(parameter.grad is before[name] for name, parameter in steps.parameters().items())
+
+
 @pytest.mark.parametrize("strategy", ["whole", "hybrid"])
 def test_accumulation_is_verified(strategy: str) -> None:
     values = {"sparse": True, "pipeline": True} if strategy == "hybrid" else {}

@@ -76,10 +76,14 @@ def test_steps_that_a_short_warm_up_lacks_come_after_the_last(dpexp_home: Path) 
     assert [found[name]["steps"] for name in ("first_steps", "last_step")] == [1, 4]
 
 
+class Dropped(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.Dropout(), nn.Linear(8, 2))
+
+
 @pytest.mark.parametrize("options", [{"accumulate": 4, "optimizer": "adam"}, {"eval": True}])
 def test_a_run_has_the_bits_of_one_that_compares_nothing(dpexp_home: Path, options: Any) -> None:
-    config = {"virtual": 2, "model": "mlp", "data": "digits", "epochs": 1, "batch_size": 600}
-    config |= STEPS | {"phase_steps": 2} | options
+    config = STEPS | {"virtual": 2, "model": f"{__file__}:Dropped", "phase_steps": 2} | options
     with_check, without = (
         recorded(dpexp_home, RunConfig("whole", check=check, **config), f"check-{check}")
         for check in (True, False)
@@ -95,11 +99,6 @@ def test_of_a_large_table_the_touched_rows_are_compared(dpexp_home: Path) -> Non
     for name in ("first_steps", "last_step"):
         assert "of its 120,000 rows" in found[name]["note"]
         assert found[name]["optimizer_error"] < 1e-6
-
-
-class Dropped(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 8), nn.Dropout(), nn.Linear(8, 2))
 
 
 def test_random_layers_are_compared_where_rows_are_not_split(dpexp_home: Path) -> None:
