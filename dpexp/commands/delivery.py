@@ -139,7 +139,7 @@ def _deliver_lost() -> None:
     Runs of a sweep that it has kept then get their new parent.
     """
     from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import StoreError
+    from dpexp.tracking.errors import LateServerError, StoreError
 
     try:
         lost = sync.lost(home())
@@ -148,6 +148,9 @@ def _deliver_lost() -> None:
             _print(result)
         for result in sync.deliver(home(), sync.runs_of(home(), lost), again=True):
             _print(result)
+    except LateServerError as error:
+        typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
+        raise typer.Exit(Exit.NOT_DELIVERED) from None
     except StoreError as error:
         typer.echo(f"warning: delivered runs were not checked: {error}", err=True)
 

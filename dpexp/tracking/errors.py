@@ -6,6 +6,7 @@ _MESSAGES = {
     "Connection refused": "connection refused",
     "Name or service not known": "unknown host",
     "Temporary failure in name resolution": "unknown host",
+    "no whole answer within": "it accepts connections, but does not give a whole answer in time",
     "Read timed out": "it accepts connections, but does not answer in time",
     "timed out": "no answer in time",
     "Connection aborted": "the connection was cut",
@@ -22,6 +23,10 @@ _MESSAGES = {
 
 class StoreError(RuntimeError):
     """The store cannot be used: what is wrong, where, and what to do. Contains no credentials."""
+
+
+class LateServerError(StoreError):
+    """A server did not give a whole answer in time: it is asked nothing more."""
 
 
 def short_message(error: BaseException) -> str:

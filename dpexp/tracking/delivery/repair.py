@@ -10,6 +10,7 @@ from dpexp.tracking.delivery.ledger import LEDGER
 from dpexp.tracking.delivery.sync import deliver, is_child
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import Store
+from dpexp.tracking.store.whole_answers import late_answers
 
 REPAIRS = 2  # of one run in a check: the first may uncover what needs another
 
@@ -36,14 +37,17 @@ def run_problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]
 def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -> Iterator[Row]:
     """The problems of runs as rows, with ``repaired``; ``mend`` repairs what can be, of sweeps first.
 
-    Raises StoreError; where that is about some of the runs, after the rows of all others.
+    Raises StoreError; where that is about some of the runs, after the rows of all others. A server whose
+    answer was late is asked nothing more.
     """
-    failures = []
+    failures, late_before = [], late_answers()
     for folder in sorted(runs, key=is_child) if mend else runs:
         try:
             found, left = _repaired(home, folder, with_store, mend)
         except RunNotComparedError as error:
             failures.append(str(error))
+            if late_answers() > late_before:
+                break
             continue
         for problem in dict.fromkeys([*found, *left]):
             yield vars(problem) | {"repaired": problem not in left}

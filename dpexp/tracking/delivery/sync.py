@@ -16,7 +16,7 @@ from dpexp.record.runs.index import folders
 from dpexp.tracking.delivery import check, ledger, permission
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
-from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.errors import LateServerError, StoreError, short_message
 from dpexp.tracking.process.uploader import how_to_deliver
 from dpexp.tracking.store.store import Store
 
@@ -24,6 +24,7 @@ DELIVERY_LOCK_TIMEOUT_S = 60.0
 SKIPPED = "skipped"
 NOT_DELIVERED = "not delivered"
 NOT_TRACKED = "not tracked"
+LATE = "does not give whole answers in time"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def dead(home: Path) -> list[Path]:
 def lost(home: Path) -> list[Path]:
     """The delivered runs that the store does not have as they were delivered, as far as one call shows.
 
-    Raises StoreError when it cannot be asked.
+    Raises StoreError when it cannot be asked, LateServerError where it is asked nothing more.
     """
     store = Store.from_environment(home)
     delivered = [folder for folder in folders(home / "runs") if ledger.is_complete(folder, store.name)]
@@ -84,7 +85,8 @@ def lost(home: Path) -> list[Path]:
     try:
         return [folder for folder in delivered if not check.is_stored(store, folder)]
     except Exception as error:  # any store, any driver
-        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+        kind = LateServerError if store.is_late else StoreError
+        raise kind(f"the store {store.name} cannot be asked: {short_message(error)}") from error
 
 
 def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
@@ -115,10 +117,13 @@ def deliver(
     """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
 
     Runs that are not tracked are delivered only where the user has ``named`` these (see ``permission``).
-    Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened.
+    Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened, and
+    LateServerError, before the next run, where an answer of a server was late.
     """
     store = Store.from_environment(home)
     for folder in sorted(runs, key=is_child) if new_run else runs:
+        if store.is_late:
+            raise LateServerError(f"the server {store.name} {LATE}: no other run was tried")
         if not again and ledger.is_complete(folder, store.name):
             yield DeliveryResult(folder.name, "already")
         elif not _has_ended(folder):

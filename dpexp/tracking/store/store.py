@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -23,16 +23,18 @@ from dpexp.tracking.content import content
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
 from dpexp.tracking.store.sqlite_file import SqliteFile
+from dpexp.tracking.store.whole_answers import bound_answers, late_answers, within
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BATCH = 1000  # points a call: the limit of MLflow's log_batch
-PROBE_TIMEOUT_S = 3.0  # for a server's first answer
+PROBE_TIMEOUT_S = 3.0  # for a server's first answer, and a second more until it is whole
 CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -51,6 +53,7 @@ class Store:
     home: Path
     artifacts: Path
     sqlite_file: SqliteFile | None
+    _late_before: int = field(default_factory=late_answers, init=False)
 
     @classmethod
     def from_environment(cls, home: Path) -> Store:
@@ -61,6 +64,11 @@ class Store:
             return cls(uri, home, home / "mlruns", None)
         artifacts = path.parent / "mlruns"
         return cls(uri or f"sqlite:///{path}", home, artifacts, SqliteFile(path, artifacts))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the server has not given a whole answer in time since it was opened."""
+        return late_answers() > self._late_before
 
     @property
     def name(self) -> str:
@@ -93,6 +101,9 @@ class Store:
         import_mlflow()
         from mlflow.tracking import MlflowClient
 
+        if self.is_remote:
+            bound_answers()
+            self._late_before = late_answers()
         if self.sqlite_file is not None:
             self.sqlite_file.create()
         else:
@@ -210,7 +221,8 @@ def _probe_http(uri: str) -> None:
     url = f"{without_login(uri)}/health"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the client, which sends the credentials, checks certificates
-        response = requests.get(url, timeout=PROBE_TIMEOUT_S, verify=False)
+        get = functools.partial(requests.get, url, timeout=PROBE_TIMEOUT_S, verify=False)
+        response = within(PROBE_TIMEOUT_S + 1.0, get)
     if response.status_code >= 500:
         raise OSError(f"it answers {response.status_code} {response.reason}")
 
