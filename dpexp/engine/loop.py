@@ -42,6 +42,7 @@ def _execute(
     signals: SignalHandler,
 ) -> None:
     _verify(prepared, journal, progress)
+    _check_untouched(prepared, journal)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
     own_steps = OwnVerification(prepared, journal) if prepared.config.check else None
     timer = Timer(prepared.selection.used)
@@ -62,6 +63,7 @@ def _execute(
     measurement.time_steps()
     measurement.record_digests()
     measurement.compare_last()
+    _check_untouched(prepared, journal)
     measurement.time_phases()
     measurement.profile()
     measurement.count_collectives()
@@ -79,6 +81,17 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
         hint = "--no-check runs it unverified"
         note = f"{result.note}; {hint}" if result.note else hint
         raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)
+
+
+def _check_untouched(prepared: Prepared, journal: Journal) -> None:
+    """Raises VerificationError where a user's layout has changed what a single device computes."""
+    changed = prepared.untouched.changed() if prepared.untouched is not None else ""
+    cause = next(filter(None, prepared.group.all_gather(changed)), "")
+    if cause:
+        cause = f"the layout has changed what every model computes: {cause}"
+        journal.set({"verification.passed": False, "verification.cause": cause})
+        journal.flush()
+        raise VerificationError.of(prepared.config.strategy, 0.0, cause, "--no-check runs it unverified")
 
 
 def _check_lookups(prepared: Prepared, lookups: Lookups, placed: Placed) -> None:

@@ -1,6 +1,7 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -37,6 +38,7 @@ from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.snapshots import Snapshots
 from dpexp.training.trainer import Trainer
+from dpexp.verification.untouched import Untouched
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Prepared:
     """A run that can start: its model (on the host), data, strategy, devices and process group.
 
     ``factories`` has what the options name, by option (see ``references.factories``).
+    ``untouched`` says what a user's layout has changed for every model.
     ``note`` is added to that of the verification; ``resumes`` is True if a host has a journal of ``run_id``.
     """
 
@@ -59,6 +62,7 @@ class Prepared:
     run_id: str = ""
     resumes: bool = False
     snapshots: Snapshots | None = None
+    untouched: Untouched | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -165,6 +169,7 @@ def prepare(
     dataset = source.dataset(model, config.seed).to(dtype)
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)
+    untouched = _untouched(config, strategy, model, dataset, optimizer)
     strategy.prepare(model, selection.used)
     check_model(model, trains=not config.eval, copies=config.check)
     if not config.eval:
@@ -172,11 +177,28 @@ def prepare(
         check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
+    prepared.untouched = untouched
     if one_batch:
         first, trains = next(prepared.batches(0)), not config.eval
         note = try_one_batch(model, dataset, first, strategy, trains=trains, autocast=config.autocast)
         prepared.note = "; ".join(filter(None, (source.note, note, cache_note)))
     return prepared
+
+
+def _untouched(
+    config: RunConfig, strategy: Strategy, model: nn.Module, data: Dataset, optimizer: OptimizerChoice
+) -> Untouched | None:
+    """What a single device computes before a user's layout is called; None for other strategies.
+
+    Nor where the model does not take the data: the batch that is tried next says why.
+    """
+    if not (config.check and strategy.needs.user_code):
+        return None
+    batch = next(data.batches(config.batch_size, seed=config.seed, epoch=0))
+    trains = None if config.eval else optimizer
+    with suppress(Exception):
+        return Untouched.of(model, batch, data.objective, trains, getattr(torch, config.dtype))
+    return None
 
 
 def _optimizer(config: RunConfig, factory: Factory) -> OptimizerChoice:

@@ -29,6 +29,7 @@ class Needs:
     ``prediction``: a run on fake tensors first, since the user's device map may mix devices.
     ``compile``: False if its modules must not be compiled: each step makes new ones.
     ``gradients``: a gradient for every parameter that requires one, in every step.
+    ``user_code``: whether the layout is a user's code, which may change more than the model.
     ``full_tables``: True if the layout may depend on how many rows an embedding has.
     """
 
@@ -37,6 +38,7 @@ class Needs:
     compile: bool = True
     gradients: bool = False
     full_tables: bool = False
+    user_code: bool = False
 
 
 class Strategy(ABC):

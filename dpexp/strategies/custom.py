@@ -48,7 +48,7 @@ Parallelize = Callable[[nn.Module, Any], nn.Module]
 class Custom(Strategy):
     """Calls the function of ``--layout`` with the model and a mesh, or devices."""
 
-    needs = Needs(devices=False, full_tables=True)
+    needs = Needs(devices=False, full_tables=True, user_code=True)
     options: CustomOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:

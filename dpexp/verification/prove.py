@@ -24,6 +24,7 @@ from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
 from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.result import Result, VerificationError
+from dpexp.verification.untouched import Untouched
 
 
 def prove(
@@ -65,7 +66,12 @@ def prove(
 
         objective = Objective(model, loss=loss, reduction=reduction)
         make = optimizer or partial(torch.optim.SGD, lr=0.01)
+        untouched = Untouched.of(model, global_batches[0], objective, make)
         result = Equivalence(model, laid_out, global_batches, objective, make, group).result()
+        changed = next(filter(None, group.all_gather(untouched.changed())), "")
+    if changed:
+        cause = f"it has changed what every model computes: {changed}"
+        raise VerificationError.of("the layout", 0.0, cause)
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result

@@ -1,0 +1,97 @@
+"""Untouched: a layout that changes what every model computes is refused, with the name of what it replaced."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn import functional
+
+import dpexp
+from dpexp.verification.result import VerificationError
+
+
+class Net(nn.Module):
+    """Of some operators that layouts may replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.tanh = nn.Linear(5, 4), nn.Linear(4, 2), nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.tanh(self.first(x)).unsqueeze(1)
+        return self.second(functional.scaled_dot_product_attention(x, x, x).squeeze(1))
+
+
+def net() -> Net:
+    return Net()
+
+
+REPLACED: dict[str, tuple[Any, str, Any]] = {
+    "torch.nn.modules.linear.Linear.forward": (
+        nn.Linear,
+        "forward",
+        lambda self, x: functional.linear(x, self.weight * 1.01, self.bias),
+    ),
+    "torch.nn.modules.activation.Tanh.forward": (nn.Tanh, "forward", lambda self, x: x.sigmoid()),
+    "torch.nn.functional.linear": (functional, "linear", lambda x, w, b=None: x @ w.t() * 0.9 + b),
+    "torch.nn.functional.scaled_dot_product_attention": (
+        functional,
+        "scaled_dot_product_attention",
+        lambda query, key, value, **options: value * 2,
+    ),
+    "torch.optim.sgd.SGD.step": (optim.SGD, "step", lambda self, closure=None: None),
+    "torch.manual_seed": (torch, "manual_seed", lambda seed: torch.default_generator),
+    "torch.linalg.vector_norm": (torch.linalg, "vector_norm", lambda tensor, *options: torch.tensor(0.0)),
+}
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in REPLACED.values()]
+    yield
+    for owner, name, original in originals:
+        setattr(owner, name, original)
+
+
+def replacing(name: str, computes_alike: bool = False) -> Any:
+    owner, key, other = REPLACED[name]
+    original = vars(owner)[key]
+
+    def alike(*args: Any, **options: Any) -> Any:
+        return original(*args, **options)
+
+    def lay_out(model: nn.Module, devices: Any) -> nn.Module:
+        setattr(owner, key, alike if computes_alike else other)
+        return model
+
+    return lay_out
+
+
+def prove(lay_out: Any) -> Any:
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (12, 7, 12)]
+    return dpexp.prove(Net(), lay_out, batches, functional.mse_loss)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_a_layout_replaces_for_all_is_named(name: str) -> None:
+    with pytest.raises(VerificationError, match=rf"it has changed what every model .*replaced {name}"):
+        prove(replacing(name))
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_replaced_function_that_computes_the_same_is_no_error() -> None:
+    assert prove(replacing("torch.nn.functional.linear", computes_alike=True)).passed
+
+
+def linear_for_all(model: nn.Module, devices: Any) -> nn.Module:
+    return replacing("torch.nn.modules.linear.Linear.forward")(model, devices)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_run_with_such_a_layout_fails() -> None:
+    options = {"model": f"{__file__}:net", "virtual": 2, "steps": 2, "track": False}
+    with pytest.raises(VerificationError, match=r"replaced torch\.nn\.modules\.linear\.Linear\.forward"):
+        dpexp.run("custom", layout=f"{__file__}:linear_for_all", **options)
