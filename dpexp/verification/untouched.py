@@ -1,8 +1,8 @@
 """Untouched: whether a single device still computes what it computed before a user's layout was called.
 
-A layout that replaces ``nn.Linear.forward`` or ``functional.linear`` for all changes the single device, too, and
-both agree. So a step of the single device is taken before the layout is made, and again afterwards: the
-same bits, or the layout has changed what every model computes.
+A layout that replaces ``nn.Linear.forward`` or ``functional.linear`` for all changes the single device, too,
+and both agree. So a step of the single device is taken before the layout is made, and again afterwards: it
+has the same bits, or the layout has changed what every model computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Untouched: a layout that changes what every model computes is refused, with the name of what it replaced."""
+"""Untouched: a layout that changes what every model computes is refused, and what it replaced named."""
 
 from collections.abc import Iterator
 from typing import Any
