@@ -1,8 +1,8 @@
 """Verification: whether a run's layout trains as a single device does, as an entry of the Record.
 
 Three training steps in float64, with the run's own optimizer: a full batch, the last and uneven one of the
-epoch, and another full one. Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more);
-float32 does not.
+epoch, and another full one; then one on each batch that is made to reach rare paths (``paths.reaching``).
+Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more); float32 does not.
 """
 
 import math
@@ -28,6 +28,7 @@ from dpexp.verification.comparison import in_dtype, on_host
 from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.limits.compare import Difference, Tensors, distance, magnitude
 from dpexp.verification.modes.mode import Mode
+from dpexp.verification.paths.reaching import Pieces, reaching
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
@@ -120,20 +121,29 @@ def _equivalence(
 ) -> tuple[Equivalence, list[str]]:
     """The equivalence to show, and notes about what of the model it is shown for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
+    objective, trains = prepared.data.objective, not prepared.config.eval
+    reached = reaching(model, objective, compared[0], _pieces(prepared), trains)
     if not (in_full or prepared.strategy.needs.full_tables):
-        model, notes = with_touched_rows(model, compared)
+        model, notes = with_touched_rows(model, [*compared, *(each.batch for each in reached.batches)])
     _check_not_mapped(model)
     plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
     equivalence = Equivalence(
         model,
         lambda model: plain.place(model, prepared.selection.used, Timer()),
         compared,
-        prepared.data.objective,
+        objective,
         _optimizer(prepared),
         prepared.strategy.group,
         dtype,
+        made=reached.batches,
     )
     return equivalence, notes
+
+
+def _pieces(prepared: Prepared) -> Pieces:
+    """How the layout may split a batch. Ranks that share rows may cut them into micro-batches."""
+    group = prepared.strategy.group
+    return Pieces(group.dp_size, max(1, len(prepared.selection.used)), group.size != group.dp_size)
 
 
 def _optimizer(prepared: Prepared) -> OptimizerChoice | None:

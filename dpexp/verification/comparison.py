@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -40,7 +40,8 @@ IN_FLOAT64 = 1e-9
 class Comparison:
     """Trains a copy of the model in the layout and one on the host, in one type and mode.
 
-    ``narrowed`` says why the type is not a wider one.
+    ``narrowed`` says why the type is not a wider one, ``made`` what is special about batches of steps that
+    are not a run's.
     """
 
     model: nn.Module
@@ -52,6 +53,7 @@ class Comparison:
     dtype: torch.dtype
     narrowed: str
     mode: Mode
+    made: Mapping[int, str] = field(default_factory=dict)
 
     def result(self) -> Result:
         """Errors that may be rounding are judged by that of the single device, which is measured then.
@@ -141,6 +143,7 @@ class Comparison:
             amplifies=amplifies,
             measures=measures,
             seeds=mode.seeds,
+            made=self.made,
         )
 
     def _noise(self, mode: Mode) -> Noise:

@@ -23,9 +23,14 @@ from dpexp.verification.comparison import Comparison, LayOut
 from dpexp.verification.limits.rounding import NARROWER
 from dpexp.verification.modes.mode import Mode, RowsInChunks, RowsTogether
 from dpexp.verification.modes.random_draws import more_quiet
+from dpexp.verification.paths.reaching import Made
 from dpexp.verification.result import Result
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
-from dpexp.verification.steps.side_by_side import DrawsRandomNumbersError, SingleDeviceError
+from dpexp.verification.steps.side_by_side import (
+    DrawsRandomNumbersError,
+    RefusedBatchError,
+    SingleDeviceError,
+)
 
 CORRELATED = 0.75
 """Chunks with the same random numbers leave at most half of the rows of alike rows different."""
@@ -37,6 +42,7 @@ class Equivalence:
 
     ``optimizer`` makes the optimizer of some parameters; without one only forwards are compared. Neither the
     model nor the random state of the host is changed. ``narrowed`` says why ``dtype`` is not a wider one.
+    ``made`` are batches to step after these (``reaching``); ``not_verified`` has what refused some of them.
     """
 
     model: nn.Module
@@ -47,6 +53,8 @@ class Equivalence:
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
     narrowed: str = ""
+    made: Sequence[Made] = ()
+    not_verified: tuple[str, ...] = ()
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -61,6 +69,8 @@ class Equivalence:
                 return self._result_in_this_type()
         except SingleDeviceError as error:
             narrower, cause, where = NARROWER.get(self.dtype), error.cause, error.where
+        except RefusedBatchError as error:
+            return self._without(error).result()
         if narrower is None:
             raise cause
         why = f"compared in {narrower}, since the {where} does not compute in {self.dtype}: {describe(cause)}"
@@ -69,11 +79,24 @@ class Equivalence:
         except type(cause):
             raise cause from None
 
+    def _without(self, refused: RefusedBatchError) -> Equivalence:
+        """Without the batch that was refused."""
+        what = self._made[refused.step]
+        made = [each for each in self.made if each.what != what]
+        text = f"a batch with {what} was not verified: {refused.by} {describe(refused.cause)}"
+        return replace(self, made=made, not_verified=(*self.not_verified, text))
+
+    @property
+    def _made(self) -> dict[int, str]:
+        """What is special about the batches that were made, by the numbers of their steps."""
+        return {step: each.what for step, each in enumerate(self.made, len(self.batches) + 1)}
+
     def _result_in_this_type(self) -> Result:
         mode = RowsTogether()
         while True:
             try:
-                together = self._comparison(mode, self.batches).result()
+                batches = [*self.batches, *(each.batch for each in self.made)]
+                together = replace(self._comparison(mode, batches), made=self._made).result()
                 break
             except DrawsRandomNumbersError as error:
                 mode = replace(mode, quiet=more_quiet(mode.quiet, error.names))
@@ -81,6 +104,7 @@ class Equivalence:
             together.failed is not None and mode.may_draw
         ):  # random numbers of both sides: nothing was compared
             together = replace(together, worst={}, steps=0, cause="", failed=None)
+        together = replace(together, notes=[*together.notes, *self.not_verified])
         if self.optimizer is None or together.failed is not None:
             return together
         return self._in_training(together)

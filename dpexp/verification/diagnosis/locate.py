@@ -58,7 +58,9 @@ class Locator:
         name = name or f"{failed.kind} ({failed.tensor})"
         verb = "differs" if failed.kind == "loss" else "differ"
         when = "after " if failed.kind in OF_OPTIMIZER else ""
-        shown = f" ({rows} rows)" if failed.step == self.sides.steps else ""
+        made = self.sides.made.get(failed.step, "")
+        counted = f"{rows} {'row' if rows == 1 else 'rows'}"
+        shown = f" ({f'{counted}: {made}' if made else counted})" if failed.step == self.sides.steps else ""
         start = f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
         if failed.kind in ("buffers", *OF_OPTIMIZER):
             return start + self._of_tensor(failed.tensor)

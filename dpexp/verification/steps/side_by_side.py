@@ -9,9 +9,9 @@ Every rank computes the single device's steps itself. Ranks agree on each error,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,7 +20,7 @@ from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
-from dpexp.verification.diagnosis.nonfinite import check_finite
+from dpexp.verification.diagnosis.nonfinite import NonfiniteError, check_finite
 from dpexp.verification.limits.compare import (
     Difference,
     Limits,
@@ -54,6 +54,14 @@ class SingleDeviceError(Exception):
         self.cause, self.where = cause, where
 
 
+class RefusedBatchError(Exception):
+    """A batch made for verification (the number of its step) that the layout, or a single device, refuses."""
+
+    def __init__(self, step: int, cause: Exception, by: str) -> None:
+        super().__init__(step)
+        self.step, self.cause, self.by = step, cause, by
+
+
 ROUNDED = 8
 """Additions to a parameter, which round it, for each of which its update may be off by a last bit."""
 
@@ -82,7 +90,7 @@ class SideBySide:
 
     ``may_draw``: whether the model may draw random numbers. ``amplifies``: whether the optimizer may make
     large errors of rounding. ``seeds`` sets the random state for each chunk of rows of a single device that
-    computes in chunks.
+    computes in chunks. ``made``: what is special about the batches of steps that are not a run's.
     """
 
     layout: Trainer
@@ -95,6 +103,7 @@ class SideBySide:
     amplifies: bool = False
     measures: bool = False
     seeds: Seeds | None = None
+    made: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._initial = {name: tensor.clone() for name, tensor in self.reference.full_parameters().items()}
@@ -132,6 +141,9 @@ class SideBySide:
             except _DiffersError as ended:
                 return ended.failure
             except Exception as error:
+                is_refused = not expected.is_complete or isinstance(error, NonfiniteError)
+                if self.steps in self.made and is_refused:
+                    raise RefusedBatchError(self.steps, error, "a single device refuses it") from error
                 if expected.is_complete or type(error) not in (RuntimeError, NotImplementedError):
                     raise  # else it is of PyTorch's operators
                 where = "loss" if expected.step.outputs and expected.step.loss is None else "model"
@@ -154,11 +166,18 @@ class SideBySide:
         try:
             with found.hooks(), suppress(StepEndedError):
                 self.layout.step(part, found)
-        except Exception:
+        except Exception as error:
             has_other_shapes = found.step.outputs and _shapes(found.step) != _shapes(expected.step)
             if not found.is_complete and self.group.size == 1 and has_other_shapes:
                 self._compare(found.step, expected.step, batch, part)  # the loss has refused these outputs
+            if not found.is_complete and self.steps in self.made and self._all_refuse(error):
+                raise RefusedBatchError(self.steps, error, "the layout raises") from error
             raise
+
+    def _all_refuse(self, error: Exception) -> bool:
+        """Whether every rank has this error; otherwise some may wait for this one."""
+        what = f"verification: {self.made[self.steps]}"  # which is left out from now on
+        return self.group.all_failed(what, f"{type(error).__name__}: {error}")
 
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         """Raises _DiffersError where the steps of the two sides differ before their optimizers."""

@@ -1,0 +1,5 @@
+"""Paths: what of a model and a layout verification takes, beside what random batches of a run take.
+
+``reaching`` makes batches that reach rare paths, with the ids of embedding tables that ``looked_up`` finds.
+``engine`` and the rest of ``verification`` import it. Start reading in ``reaching``.
+"""

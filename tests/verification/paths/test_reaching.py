@@ -1,0 +1,189 @@
+"""Batches made so that verification takes paths that those of a run do not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from planted import Net, Planted, on_host
+from torch import nn
+
+from dpexp.config.run_config import RunConfig
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+from dpexp.strategies.placed import Placed
+from dpexp.verification.equivalence import Equivalence, Result
+from dpexp.verification.paths.looked_up import looked_up
+from dpexp.verification.paths.reaching import Made, Pieces, reaching
+
+IDS = 50
+
+
+class TwoTables(nn.Module):
+    """Ids ``(rows, 3)``: two columns are of one table, the last of a smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small, self.fc = nn.Embedding(IDS, 4), nn.Embedding(7, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        vectors = self.large(ids[:, :2]).sum(1) + self.small(ids[:, 2])
+        return self.fc(vectors)  # type: ignore[no-any-return]
+
+
+def ids(rows: int = 6) -> Batch:
+    torch.manual_seed(0)
+    return Batch((torch.randint(5, (rows, 3)),), torch.randn(rows, 2), rows, rows)
+
+
+def numbers(rows: int = 6) -> Batch:
+    torch.manual_seed(0)
+    return Batch((torch.randn(rows, 5),), torch.randn(rows, 2), rows, rows)
+
+
+def made(model: nn.Module, batch: Batch, pieces: Pieces | None = None) -> dict[str, Batch]:
+    found = reaching(model, Objective(), batch, pieces or Pieces(), trains=True)
+    return {each.what: each.batch for each in found.batches}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rows"),
+    [
+        (Pieces(), {"one row in all": 1, "all rows alike": 2}),
+        (
+            Pieces(2, 2),
+            {
+                "one row in all": 1,
+                "one row for each piece": 4,
+                "the most uneven split": 5,
+                "all rows alike": 8,
+            },
+        ),
+        (Pieces(2, 1, is_fixed=True), {"all rows alike": 6}),
+    ],
+)
+def test_batches_have_rows_of_the_run_in_other_numbers(pieces: Pieces, rows: dict[str, int]) -> None:
+    batch = numbers()
+    found = made(nn.Linear(5, 2), batch, pieces)
+    assert {what: each.rows for what, each in found.items()} == rows
+    for each in found.values():
+        assert all((row == batch.inputs[0]).all(1).any() for row in each.inputs[0])
+        assert len(each.targets) == each.rows == each.global_rows
+    assert (found["all rows alike"].inputs[0] == batch.inputs[0][0]).all()
+
+
+def test_every_id_of_each_table_is_looked_up_in_its_place() -> None:
+    found = made(TwoTables(), ids())
+    large, small = (found["every id"].inputs[0][:, columns] for columns in (slice(0, 2), 2))
+    assert large.unique().tolist() == list(range(IDS))
+    assert small.unique().tolist() == list(range(7))
+    one = found["rows of one id"].inputs[0]
+    assert one.tolist() == [[0, 0, 0], [IDS - 1, IDS - 1, 6]]
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.long, lambda ids: ids.t().contiguous().t()])
+def test_ids_are_found_through_a_conversion(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = nn.Sequential(nn.Identity(), nn.Embedding(9, 2))
+    model[0].forward = change  # type: ignore[method-assign]
+    ((found),) = looked_up(model, (torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),))
+    assert (found.table, found.table_rows, found.count) == ("1", 9, 4)
+
+
+def test_a_batch_that_a_single_device_refuses_is_left_out_with_its_reason() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = reaching(model, Objective(), numbers(), Pieces(2), trains=True)
+    assert [each.what for each in found.batches] == []
+    assert "more than 1 value per channel" in found.left_out["one row in all"]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Experts(nn.Module):
+    """The sign of the first feature chooses which layer computes a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = x[:, 0] > 0
+        outputs = x.new_zeros(len(x), 2)
+        for layer, rows in ((self.one, chosen), (self.other, ~chosen)):
+            if rows.any():
+                outputs[rows] = layer(x[rows])
+        return outputs
+
+
+def test_rows_that_reach_fewer_parameters_are_no_batch_of_ranks_which_wait_for_these() -> None:
+    found = reaching(Experts(), Objective(), numbers(), Pieces(2), trains=True)
+    assert "do not reach the parameters" in found.left_out["one row in all"]
+    assert "one row in all" in made(Experts(), numbers(), Pieces(1, 2))
+
+
+# --- stepped ------------------------------------------------------------------------------------------
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def stepped(lay_out: Callable[[nn.Module], Placed], *batches: Made) -> Result:
+    return Equivalence(Net(), lay_out, [numbers()], nn.functional.mse_loss, sgd, made=batches).result()
+
+
+def test_what_a_layout_raises_on_a_made_batch_is_a_note_and_the_others_are_stepped() -> None:
+    def refuses(model: nn.Module) -> Placed:
+        def check(module: nn.Module, args: Any) -> None:
+            if len(args[0]) % 2:
+                raise ValueError("rows in pairs, please")
+
+        model.register_forward_pre_hook(check)
+        return on_host(model)
+
+    odd, even = Made(numbers(3), "three rows"), Made(numbers(2), "two rows")
+    result = stepped(refuses, odd, even)
+    assert (result.passed, result.steps) == (True, 2)
+    (note,) = result.notes
+    assert note.startswith("a batch with three rows was not verified: the layout raises ValueError: rows in ")
+
+
+def test_a_wrong_number_on_a_made_batch_fails_and_says_which() -> None:
+    def wrong(model: nn.Module) -> Placed:
+        model.register_forward_hook(lambda module, args, x: x * 1.1 if len(x) == 1 else x)
+        return on_host(model)
+
+    result = stepped(wrong, Made(numbers(1), "one row in all"))
+    assert result.cause.startswith("step 2 (1 row: one row in all): outputs differ by 1.0e-01")
+
+
+def test_a_made_batch_whose_loss_is_not_finite_is_left_out() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) / (len(outputs) - 1)
+
+    made = [Made(numbers(1), "one row in all")]
+    result = Equivalence(Net(), on_host, [numbers()], loss, sgd, made=made).result()
+    assert result.passed
+    assert "a single device refuses it" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("is_rare", "what"),
+    [
+        (lambda x: len(x) == 1, "1 row: one row in all"),
+        (lambda x: len(x) > 1 and bool((x == x[:1]).all()), "2 rows: all rows alike"),
+    ],
+)
+def test_a_run_finds_what_its_own_batches_do_not_take(
+    is_rare: Callable[[torch.Tensor], bool], what: str
+) -> None:
+    def wrong(model: nn.Module) -> Placed:
+        model.register_forward_hook(lambda module, args, x: x * 1.1 if is_rare(args[0]) else x)
+        return on_host(model)
+
+    prepared = prepare(RunConfig("single", model=f"{__file__}:Net", steps=1))
+    result = verify(replace(prepared, strategy=Planted(wrong)))
+    assert not result.passed
+    assert f"({what})" in result.cause
