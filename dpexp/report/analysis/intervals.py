@@ -86,14 +86,14 @@ class Interval:
 
     @property
     def seen_text(self) -> str:
-        """``4.1% would show``, ``a factor of 3.2x would show``: what ``least_seen`` is, where it is known."""
+        """``4.1% would show``, ``3.20x would show``, ``100x would not show``; empty where it is not known."""
         if not math.isfinite(self.least_seen):
             return ""
-        is_small = self.least_seen < 2
-        least = (
-            units.percent(self.least_seen - 1) if is_small else f"a factor of {units.ratio(self.least_seen)}"
+        if self.least_seen < 2:
+            return f"{units.percent(self.least_seen - 1)} would show"
+        return (
+            f"{units.ratio(self.least_seen)} would show" if self.least_seen <= 100 else "100x would not show"
         )
-        return f"{least} would show"
 
 
 def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:

@@ -106,7 +106,8 @@ def _fastest(labeled: list[tuple[str, Cell]]) -> str:
 
 def _explained(group: Group) -> list[str]:
     """What the words of the table mean that need it."""
-    found = [cell.speed_up(group.baseline) for cell in group.cells if cell is not group.baseline]
+    others = [cell for cell in group.cells if cell is not group.baseline]
+    found = [cell.speed_up(group.baseline) for cell in others]
     lines = []
     if any(not each.is_known and each.why == ONE_RUN for each in found):
         lines.append(
@@ -117,6 +118,14 @@ def _explained(group: Group) -> list[str]:
         lines.append(
             "within the noise: a difference of the size that would show is found by four of five comparisons "
             "of as many runs with such a spread"
+        )
+    if any(
+        each.is_known and 1.0 not in each and group.baseline.medians.keys().isdisjoint(cell.medians)
+        for cell, each in zip(others, found, strict=True)
+    ):
+        lines.append(
+            "runs that were not made in the rounds of one sweep: a drift of the machine between them looks "
+            "like a difference"
         )
     return lines
 

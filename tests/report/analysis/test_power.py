@@ -80,5 +80,6 @@ def test_an_interval_has_what_would_show_as_a_factor() -> None:
 
 def test_what_would_show_reads_as_a_share_or_as_a_factor() -> None:
     assert Interval(1.0, 0.9, 1.1, 1.041).seen_text == "4.1% would show"
-    assert Interval(1.0, 0.1, 9.0, 3.2).seen_text == "a factor of 3.20x would show"
+    assert Interval(1.0, 0.1, 9.0, 3.2).seen_text == "3.20x would show"
+    assert Interval(1.0, 0.1, 9.0, 1e5).seen_text == "100x would not show"
     assert Interval(1.0).seen_text == ""

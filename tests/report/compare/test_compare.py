@@ -84,6 +84,7 @@ def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> Non
     assert speed_up.low < 2.0 < speed_up.high
     assert "whole-2 x 3 is the fastest: 2.00x [1.9" in text(compared)
     assert tables.comparison_verdict(group.ranked[2].speed_up(group.baseline)) == "slower"
+    assert "a drift of the machine between them looks like a difference" in text(compared)
 
 
 def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:

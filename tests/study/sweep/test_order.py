@@ -152,12 +152,14 @@ def test_two_rounds_of_more_than_two_cells_have_no_verdict() -> None:
     assert ratio_interval(*figures, order=Order(order.apart, 2)).high < 1
 
 
-@pytest.mark.parametrize("first", [3, 5])
+@pytest.mark.parametrize("first", [2, 5])
 @pytest.mark.parametrize("cells", CELLS)
 def test_looking_after_every_round_finds_less_than_6_percent_too(cells: int, first: int) -> None:
     rng = np.random.default_rng(2)
     own = 0.005 * noise(rng, cells, 0.0)
-    kinds, looks = disturbances(rng, cells), look_confidences(first, LAST)
+    kinds, looks = disturbances(rng, cells), dict(look_confidences(first, LAST))
+    if cells > 2:
+        looks.pop(2, None)  # no verdict
     for kind in ("nothing", "steady drift", "first place", "any places"):
         differs = [
             np.any([found(one[:, :rounds], apart[:, :rounds], looks[rounds]) for rounds in looks], axis=0)
