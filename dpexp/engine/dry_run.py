@@ -11,7 +11,7 @@ import copy
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
+from dpexp.measurement.predicted_work import predicted_work
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
 from dpexp.strategies.modules.wrappers import Wrapper, parts
@@ -46,19 +47,20 @@ _TORCH = Path(torch.__file__).parent
 _DPEXP = Path(__file__).resolve().parents[1]
 
 
-def dry_run(config: RunConfig) -> Row:
+def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
     """Predict an epoch of the run. Raises ConfigError as a run does, and for a layout that mixes devices.
 
     As in a Record: name, execution, config, devices, device_map. ``splits``: how an epoch's batches are split
     over replicas, for each wrapped module, or over ranks. ``shapes`` of a full batch and the last one of an
     epoch; ``memory``: bytes of parameters and buffers by device. ``note``: what was not predicted.
+    ``with_work`` adds ``work``, the floating-point operations of a step, where they can be predicted.
     """
     prepared = prepare(config, one_batch=False, planned=True)
     full, rest = divmod(prepared.data.samples, config.batch_size)
     counts = {rows: count for rows, count in ((config.batch_size, full), (rest, 1)) if rows and count}
     first = next(prepared.batches(0))
     batches = [first.sliced(slice(0, rows)) for rows in counts]
-    prediction = predict(prepared, batches)
+    prediction = predict(prepared, batches, with_work=with_work)
     ranks, notes = _ranks(config), [prediction.note]
     selection, used, name = prepared.selection, prediction.devices, prepared.name
     if ranks > 1:
@@ -78,6 +80,7 @@ def dry_run(config: RunConfig) -> Row:
         "shapes": prediction.shapes,
         "memory": prediction.memory,
         "note": "; ".join(filter(None, notes)),
+        **({"work": prediction.work} if with_work else {}),
     }
 
 
@@ -116,7 +119,7 @@ class Prediction:
     """``shapes`` and ``device_map`` as ``observe`` returns them, and ``devices`` of a Record.
 
     ``replicated``: the devices of each wrapper that makes replicas. With a ``note``, real batches ran instead
-    of fake ones, which does not detect layouts that mix devices.
+    of fake ones, which does not detect layouts that mix devices. ``work`` is as in a Record, or empty.
     """
 
     shapes: list[Row]
@@ -124,6 +127,7 @@ class Prediction:
     devices: Row
     replicated: list[tuple[str, list[str]]]
     note: str = ""
+    work: Row = field(default_factory=dict)
 
     @property
     def memory(self) -> dict[str, dict[str, int]]:
@@ -140,7 +144,7 @@ class PlacementError(ConfigError):
     """A layout that mixes devices: the two devices, and the line of the model."""
 
 
-def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
+def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = False) -> Prediction:
     """The shapes of all module calls for these batches. Neither they nor the model are changed.
 
     Raises PlacementError where the layout mixes devices.
@@ -154,8 +158,8 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
     portable = prepared.strategy.configured(config)
     with FakeCopyMode(mode):
         fake = copy.deepcopy(prepared.model)
-    fake_batches = [replace(batch, inputs=map_tensors(mode.from_tensor, batch.inputs)) for batch in batches]
-    note = ""
+    fake_batches = [_without_data(batch, mode) for batch in batches]
+    note, work = "", Row()
     with mode, devices.prediction():
         placed = portable.place(fake, virtual, Timer())
         try:
@@ -167,10 +171,17 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
             if not message:
                 raise
             raise PlacementError(message) from error
+        if with_work and not note:
+            work = predicted_work(placed, fake_batches[0], prepared.data.loss, trains=not config.eval)
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
         shapes = observe(placed, batches, prepared.data.loss, gradients=not config.eval)
-    return _renamed(placed, shapes, names, note)
+    return replace(_renamed(placed, shapes, names, note), work=work)
+
+
+def _without_data(batch: Batch, mode: FakeTensorMode) -> Batch:
+    inputs, targets = map_tensors(mode.from_tensor, (batch.inputs, batch.targets))
+    return replace(batch, inputs=inputs, targets=targets)
 
 
 def _renamed_call(row: Row, name: Callable[[str], str]) -> Row:

@@ -201,9 +201,8 @@ class Measurement:
         self.on_flush()
 
     def _record_optimizers(self) -> None:
-        """Add what the optimizers keep, which they make in their first steps, to the device map."""
-        rows = self.observations.device_map(self.trainer.optimizers)
-        if any(row["kind"] == "optimizer" for row in rows):
+        """Add to the device map what steps have made: optimizer state, and buffers of some models."""
+        if rows := self.observations.changed_device_map(self.trainer.optimizers):
             self.journal.set(device_map=pack(rows))
 
     def time_phases(self) -> None:

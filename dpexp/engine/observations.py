@@ -54,6 +54,7 @@ class Observations:
     def __init__(self, prepared: Prepared, placed: Placed) -> None:
         self._prepared = prepared
         self._placed = placed
+        self._known: list[Row] = []  # the device map that was given last
         self._names: list[str] = []  # the device of every rank
         group, used = prepared.group, prepared.selection.used or (devices.HOST,)
         if group.members:
@@ -85,7 +86,14 @@ class Observations:
         rows = device_map(self._placed)
         if optimizers is not None:
             rows += optimizer_map(self._placed, optimizers.states())
-        return self._merged(_merged_device_map, rows)
+        self._known = self._merged(_merged_device_map, rows)
+        return self._known
+
+    def changed_device_map(self, optimizers: Optimizers | None) -> list[Row]:
+        """``device_map`` where it is another than was given last; else empty."""
+        before = self._known
+        rows = self.device_map(optimizers)
+        return rows if rows != before else []
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""

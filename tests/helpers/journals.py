@@ -1,9 +1,10 @@
 """Journals written by hand, for the tests of record and tracking to read, deliver and damage."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.run_config import RunConfig
+from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import new_run_id, now
 
@@ -13,16 +14,18 @@ PHASES = ("forward", "backward", "optimizer")
 def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
     """A new journal with the facts of a run's start, flushed."""
     journal = Journal(runs, run_id or new_run_id())
-    config = RunConfig("whole", virtual=2)
+    config = RunConfig("whole", virtual=2).to_dict()
+    del config["steps"]  # the caller writes as many as it likes
+    config = changes.pop("config", config)
     facts = {
         "name": "whole-linear-cpu:0-1",
         "experiment": "dpexp",
         "strategy": "whole",
         "execution": "virtual",
         "status": "running",
-        "started": now(),
-        "config": config.to_dict(),
-        "config_digest": config.digest(),
+        "started": (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds"),
+        "config": config,
+        "config_digest": config_digest(config),
         "environment": {
             "python": "3.11.2",
             "torch": "2.13.0",
@@ -32,7 +35,7 @@ def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
             "argv": ["scripts/run.py", "whole"],
             "git": {"commit": "0123abcd", "branch": "main", "dirty": True, "diff_sha256": None},
         },
-        "data": {"name": "random", "samples": 100, "description": "seeded", "sha256": "ab" * 32},
+        "data": {"name": "random", "samples": 30, "description": "seeded", "sha256": "ab" * 32},
         "devices": {"requested": ["cpu:0", "cpu:1"], "used": ["cpu:0", "cpu:1"], "output": "cpu:0"},
         "verification": {
             "checked": True,
@@ -78,11 +81,13 @@ def phases(journal: Journal, count: int = 3) -> None:
     """``count`` phase-timed steps with their timeline, and one metric by epoch; flushed."""
     for number in range(count):
         rows = [
-            {"step": number, "phase": "step", "replica": None, "device": "cpu:0", "start_us": 0, "end_us": 90}
+            {"step": number, "phase": "step", "replica": None, "device": "cpu:0"}
+            | {"start_us": 100 * number, "end_us": 100 * number + 90}
         ]
         for place, phase in enumerate(PHASES):
             span = {"step": number, "phase": phase, "replica": None, "device": "cpu:0"}
-            rows.append(span | {"start_us": 30 * place, "end_us": 30 * place + 25})
+            start_us = 100 * number + 30 * place
+            rows.append(span | {"start_us": start_us, "end_us": start_us + 25})
             journal.extend({f"phases.{phase}": [0.025]})
         journal.extend({"timeline": rows})
     journal.extend({"metrics.accuracy": [0.5, 0.75]})

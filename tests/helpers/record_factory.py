@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Any
 
-from dpexp.config.run_config import RunConfig
+from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 
@@ -45,7 +45,7 @@ def whole(
     devices = [f"{kind}:{index}" for index in range(count)]
     record = Record(run_id="0123456789ab", name=f"whole-{count}", experiment="dpexp", strategy="whole")
     record.config = RunConfig("whole", virtual=count if virtual else None, batch_size=batches[0]).to_dict()
-    record.config_digest = RunConfig("whole").digest()
+    record.config_digest = config_digest(record.config)
     record.data = {"name": "random", "samples": sum(batches), "description": "noise", "sha256": "0" * 64}
     record.execution = "virtual" if virtual else "real"
     record.status = "finished"
@@ -112,6 +112,7 @@ def hybrid(
     record.strategy, record.name = "hybrid", "hybrid-1"
     options = {"sparse": sparse, "pipeline": pipeline}
     record.config = RunConfig("hybrid", virtual=1 if virtual else None, options=options).to_dict()
+    record.config_digest = config_digest(record.config)
     record.device_map = [
         parameter_row("embedding", "weight", [rows, dim], "cpu", []),
         parameter_row("linear", "weight", [dim, dim], device, []),

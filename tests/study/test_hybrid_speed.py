@@ -10,7 +10,7 @@ import torch
 from command_lines import ROOT
 
 from dpexp import devices
-from dpexp.study.experiment.agreement import contradictions
+from dpexp.record.consistency.contradictions import contradictions
 from dpexp.study.experiment.records import parse_record
 
 WAYS = ROOT / "experiments" / "hybrid_speed" / "ways.py"

@@ -1,114 +1,21 @@
-"""Agreement: whether a Record agrees with itself, with its repeats, and with what its config predicts.
+"""Agreement: whether Records agree with their repeats, with their sweep, and with what their config predicts.
 
-Nothing is run, so that a Record from elsewhere can be examined safely. An edited Record passes only if every
-fact that depends on the edited one was edited with it, in every round; ``reproduce`` finds that too.
+No run is made, so that a Record from elsewhere can be examined safely; ``dpexp.record.consistency`` finds
+what a Record says against itself. An edited Record passes only if every fact that depends on the edited one
+was edited with it, in every round; ``reproduce`` finds that too.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from dpexp.config.run_config import config_digest
-from dpexp.record.figures.step_times import spread
-from dpexp.record.record import Record, Row, present
-from dpexp.record.view import RecordView
+from dpexp.record.record import Record, Row
+from dpexp.study.experiment.records import speed_ups
 
 DECIDED = ("execution", "data", "devices", "device_map", "shapes", "verification", "digest")
 """What the config decides on one kind of machine: equal in all runs of a cell."""
-
-
-def contradictions(record: Record) -> list[str]:
-    """What in a finished Record contradicts the rest of it."""
-    return [*_config(record), *_verification(record), *_steps(record), *_work(record), *_summary(record)]
-
-
-def _config(record: Record) -> Iterator[str]:
-    config = record.config
-    if not config.get("strategy"):  # a program's, which has no config
-        return
-    if config_digest(config) != record.config_digest:
-        yield "config_digest is not the SHA-256 of its config"
-    if record.strategy != config["strategy"]:
-        yield f"strategy is {record.strategy}, but its config says {config['strategy']}"
-    if config.get("virtual") and record.execution != "virtual":
-        yield f"execution is {record.execution}, but its config says --virtual {config['virtual']}"
-    if not config.get("check", True) and record.verification.get("checked"):
-        yield "it is verified, but its config says --no-check"
-
-
-def _verification(record: Record) -> Iterator[str]:
-    found = record.verification
-    if not found.get("checked") or found.get("rounding") is not None:
-        return
-    limit = found.get("tolerance")
-    for name in ("output_error", "gradient_error"):
-        error = found.get(name)
-        if found.get("passed") and limit is not None and (error is None or not error <= limit):
-            yield f"its verification passed with {name} {error}, not at most {limit}"
-
-
-def _steps(record: Record) -> Iterator[str]:
-    lengths = {name: len(values) for name, values in record.steps.items()}
-    if len(set(lengths.values())) > 1:
-        yield f"its steps have {', '.join(f'{count} {name}' for name, count in lengths.items())}"
-    config, size = record.config, record.config.get("batch_size")
-    if not size:
-        return
-    wanted, measured = config.get("steps"), len(record.steps["time_ms"])
-    if wanted and not config.get("epochs") and measured != wanted:
-        yield f"{measured} steps are measured, but its config says --steps {wanted}"
-    sizes = {size, record.data.get("samples", 0) % size}
-    if other := sorted(set(present(record.steps["samples"])) - sizes):
-        yield f"steps have {other[0]} rows, but batches have {size} and the last one of an epoch the rest"
-    if record.ended is not None:
-        wall = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
-        total_s = sum(present(record.steps["time_ms"])) / 1000
-        if total_s > wall.total_seconds() + 0.001:
-            yield f"its steps take {total_s:.3g} s, but the run took {wall.total_seconds():.3g} s"
-
-
-def _work(record: Record) -> Iterator[str]:
-    """What memory and the link give beside the stages of a hybrid."""
-    for name in ("memory", "link"):
-        figures = record.work.get(name)
-        if figures is None:
-            continue
-        rates = figures["bytes_per_s"]
-        if not 0 < rates["min"] <= rates["median"] <= rates["max"] or not 0 <= rates["iqr"] <= rates["max"]:
-            yield f"work.{name} is {rates}, not the spread of rates"
-        if "embedding" not in record.phases:
-            yield f"work.{name} is measured, but its phases have no embedding"
-    if "link" in record.work and record.execution == "virtual":
-        yield "work.link is measured, but its devices are virtual"
-    memory = record.work.get("memory")
-    if memory and memory["row_bytes"] not in _row_bytes(record):
-        yield f"work.memory has rows of {memory['row_bytes']} bytes, and no table of its device map has"
-    given, recorded = RecordView(record).stages, record.summary.get("stages", {})
-    for name in (name for name in recorded if name.endswith("_share")):
-        if not math.isclose(recorded[name], given.get(name, math.nan), rel_tol=1e-6):
-            computed = given.get(name)
-            yield f"summary.stages.{name} is {recorded[name]}, but its phases and work give {computed}"
-
-
-def _row_bytes(record: Record) -> set[int]:
-    """The bytes of a row of each matrix on the host."""
-    rows = (row for row in record.device_map if row["device"] == "cpu" and len(row["shape"]) == 2)
-    return {row["bytes"] // max(1, row["shape"][0]) for row in rows}
-
-
-def _summary(record: Record) -> Iterator[str]:
-    """Of the full batches' steps, or of all, as older versions of dpexp summarized them."""
-    recorded = record.summary.get("step_ms")
-    of_full, of_all = spread(RecordView(record).usual_times), spread(present(record.steps["time_ms"]))
-    if not any(_is_close(recorded, figures) for figures in (of_full, of_all)):
-        yield f"summary.step_ms is {recorded}, but its steps give {of_full}"
-
-
-def _is_close(one: Row | None, other: Row | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(math.isclose(figure, one.get(name, math.nan), rel_tol=1e-6) for name, figure in other.items())
+BYTES = ("bytes", "moved", "moved_back")
+"""The keys of a row of the shapes with bytes that a call moves."""
 
 
 def disagreements(records: Sequence[Record]) -> list[str]:
@@ -124,14 +31,44 @@ def disagreements(records: Sequence[Record]) -> list[str]:
     return found
 
 
+def sweep_disagreements(sweep: Record, runs: Mapping[str, Record]) -> Iterator[str]:
+    """What a sweep says of its runs, by the names of their files, and their Records do not."""
+    recorded = sweep.summary
+    wall_s = {
+        key.removeprefix("wall_s."): value for key, value in recorded.items() if key.startswith("wall_s.")
+    }
+    if wall_s.keys() != runs.keys():
+        yield f"summary.wall_s is of other runs: {', '.join(sorted(wall_s.keys() ^ runs.keys()))}"
+    for name, seconds in wall_s.items():
+        if name in runs and seconds < (inside := _seconds(runs[name])):
+            yield f"summary.wall_s.{name} is {seconds} s, but its run alone took {inside} s"
+    for name, record in runs.items():
+        if record.parent != sweep.run_id:
+            yield f"{name} is of sweep {record.parent}, not {sweep.run_id}"
+    if recorded.get("done", 0) > len(runs) or recorded.get("failed"):
+        done, failed = recorded.get("done"), recorded.get("failed")
+        yield f"summary.done is {done} and summary.failed {failed}, of {len(runs)}"
+    if "speed_ups" in recorded and recorded["speed_ups"] != speed_ups(runs):
+        yield "summary.speed_ups are not those of the step times of its runs"
+
+
+def _seconds(record: Record) -> float:
+    """From the start of a run to its end."""
+    started, ended = (
+        datetime.fromisoformat(time or record.started) for time in (record.started, record.ended)
+    )
+    return (ended - started).total_seconds()
+
+
 def _same(one: Any, other: Any) -> bool:
     return one == other or repr(one) == repr(other)  # the text of NaN equals itself
 
 
 def unpredicted(record: Record, prediction: Row) -> list[str]:
-    """What differs from the dry run of the config: execution, devices, device map, calls for a full batch.
+    """What differs from the dry run of the config: execution, devices, device map, and of the first batch the
+    calls, the bytes that they move, and the operations.
 
-    A dry run takes no step, so that it has no rows of what an optimizer keeps.
+    A dry run has no rows of what an optimizer keeps, which it does not call.
     """
     if prediction["note"]:  # of several ranks, or of devices that this machine lacks
         return []
@@ -149,7 +86,44 @@ def unpredicted(record: Record, prediction: Row) -> list[str]:
         ),
         "shapes": (_calls(record.shapes), _calls(prediction["shapes"])),
     }
-    return [f"{name} is not what its config predicts" for name, (one, other) in found.items() if one != other]
+    differing = [name for name, (one, other) in found.items() if one != other]
+    if _bytes_differ(record.shapes, prediction["shapes"]):
+        differing.append("shapes: the bytes of a call")
+    if flops_differ(record.work, prediction.get("work") or {}):
+        differing.append("work.flops")
+    return [f"{name} is not what its config predicts" for name in differing]
+
+
+def flops_differ(recorded: Row, computed: Row) -> bool:
+    """Whether two counts of a step's operations, as in ``work`` of a Record, contradict each other.
+
+    Each is *at least* so many: one that names more operators as not counted may be lower.
+    """
+    if "flops" not in recorded or "flops" not in computed:
+        return False
+    left_out, left_out_now = (set(work.get("not_counted", ())) for work in (recorded, computed))
+    pairs = [(count, computed["flops"].get(name, 0)) for name, count in recorded["flops"].items()]
+    is_too_low = left_out <= left_out_now and any(count < now for count, now in pairs)
+    is_too_high = left_out >= left_out_now and any(count > now for count, now in pairs)
+    return is_too_low or is_too_high
+
+
+def _bytes_differ(recorded: Sequence[Row], predicted: Sequence[Row]) -> bool:
+    """Whether a call for the first batch moves other bytes; those that the Record lacks are not compared."""
+    given: dict[tuple[Any, ...], list[Row]] = {}
+    for row in predicted:
+        given.setdefault((row["batch"], *_place(row)), []).append(row)
+    for row in (row for row in recorded if row["batch"] == 0):
+        calls = given.get((0, *_place(row)), [])
+        expected = calls.pop(0) if calls else {}
+        for key in (key for key in BYTES if key in row):
+            if any(count != expected.get(key, {}).get(name) for name, count in row[key].items()):
+                return True
+    return False
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["module"], row["replica"], row["device"]
 
 
 def _accelerators_differ(record: Record, prediction: Row) -> bool:

@@ -4,11 +4,19 @@ from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.record.consistency.contradictions import contradictions
 from dpexp.study.experiment import figure
-from dpexp.study.experiment.agreement import contradictions, disagreements, unpredicted
+from dpexp.study.experiment.agreement import disagreements, sweep_disagreements, unpredicted
 from dpexp.study.experiment.experiment import CONFIG, README, Experiment
 from dpexp.study.experiment.readme import FIGURE, ExperimentReadme
-from dpexp.study.experiment.records import CHECKSUMS, MeasuredRun, checksums, sweep_record
+from dpexp.study.experiment.records import (
+    CHECKSUMS,
+    SWEEP,
+    MeasuredRun,
+    checksums,
+    run_records,
+    sweep_record,
+)
 
 
 def committed_problems(readme: ExperimentReadme) -> list[str]:
@@ -39,6 +47,9 @@ def _record_problems(readme: ExperimentReadme, kind: str) -> list[str]:
     last = _rounds(folder, experiment.repeats)
     if _text(folder / CHECKSUMS) != checksums(folder):
         found.append(f"{folder / CHECKSUMS}: the Records have changed since the sweep; never edit them")
+    sweep = sweep_record(folder)
+    of_sweep = [*contradictions(sweep), *sweep_disagreements(sweep, run_records(folder))]
+    found += [f"{folder / SWEEP}: {problem}" for problem in of_sweep]
     for cell in experiment.runs:
         measured = readme.runs[kind].get(cell, ())
         rounds = [run.round for run in measured]
@@ -81,7 +92,7 @@ def build_problems(readme: ExperimentReadme) -> list[str]:
         if not isinstance(run, RunConfig):
             continue
         try:
-            prediction = dry_run(run)
+            prediction = dry_run(run, with_work=True)
         except ConfigError as error:
             found.append(f"{experiment.folder / CONFIG}: cell '{cell}' no longer builds: {error}")
             continue

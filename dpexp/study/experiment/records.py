@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record import json_text
+from dpexp.record.figures.step_times import speed_up
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 
@@ -80,6 +82,29 @@ def measured_runs(folder: Path, config: Row | None = None) -> dict[str, list[Mea
     for runs in found.values():
         runs.sort(key=lambda run: run.round)
     return found
+
+
+def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
+    """``{run, speed_up}`` of each run over the single device of its round, for the same global batch.
+
+    ``runs`` are the Records by the names of their files, in order.
+    """
+    by_round: dict[str, list[Record]] = {}
+    for name, record in runs.items():
+        by_round.setdefault(name.rpartition(".r")[2], []).append(record)
+    rows = []
+    for records in by_round.values():
+        single = next((RecordView(each).usual for each in records if each.strategy == REFERENCE), None)
+        for record in records:
+            usual = RecordView(record).usual
+            if single is not None and usual is not None and usual.rows == single.rows and usual.median:
+                rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
+    return rows
+
+
+def run_records(folder: Path) -> dict[str, Record]:
+    """{name of the file: Record} of a folder's runs, by name."""
+    return {path.stem: read_record(path) for path in sorted(folder.glob("*.r*.json"))}
 
 
 def read_record(path: Path) -> Record:

@@ -4,7 +4,7 @@
 
     record --> config, threads as recorded --> run in a child process --> new record
        |                                                                      |
-       +--> compare (``reproduction.py``): facts, bits of weights and outputs, losses, time
+       +--> compare (``comparisons.py``): facts, bits of weights and outputs, losses, time
 """
 
 import warnings
@@ -18,8 +18,9 @@ from dpexp.config.names import fitted
 from dpexp.config.process import ROOT, home
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record, Row
+from dpexp.study.reproduce.comparisons import incomparable
 from dpexp.study.reproduce.foreign_records import changed_files, check_files, check_trust
-from dpexp.study.reproduce.reproduction import Reproduction, compare_records, incomparable
+from dpexp.study.reproduce.reproduction import Reproduction, compare_records
 from dpexp.study.reproduce.worktree import worktree
 from dpexp.study.sweep.child_run import run_in_child
 

@@ -1,34 +1,30 @@
 """Reproduction: two Records of one config, compared.
 
 What the config decides (execution, data, devices, shapes, device map, rows of the steps, verification) must
-be equal on every machine, and the Record must not contradict itself (``agreement.py``). Bits must be equal
-unless something that decides them differs: torch, the kind of devices, the CPU's model and vector
-instructions, the number of threads. Times are compared on one kind of machine, and may differ.
+be equal on every machine, and the Record must not contradict itself (``dpexp.record.consistency``). What also
+depends on torch must be equal under the same one: operations of a step, bytes between ranks. Bits must be
+equal, and the memory of a step, unless something that decides them differs: torch, the kind of devices, the
+CPU's model and vector instructions, the number of threads. Times are compared on one kind of machine, and
+may differ.
 """
 
 import dataclasses
-import reprlib
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dpexp.record.record import Record, Row, present
-from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.analysis import intervals
+from dpexp.record.consistency.contradictions import contradictions
+from dpexp.record.record import Record
 from dpexp.report.section import Section, Table
-from dpexp.study.experiment.agreement import contradictions
+from dpexp.study.reproduce import comparisons
+from dpexp.study.reproduce.comparisons import BITS, Check
 
 MATTERS: dict[str, tuple[str, ...]] = {
-    "bits": ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators"),
+    "bits": BITS,
     "anything": (),
     "time": ("cpu_count", "host"),
     "nothing expected": ("python", "os"),
 }
 """What a difference of these facts may change, the most important first; ``bits`` includes time."""
-SAME_TIMES = (*MATTERS["bits"], "cpu_count")
-"""The kind of machine: times are compared where these facts are equal."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +35,6 @@ class EnvironmentDifference:
     then: str
     now: str
     affects: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison of the two runs; ``is_equal`` is None if there is nothing to compare."""
-
-    what: str
-    is_equal: bool | None
-    is_required: bool
-    details: str
 
 
 @dataclass(frozen=True)
@@ -72,23 +58,28 @@ def compare_records(
     """Which parts of two Records of one config are equal, and which must be; ``repeats`` are for its time."""
     differences = _differences(then, now)
     same_bits = not any(difference.affects == "bits" for difference in differences)
-    same_data = _equal(then.data.get("sha256"), now.data.get("sha256"))
+    same_operators = not any(difference.what in comparisons.OPERATORS for difference in differences)
+    same_data = comparisons.equal(then.data.get("sha256"), now.data.get("sha256"))
     problems = contradictions(then)
     checks = [
         Check("the record itself", not problems, True, "; ".join(problems) or "no contradiction in it"),
         Check("status", then.status == now.status, True, _status(then, now)),
-        _fact("execution", then.execution, now.execution),
-        _fact("devices", _named(then), _named(now)),
-        _fact("verification", _verdict(then), _verdict(now)),
+        comparisons.fact("execution", then.execution, now.execution),
+        comparisons.fact("devices", comparisons.named(then), comparisons.named(now)),
+        comparisons.fact("verification", comparisons.verdict(then), comparisons.verdict(now)),
+        comparisons.limits(then, now),
         Check("data", same_data, True, "the samples' SHA-256"),
-        _rows("shapes", then.shapes, now.shapes),
-        _rows("device map", then.device_map, now.device_map),
-        _fact("rows of the steps", then.steps["samples"], now.steps["samples"]),
-        _fact("phases", sorted(then.phases), sorted(now.phases)),
-        _bits("weights", then, now, same_bits),
-        _bits("outputs", then, now, same_bits),
-        _losses(then.steps["loss"], now.steps["loss"], same_bits),
-        _time(then, [now, *repeats]),
+        comparisons.rows("shapes", then.shapes, now.shapes),
+        comparisons.rows("device map", then.device_map, now.device_map),
+        comparisons.fact("rows of the steps", then.steps["samples"], now.steps["samples"]),
+        comparisons.fact("phases", sorted(then.phases), sorted(now.phases)),
+        comparisons.work(then, now, same_operators),
+        comparisons.collectives(then, now, same_operators),
+        comparisons.memory(then, now, same_bits),
+        comparisons.bits("weights", then, now, same_bits),
+        comparisons.bits("outputs", then, now, same_bits),
+        comparisons.losses(then.steps["loss"], now.steps["loss"], same_bits),
+        comparisons.time(then, [now, *repeats]),
     ]
     return Reproduction(then, now, differences, checks, _warnings(then, now, exact))
 
@@ -114,86 +105,9 @@ def _differences(then: Record, now: Record) -> list[EnvironmentDifference]:
     return sorted(found, key=lambda difference: list(MATTERS).index(difference.affects))
 
 
-def _equal(before: str | None, after: str | None) -> bool | None:
-    return None if before is None or after is None else before == after
-
-
 def _status(then: Record, now: Record) -> str:
     error = f": {now.error['message']}" if now.error else ""
     return f"{then.status} then, {now.status} now{error}" if then.status != now.status else now.status
-
-
-def _fact(what: str, then: Any, now: Any) -> Check:
-    """A fact that the config decides."""
-    if then == now:
-        return Check(what, True, True, "equal")
-    return Check(what, False, True, f"{reprlib.repr(then)} then, {reprlib.repr(now)} now")
-
-
-def _named(record: Record) -> Row:
-    return {name: record.devices.get(name) for name in ("used", "output")}
-
-
-def _verdict(record: Record) -> Row:
-    """What a verification of another version of dpexp has too."""
-    return {name: record.verification.get(name) for name in ("checked", "passed", "dtype")}
-
-
-def _rows(what: str, then: list[Row], now: list[Row]) -> Check:
-    """Whether rows are equal in the keys that they had then: a later dpexp may write more."""
-    for number, (before, after) in enumerate(zip(then, now, strict=False)):
-        keys = [key for key in before if before[key] != after.get(key)]
-        if keys:
-            changes = ", ".join(f"{key} {before[key]} -> {after.get(key)}" for key in keys)
-            where = f"row {number} (module '{before.get('module')}')"
-            return Check(what, False, True, f"{where} differs: {changes}")
-    if len(then) != len(now):
-        return Check(what, False, True, f"{len(then)} rows then, {len(now)} now")
-    return Check(what, True, True, f"all {len(then)} rows equal")
-
-
-def _bits(part: str, then: Record, now: Record, same_bits: bool) -> Check:
-    equal = _equal(then.digest.get(part), now.digest.get(part))
-    details = {None: "not recorded", True: "bitwise equal", False: "other bits"}[equal]
-    return Check(f"{part} at the end", equal, same_bits, details)
-
-
-def _losses(before: list[float], after: list[float], same_bits: bool) -> Check:
-    """Compare step by step, up to the first step that differs; NaN equals NaN."""
-    if not before:
-        return Check("losses", None, False, "not recorded")
-    for step, (old, new) in enumerate(zip(before, after, strict=False)):
-        if None not in (old, new) and old != new and (old == old or new == new):
-            apart = abs(new - old) / abs(old) if old else abs(new)
-            end = (
-                f"; by {abs(present(after)[-1] - present(before)[-1]):.1e} at the end"
-                if len(after) == len(before)
-                else ""
-            )
-            return Check("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
-    count = min(len(before), len(after))
-    return Check("losses", len(before) == len(after), same_bits, f"equal in all {count} steps")
-
-
-def incomparable(then: Record, now: Record) -> str:
-    """Why their times are not comparable; empty where execution, machine and versions are of one kind."""
-    if then.execution != now.execution:
-        return f"{then.execution} then, {now.execution} now"
-    kinds = [(key, then.environment.get(key), now.environment.get(key)) for key in SAME_TIMES]
-    return "; ".join(f"{key} {before} then, {after} now" for key, before, after in kinds if before != after)
-
-
-def _time(then: Record, now: Sequence[Record]) -> Check:
-    """Other times do not refute a reproduction, since they depend on what else the machine does."""
-    what = "time of a step"
-    if reason := incomparable(then, now[0]):
-        return Check(what, None, False, f"not comparable: {reason}")
-    before, *after = (RecordView(record).usual_times for record in (then, *now))
-    if not before or not all(after):
-        return Check(what, None, False, "no steps to compare")
-    found = intervals.against_one(list(map(statistics.median, after)), statistics.median(before))
-    is_equal = 1.0 in found if found.is_known else None
-    return Check(what, is_equal, False, f"of then: {found.text(units.ratio)}")
 
 
 def _warnings(then: Record, now: Record, exact: bool) -> list[str]:

@@ -17,21 +17,18 @@ gets everything after the last one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
-from dpexp.config.strategy_registry import REFERENCE
-from dpexp.record.figures.step_times import speed_up
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
-from dpexp.record.record import JournalError, Record, Row, new_run_id
+from dpexp.record.record import JournalError, new_run_id
 from dpexp.record.runs.index import folders, summaries
 from dpexp.record.runs.stored_record import RecordReader
-from dpexp.record.view import RecordView
 from dpexp.study.experiment.claims import judge
 from dpexp.study.experiment.experiment import RECORDS, ClaimOutcome, Experiment
 from dpexp.study.experiment.records import (
@@ -41,6 +38,8 @@ from dpexp.study.experiment.records import (
     checksums,
     measured_runs,
     read_record,
+    run_records,
+    speed_ups,
 )
 from dpexp.study.reproduce.foreign_records import changed_files
 from dpexp.study.sweep.cell_run import CompletedRun, keep_record, run_cell
@@ -158,7 +157,7 @@ class Sweep:
                 journal.set(wall_s | {"summary.rounds": self.rounds})
                 journal.flush()
                 report(result)
-            journal.set({"summary.speed_ups": self.speed_ups()})
+            journal.set({"summary.speed_ups": speed_ups(run_records(self.records))})
         return completed
 
     def here(self, planned: list[PlannedRun]) -> Generator[CompletedRun]:
@@ -172,20 +171,6 @@ class Sweep:
             if self._is_over(run):
                 return
             yield run_cell(self.experiment, run, self.folder, held)
-
-    def speed_ups(self) -> list[Row]:
-        """``{run, speed_up}`` of each run over the single device of its round, for the same global batch."""
-        by_round: dict[str, list[Record]] = {}
-        for path in sorted(self.records.glob("*.r*.json")):
-            by_round.setdefault(path.stem.rpartition(".r")[2], []).append(read_record(path))
-        rows = []
-        for records in by_round.values():
-            single = next((RecordView(each).usual for each in records if each.strategy == REFERENCE), None)
-            for record in records:
-                usual = RecordView(record).usual
-                if single is not None and usual is not None and usual.rows == single.rows and usual.median:
-                    rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
-        return rows
 
     def _is_over(self, run: PlannedRun) -> bool:
         """Whether this run would begin a round although the rounds so far have decided the claims."""
@@ -207,11 +192,8 @@ class Sweep:
 
     def run_folders(self) -> list[Path]:
         """The folder of the sweep, then those of its runs that are on this disk."""
-        children = [self.folder.parent / record.run_id for record in self._run_records()]
+        children = [self.folder.parent / record.run_id for record in run_records(self.records).values()]
         return [self.folder, *(folder for folder in children if (folder / RECORD).exists())]
-
-    def _run_records(self) -> Iterator[Record]:
-        return map(read_record, sorted(self.records.glob("*.r*.json")))
 
     def publish(self) -> Path:
         """Make this sweep's Records the committed result for its kind of machine; returns their folder.
@@ -235,7 +217,7 @@ class Sweep:
 
     def machine_kind(self) -> str:
         """``cpu``, or the name of the accelerator that the runs used, as a folder name."""
-        for record in self._run_records():
+        for record in run_records(self.records).values():
             chips = record.environment.get("accelerators") or []
             if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
                 return str(chips[0]["name"]).lower().replace(" ", "-")

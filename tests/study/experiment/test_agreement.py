@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import hybrid, parameter_row
+from command_lines import ROOT
+from record_factory import parameter_row
 
 import dpexp
-from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
-from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, Row
-from dpexp.study.experiment.agreement import contradictions, unpredicted
+from dpexp.study.experiment.agreement import flops_differ, sweep_disagreements, unpredicted
+from dpexp.study.experiment.records import run_records, sweep_record
 
 
 def short(strategy: str, **options: Any) -> Record:
@@ -19,7 +20,7 @@ def short(strategy: str, **options: Any) -> Record:
 
 
 def prediction(record: Record) -> Row:
-    return dry_run(RunConfig.from_dict(record.config, where="config"))
+    return dry_run(RunConfig.from_dict(record.config, where="config"), with_work=True)
 
 
 @pytest.mark.parametrize("options", [{"strategy": "hybrid", "sparse": True}, {"strategy": "single"}])
@@ -48,39 +49,70 @@ def test_devices_that_the_machine_chose_are_compared_where_the_accelerators_are_
     assert "execution is not what its config predicts" in unpredicted(record, here)
 
 
-def rates(**changes: float) -> Row:
-    return {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9} | changes
-
-
-MEMORY = {"bytes": 1200, "row_bytes": 40, "bytes_per_s": rates()}
-
-
-@pytest.fixture
-def probed() -> Record:
-    record = hybrid()
-    record.config_digest = config_digest(record.config)
-    record.work = {"rows": 30, "memory": MEMORY}
-    summarize(record)
-    assert contradictions(record) == []
-    return record
-
-
 @pytest.mark.parametrize(
-    ("forged", "found"),
+    "options",
     [
-        ({"memory": {**MEMORY, "bytes_per_s": rates(max=1.5e9)}}, "not the spread of rates"),
-        ({"memory": {**MEMORY, "bytes_per_s": rates(min=0.0)}}, "not the spread of rates"),
-        ({"memory": {**MEMORY, "row_bytes": 400}}, "rows of 400 bytes, and no table"),
-        ({"link": {"bytes": 1200, "bytes_per_s": rates()}}, "its devices are virtual"),
+        {"strategy": "whole", "virtual": 2, "model": "cnn"},
+        {"strategy": "functional", "virtual": 2, "model": "mlp", "autocast": "bfloat16"},
+        {"strategy": "hybrid", "virtual": 1, "sparse": True},
+        {"strategy": "block", "virtual": 3},
+        {"strategy": "single", "model": "mlp", "eval": True},
     ],
+    ids=lambda options: options["strategy"] + options.get("autocast", ""),
 )
-def test_forged_bandwidths_contradict_the_record(probed: Record, forged: Row, found: str) -> None:
-    probed.work |= forged
-    summarize(probed)
-    assert found in "; ".join(contradictions(probed))
+def test_operations_and_bytes_of_a_step_are_predicted_without_data(
+    dpexp_home: Path, options: dict[str, Any]
+) -> None:
+    record = short(**options, phase_steps=1)
+    expected = prediction(record)
+    assert expected["work"]["flops"] == record.work["flops"]
+    assert unpredicted(record, expected) == []
+    record.work["flops"] = {**record.work["flops"], "forward": record.work["flops"]["forward"] + 2}
+    assert unpredicted(record, expected) == ["work.flops is not what its config predicts"]
 
 
-def test_a_forged_share_contradicts_the_record(probed: Record) -> None:
-    probed.summary["stages"]["lookup_share"] = 0.99
-    (found,) = contradictions(probed)
-    assert found.startswith("summary.stages.lookup_share is 0.99, but its phases and work give 0.00")
+@pytest.mark.parametrize(("strategy", "key"), [("whole", "bytes"), ("hybrid", "moved_back")])
+def test_bytes_that_the_config_does_not_predict_are_found(dpexp_home: Path, strategy: str, key: str) -> None:
+    record = short(strategy, virtual=1 + (strategy == "whole"))
+    expected = prediction(record)
+    for row in (row for row in record.shapes if key in row):
+        row[key] = {name: 2 * count for name, count in row[key].items()}
+    assert unpredicted(record, expected) == ["shapes: the bytes of a call is not what its config predicts"]
+
+
+def test_a_count_that_leaves_out_more_operators_may_be_lower_and_not_higher() -> None:
+    computed = {"flops": {"forward": 100}, "not_counted": ["add"]}
+    for count, left_out, differs in [
+        (100, ["add"], False),
+        (99, ["add"], True),
+        (101, ["add"], True),
+        (60, ["add", "attention"], False),
+        (101, ["add", "attention"], True),
+        (101, [], False),
+        (99, [], True),
+    ]:
+        recorded = {"flops": {"forward": count}, "not_counted": left_out}
+        assert flops_differ(recorded, computed) is differs, (count, left_out)
+    assert not flops_differ({}, computed)
+
+
+def _faster(sweep: Record) -> None:
+    sweep.summary["speed_ups"][1]["speed_up"] *= 2
+
+
+SWEEPS: dict[str, Any] = {
+    "summary.speed_ups": _faster,
+    "summary.wall_s.whole.r1": lambda sweep: sweep.summary.update({"wall_s.whole.r1": 0.001}),
+    "summary.wall_s is of other runs": lambda sweep: sweep.summary.pop("wall_s.whole.r1"),
+    "summary.failed": lambda sweep: sweep.summary.update(failed=3),
+    "is of sweep": lambda sweep: setattr(sweep, "run_id", "0" * 12),
+}
+
+
+@pytest.mark.parametrize("found", SWEEPS)
+def test_a_sweep_that_its_runs_contradict_is_found(found: str) -> None:
+    folder = ROOT / "experiments" / "whole_vs_block" / "records" / "cpu"
+    sweep, runs = sweep_record(folder), run_records(folder)
+    assert list(sweep_disagreements(sweep, runs)) == []
+    SWEEPS[found](sweep)
+    assert found in "; ".join(sweep_disagreements(sweep, runs))

@@ -103,8 +103,8 @@ def test_an_edited_record_is_found(copied: Path) -> None:
     ("facts", "found"),
     [
         ({"execution": "real"}, "execution is real, but its config says --virtual 8"),
-        ({"verification.gradient_error": 0.1}, "its verification passed with gradient_error 0.1"),
-        ({"summary.step_ms.median": 0.01}, "'n': 40}, but its steps give {'median': "),
+        ({"verification.gradient_error": 0.1}, "verification.gradient_error is 0.1, not at most 1e-12"),
+        ({"summary.step_ms.median": 0.01}, "summary.step_ms.median is 0.01, but its samples give "),
         ({"config_digest": "0" * 64}, "config_digest is not the SHA-256 of its config"),
         ({"digest.weights": "0" * 64}, "whole-8.r2 and whole-8.r1 differ in digest"),
         ({"devices.output": "cpu:1"}, "whole-8.r2 and whole-8.r1 differ in devices"),

@@ -8,6 +8,7 @@ import pytest
 from command_lines import script
 from mlflow_reader import mlflow_runs, only_run
 
+from dpexp.config.run_config import config_digest
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.runs.begin import begin
 from dpexp.study.reproduce.reproduce import config_of
@@ -63,7 +64,10 @@ def test_a_tracked_run_that_resumes_without_tracking_stays_as_far_as_it_was_trac
 ) -> None:
     facts = load(ended(runs, "on", ON).parent).to_dict()
     assert script("runs.py", "sync").returncode == 0
-    with begin(runs.parent, "on", {**facts, "status": "running", "config": OFF}, resumes=True) as journal:
+    digest = {"config_digest": config_digest(OFF)}
+    with begin(
+        runs.parent, "on", {**facts, "status": "running", "config": OFF, **digest}, resumes=True
+    ) as journal:
         journals.step(journal, 100, 50)
     reaped = script("runs.py", "reap")
     assert "on  not tracked" in reaped.stdout

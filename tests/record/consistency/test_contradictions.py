@@ -1,0 +1,130 @@
+"""Contradictions: what one rule or another finds in a Record, and that none finds anything in honest ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from command_lines import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_factory import hybrid, whole
+
+from dpexp.record.consistency.contradictions import contradictions
+from dpexp.record.consistency.proof import SECTIONS
+from dpexp.record.consistency.tolerances import TOLERANCES
+from dpexp.record.figures.summary import summarize
+from dpexp.record.record import Record, Row
+from dpexp.study.experiment.records import read_record
+from dpexp.verification.equivalence import TOLERANCE
+from dpexp.verification.rounding import MOST
+
+COMMITTED = sorted((ROOT / "experiments").glob("*/records/*/*.json"))
+
+
+def test_no_committed_record_contradicts_itself() -> None:
+    assert len(COMMITTED) > 300
+    assert {str(path): found for path in COMMITTED if (found := contradictions(read_record(path)))} == {}
+
+
+def test_the_tolerances_are_those_of_verification() -> None:
+    of_verification = {str(dtype).removeprefix("torch."): most for dtype, most in MOST.items()}
+    assert {name: tolerance.most for name, tolerance in TOLERANCES.items()} == of_verification
+    usual = {str(dtype).removeprefix("torch."): least for dtype, least in TOLERANCE.items()}
+    assert {name: t.usual for name, t in TOLERANCES.items() if t.usual is not None} == usual
+
+
+def test_an_error_in_any_section_is_held_to_its_limit() -> None:
+    for section in SECTIONS:
+        record = whole(2)
+        found: Any = record.to_dict()
+        for key in section.path:
+            found = found[key]
+        for key in ("output_error", "gradient_error", "loss_error", "an_error_of_later_versions_error"):
+            before, found[key] = found.get(key, 0.0), 1e-3
+            assert f"{section.name}.{key} is 0.001, not at most 1e-12" in "; ".join(contradictions(record))
+            found[key] = before
+        assert contradictions(record) == []
+
+
+def rates(**changes: float) -> Row:
+    return {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9} | changes
+
+
+MEMORY = {"bytes": 1200, "row_bytes": 40, "bytes_per_s": rates()}
+
+
+@pytest.fixture
+def probed() -> Record:
+    record = hybrid()
+    record.work = {"rows": 30, "memory": MEMORY}
+    summarize(record)
+    assert contradictions(record) == []
+    return record
+
+
+@pytest.mark.parametrize(
+    ("forged", "found"),
+    [
+        ({"memory": {**MEMORY, "bytes_per_s": rates(max=1.5e9)}}, "not the spread of rates"),
+        ({"memory": {**MEMORY, "bytes_per_s": rates(min=0.0)}}, "not the spread of rates"),
+        ({"memory": {**MEMORY, "row_bytes": 400}}, "row_bytes is 400, and no table"),
+        ({"link": {"bytes": 1200, "bytes_per_s": rates()}}, "its devices are virtual"),
+    ],
+)
+def test_forged_bandwidths_contradict_the_record(probed: Record, forged: Row, found: str) -> None:
+    probed.work |= forged
+    summarize(probed)
+    assert found in "; ".join(contradictions(probed))
+
+
+def test_a_forged_share_contradicts_the_record(probed: Record) -> None:
+    probed.summary["stages"]["lookup_share"] = 0.99
+    (found,) = contradictions(probed)
+    assert found.startswith("summary.stages.lookup_share is 0.99, but its samples give 0.00")
+
+
+def raised(record: Record, tolerance: float, note: str = "") -> list[str]:
+    record.verification |= {"tolerance": tolerance, "note": note}
+    return contradictions(record)
+
+
+def test_a_tolerance_is_its_constant_or_one_that_was_measured() -> None:
+    assert raised(whole(2), 1e-12) == []
+    (found,) = raised(whole(2), 1e-6)
+    assert found.startswith("verification.tolerance is 1e-06, not 1e-12, and no note says")
+    assert raised(whole(2), 1e-6, "a single device differs from itself by 1.0e-07") == []
+    (found,) = raised(whole(2), 1e-3, "so it was measured")
+    assert found == "verification.tolerance is 0.001, not at most 0.0001, the largest in float64"
+
+
+RECORDS = (whole(2), hybrid())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_no_value_of_another_kind_ends_the_check(data: st.DataObject) -> None:
+    record = copy.deepcopy(data.draw(st.sampled_from(RECORDS)))
+    parents = [record.config, record.environment, record.verification, record.work, record.summary]
+    parent: Row = data.draw(st.sampled_from(parents))
+    parent[data.draw(st.sampled_from(sorted(parent) or ["more"]))] = data.draw(JSON)
+    try:
+        read = Record.from_dict(record.to_dict())
+    except ValueError:
+        return  # which is refused before
+    assert all(isinstance(text, str) for text in contradictions(read))
+
+
+def test_a_run_that_has_not_ended_has_no_contradiction_yet() -> None:
+    record = whole(2, status="running", ended=None)
+    record.steps["loss"] = []
+    assert contradictions(record) == []
+    ended = copy.deepcopy(record)
+    ended.status = "finished"
+    assert "ended is not known" in "; ".join(contradictions(ended))
