@@ -80,6 +80,9 @@ def _worst(record: Record) -> Iterator[str]:
     of_kind = errors.get(f"{kind}_error", errors.get(f"{kind.removesuffix('s')}_error"))
     if worst["error"] != of_kind or worst["error"] != max(errors.values()):
         yield f"verification.worst.error is {worst['error']} of {kind}, but its errors are {errors}"
+    if "limit" in worst and not worst["error"] <= worst["limit"] <= found.get("tolerance", math.inf):
+        limit, tolerance = worst.get("limit"), found.get("tolerance")
+        yield f"verification.worst.limit is {limit}, of error {worst['error']} and tolerance {tolerance}"
     if not 1 <= worst["step"] <= found.get("steps", math.inf):
         yield f"verification.worst.step is {worst['step']}, but verification.steps is {found.get('steps')}"
 

@@ -24,7 +24,7 @@ def _batches(record: Record) -> Iterator[str]:
     count, used = batches_per_epoch(size, samples), {"cpu", *record.devices["used"]}
     numbers = list(dict.fromkeys(row["batch"] for row in record.shapes))
     if numbers and (numbers[0], numbers[-1]) != (0, count - 1):
-        yield f"shapes are of batches {numbers}, but an epoch has {count}"
+        yield f"shapes are of batches {numbers}, but data.samples give an epoch of {count}"
     if other := {row["device"] for row in record.shapes} - used:
         yield f"shapes are on {', '.join(sorted(other))}, not one of its devices.used"
 
@@ -106,40 +106,54 @@ def _are_parts(parts: Sequence[list[Shape]], together: list[Shape], *, is_chunke
 
 
 def _bytes(record: Record) -> Iterator[str]:
-    """Bytes are those of the shapes: of each tensor of a call, in all batches and replicas of one type."""
-    calls: dict[tuple[str, str, int], list[tuple[list[Shape], int]]] = {}
+    """Bytes are those of the shapes: of each tensor of a call, in all batches and replicas of one type.
+
+    Gradients have the type of what they are of, and not every tensor has one.
+    """
+    calls: dict[tuple[str, str, int], list[_Counted]] = {}
     seen: dict[tuple[str, int, int | None], int] = {}
     for row in record.shapes:
         place = row["module"], row["batch"], row["replica"]
         seen[place] = number = seen.get(place, -1) + 1
-        for what, shapes, count in _counted(row):
-            calls.setdefault((row["module"], what, number), []).append((shapes, count))
-    for (module, what, _), counted in calls.items():
-        lowest = 1 if what in ("bytes.inputs", "bytes.outputs") else 0
-        if not _is_explained(counted, lowest):
-            yield f"shapes of {module or 'the model'} have {what} that no type of its tensors gives"
+        for what, counted in _counted(row):
+            calls.setdefault((row["module"], what, number), []).append(counted)
+    for (module, what, _), found in calls.items():
+        if not _is_explained(found, may_be_absent=what == "moved"):
+            yield f"shapes of {module or 'the model'}: no types of its tensors give the bytes of its {what}"
 
 
-def _counted(row: Row) -> Iterator[tuple[str, list[Shape], int]]:
-    """(key, shapes, bytes) of what a row of the shapes counts."""
-    for key, count in row.get("bytes", {}).items():
-        yield f"bytes.{key}", row["inputs" if key.startswith("input") else "outputs"], count
-    for key in ("moved", "moved_back"):
-        if key in row:
-            yield key, row["inputs"], sum(row[key].values())
+_Counted = tuple[tuple[int, ...], int, int | None]
+"""(numbers in each tensor, bytes of all, bytes of their gradients if known)"""
 
 
-def _is_explained(counted: Sequence[tuple[list[Shape], int]], lowest: int) -> bool:
-    """Whether one type for each tensor gives all these bytes; with ``lowest`` 0 a tensor may not count."""
-    lengths = {len(shapes) for shapes, _ in counted}
+def _counted(row: Row) -> Iterator[tuple[str, _Counted]]:
+    """What a row of the shapes counts: inputs and outputs of a replica, what is moved."""
+    numbers = {key: tuple(map(math.prod, row[key])) for key in ("inputs", "outputs")}
+    found = row.get("bytes", {})
+    for key in (key for key in numbers if key in found):
+        yield key, (numbers[key], found[key], found.get(f"{key.removesuffix('s')}_gradients"))
+    if "moved" in row:
+        back = sum(row["moved_back"].values()) if "moved_back" in row else None
+        yield "moved", (numbers["inputs"], sum(row["moved"].values()), back)
+
+
+def _is_explained(counted: Sequence[_Counted], *, may_be_absent: bool) -> bool:
+    """Whether one type for each tensor gives all these bytes; what is there already is not moved."""
+    lengths = {len(numbers) for numbers, _, _ in counted}
     if len(lengths) != 1 or max(lengths) > _MOST_TENSORS:
         return True
-    sizes = [size for size in (0, *ITEM_BYTES) if size >= lowest]
-    numbers = {(tuple(map(math.prod, shapes)), count) for shapes, count in counted}
-    return any(
-        all(sum(map(math.prod, zip(each, types, strict=True))) == count for each, count in numbers)
-        for types in product(sizes, repeat=max(lengths))
-    )
+    calls, (length,) = set(counted), lengths
+    for types in product((0, *ITEM_BYTES) if may_be_absent else ITEM_BYTES, repeat=length):
+        if all(_sum(numbers, types) == count for numbers, count, _ in calls):
+            for trained in product((0, 1), repeat=length):
+                of_gradients = [size * each for size, each in zip(types, trained, strict=True)]
+                if all(back in (None, _sum(numbers, of_gradients)) for numbers, _, back in calls):
+                    return True
+    return False
+
+
+def _sum(numbers: Sequence[int], sizes: Sequence[int]) -> int:
+    return sum(map(math.prod, zip(numbers, sizes, strict=True)))
 
 
 def _counts(record: Record) -> Iterator[str]:

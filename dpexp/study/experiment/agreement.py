@@ -37,8 +37,8 @@ def sweep_disagreements(sweep: Record, runs: Mapping[str, Record]) -> Iterator[s
     wall_s = {
         key.removeprefix("wall_s."): value for key, value in recorded.items() if key.startswith("wall_s.")
     }
-    if wall_s.keys() != runs.keys():
-        yield f"summary.wall_s is of other runs: {', '.join(sorted(wall_s.keys() ^ runs.keys()))}"
+    if other := wall_s.keys() - runs.keys():
+        yield f"summary.wall_s is of other runs: {', '.join(sorted(other))}"
     for name, seconds in wall_s.items():
         if name in runs and seconds < (inside := _seconds(runs[name])):
             yield f"summary.wall_s.{name} is {seconds} s, but its run alone took {inside} s"

@@ -103,7 +103,7 @@ def _faster(sweep: Record) -> None:
 SWEEPS: dict[str, Any] = {
     "summary.speed_ups": _faster,
     "summary.wall_s.whole.r1": lambda sweep: sweep.summary.update({"wall_s.whole.r1": 0.001}),
-    "summary.wall_s is of other runs": lambda sweep: sweep.summary.pop("wall_s.whole.r1"),
+    "summary.wall_s is of other runs": lambda sweep: sweep.summary.update({"wall_s.gone.r1": 9}),
     "summary.failed": lambda sweep: sweep.summary.update(failed=3),
     "is of sweep": lambda sweep: setattr(sweep, "run_id", "0" * 12),
 }
