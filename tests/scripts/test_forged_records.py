@@ -104,7 +104,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """A real run, with its phases and profile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPEXP_HOME", str(tmp_path_factory.mktemp("home")))
-        found = dpexp.run("whole", virtual=2, model="mlp", steps=9, track=False, quiet=True)
+        found = dpexp.run("whole", virtual=2, model="mlp", steps=16, track=False, quiet=True)
     return Record.from_dict(json.loads(json.dumps(found.to_dict())))
 
 

@@ -6,8 +6,9 @@ A further comparison that a Record holds is one more row of ``SECTIONS``.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from dpexp.record.consistency.tolerances import TOLERANCES
+from dpexp.record.consistency.tolerances import SHORT, TOLERANCES, Tolerance
 from dpexp.record.record import Record, Row
 
 _EPSILON = 2.0**-23
@@ -18,44 +19,56 @@ _SINGLE = "single_"
 
 @dataclass(frozen=True)
 class Section:
-    """A dict of a Record with errors (each ``…_error`` of it), and the keys of their limit and type."""
+    """A dict of a Record with errors (each ``…_error`` of it), their ``tolerance`` and their ``dtype``.
+
+    ``is_own``: it is of the run's own steps, in the narrowest type that the run computes in.
+    """
 
     path: tuple[str, ...]
-    limit: tuple[str, ...]
-    dtype: tuple[str, ...]
+    is_own: bool = False
 
     @property
     def name(self) -> str:
         return ".".join(self.path)
 
+    def of(self, record: Record) -> Row:
+        """What the Record has of it; empty where it is absent."""
+        found: Any = record.to_dict()
+        for key in self.path:
+            found = found.get(key) or {}
+        return found if isinstance(found, dict) else {}
 
-SECTIONS = (Section(("verification",), ("verification", "tolerance"), ("verification", "dtype")),)
+    def allowed(self, record: Record, dtype: str) -> Tolerance | None:
+        """The tolerances of the comparison; None for a type in which nothing is compared."""
+        narrowest = record.config.get("autocast") or dtype
+        on_gpu = any(device.startswith("cuda") for device in record.devices["used"])
+        if self.is_own and (narrowest not in _EXACT or (narrowest == "float32" and on_gpu)):
+            return SHORT
+        return TOLERANCES.get(dtype)
 
 
-def _at(record: Record, path: tuple[str, ...]) -> object:
-    """What stands at these keys; None where one is absent."""
-    found: object = record.to_dict()
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+_EXACT = ("float64", "float32")
+SECTIONS = (
+    Section(("verification",)),
+    Section(("verification", "first_steps"), is_own=True),
+    Section(("verification", "last_step"), is_own=True),
+)
 
 
 def _errors(record: Record) -> Iterator[str]:
     """Every error that passed is at most the tolerance, which is at most what rounding may be."""
-    if not (record.verification.get("checked") and record.verification.get("passed")):
-        return
-    for section in SECTIONS:
-        found, limit, dtype = (_at(record, path) for path in (section.path, section.limit, section.dtype))
-        if not isinstance(found, dict):
+    for section in SECTIONS if record.verification.get("checked") else ():
+        found = section.of(record)
+        limit, dtype = found.get("tolerance"), str(found.get("dtype"))
+        if not found.get("passed"):
             continue
-        limit_name = ".".join(section.limit)
-        allowed = TOLERANCES.get(str(dtype))
+        allowed = section.allowed(record, dtype)
         if allowed is None:
-            yield f"{'.'.join(section.dtype)} is {dtype}, in which nothing is compared"
+            yield f"{section.name}.dtype is {dtype}, in which nothing is compared"
         elif not isinstance(limit, float | int) or not 0 <= limit <= allowed.most:
-            yield f"{limit_name} is {limit}, not at most {allowed.most}, the largest in {dtype}"
-        elif allowed.usual is not None and limit > allowed.usual and not record.verification.get("note"):
-            yield f"{limit_name} is {limit}, not {allowed.usual}, and no note says what rounding was measured"
+            yield f"{section.name}.tolerance is {limit}, not at most {allowed.most}, the largest in {dtype}"
+        elif limit > allowed.beside and not found.get("note"):
+            yield f"{section.name}.tolerance is {limit}, and no note says what rounding was measured"
         else:
             yield from _larger(section.name, found, limit)
 
@@ -70,21 +83,21 @@ def _larger(name: str, section: Row, limit: float) -> Iterator[str]:
 
 
 def _worst(record: Record) -> Iterator[str]:
-    """The largest error is the one of its kind, and of all."""
-    found = record.verification
-    worst = found.get("worst")
-    if not worst or not found.get("passed"):
-        return
-    errors = {key: error for key, error in found.items() if key.endswith("_error") and error is not None}
-    kind = worst["kind"]
-    of_kind = errors.get(f"{kind}_error", errors.get(f"{kind.removesuffix('s')}_error"))
-    if worst["error"] != of_kind or worst["error"] != max(errors.values()):
-        yield f"verification.worst.error is {worst['error']} of {kind}, but its errors are {errors}"
-    if "limit" in worst and not worst["error"] <= worst["limit"] <= found.get("tolerance", math.inf):
-        limit, tolerance = worst.get("limit"), found.get("tolerance")
-        yield f"verification.worst.limit is {limit}, of error {worst['error']} and tolerance {tolerance}"
-    if not 1 <= worst["step"] <= found.get("steps", math.inf):
-        yield f"verification.worst.step is {worst['step']}, but verification.steps is {found.get('steps')}"
+    """The largest error of a section is the one of its kind, and of all."""
+    for section in SECTIONS:
+        found = section.of(record)
+        worst = found.get("worst")
+        if not worst or not found.get("passed"):
+            continue
+        errors = {key: error for key, error in found.items() if key.endswith("_error") and error is not None}
+        kind, name = worst["kind"], f"{section.name}.worst"
+        of_kind = errors.get(f"{kind}_error", errors.get(f"{kind.removesuffix('s')}_error"))
+        if worst["error"] != of_kind or worst["error"] != max(errors.values()):
+            yield f"{name}.error is {worst['error']} of {kind}, but its errors are {errors}"
+        if "limit" in worst and not worst["error"] <= worst["limit"] <= found["tolerance"]:
+            yield f"{name}.limit is {worst['limit']}, of error {worst['error']} and {found['tolerance']}"
+        if not 1 <= worst["step"] <= found.get("steps", math.inf):
+            yield f"{name}.step is {worst['step']}, but {section.name}.steps is {found.get('steps')}"
 
 
 def _rounding(record: Record) -> Iterator[str]:
@@ -117,8 +130,12 @@ def _verdict(record: Record) -> Iterator[str]:
         yield f"verification.passed is {found.get('passed')}, but its status is finished"
     if found.get("passed") and found.get("cause"):
         yield "verification.cause says why it failed, but it passed"
-    if found.get("passed") and found.get("steps") == 0:
-        yield "verification.steps is 0, but it passed"
+    for section in SECTIONS:
+        of_section = section.of(record)
+        if of_section.get("passed") and of_section.get("steps") == 0:
+            yield f"{section.name}.steps is 0, but it passed"
+        if of_section.get("passed") is False and found.get("passed"):
+            yield f"{section.name}.passed is false, but verification.passed is true"
 
 
 RULES = (_errors, _worst, _rounding, _verdict)

@@ -9,8 +9,8 @@ from dpexp.record.figures.step_times import quartiles
 from dpexp.record.record import Record, present
 from dpexp.record.view import RecordView
 
-FEWEST_SAMPLES = 3
-"""Steps and phases of fewer samples are not compared with each other."""
+FEWEST_SAMPLES = 10
+"""Steps and phases of fewer samples are not compared with each other: a busy moment may be all of them."""
 
 
 def batches_per_epoch(size: int, samples: int) -> int:

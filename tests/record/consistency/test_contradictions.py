@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from command_lines import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +19,10 @@ from dpexp.record.consistency.tolerances import TOLERANCES
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, Row
 from dpexp.study.experiment.records import read_record
-from dpexp.verification.equivalence import TOLERANCE
-from dpexp.verification.rounding import MOST
+from dpexp.verification.limits.compare import BITS, NEAR
+from dpexp.verification.limits.rounding import MOST
+from dpexp.verification.own_steps.own_steps import base_tolerance
+from dpexp.verification.result import TOLERANCE
 
 COMMITTED = sorted((ROOT / "experiments").glob("*/records/*/*.json"))
 
@@ -33,17 +37,45 @@ def test_the_tolerances_are_those_of_verification() -> None:
     assert {name: tolerance.most for name, tolerance in TOLERANCES.items()} == of_verification
     usual = {str(dtype).removeprefix("torch."): least for dtype, least in TOLERANCE.items()}
     assert {name: t.usual for name, t in TOLERANCES.items() if t.usual is not None} == usual
+    for name, tolerance in TOLERANCES.items():
+        beside = BITS * torch.finfo(getattr(torch, name)).eps * NEAR
+        assert min(beside, tolerance.most) <= tolerance.beside <= tolerance.most
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("autocast", ["", "bfloat16", "float16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_the_tolerances_of_own_steps_are_those_of_verification(
+    dtype: str, autocast: str, device: str
+) -> None:
+    trainer: Any = SimpleNamespace(placed=SimpleNamespace(devices=[torch.device(device)]))
+    tolerance, most = base_tolerance(getattr(torch, dtype), autocast, trainer)
+    record = whole(2, devices={"requested": [device], "used": [device], "output": device})
+    record.config["autocast"] = autocast
+    own = next(section for section in SECTIONS if section.is_own)
+    allowed = own.allowed(record, dtype)
+    assert allowed is not None
+    assert tolerance <= allowed.beside
+    assert most <= allowed.most
 
 
 def test_an_error_in_any_section_is_held_to_its_limit() -> None:
     for section in SECTIONS:
         record = whole(2)
-        found: Any = record.to_dict()
-        for key in section.path:
-            found = found[key]
+        own = {
+            "dtype": "float32",
+            "steps": 4,
+            "passed": True,
+            "output_error": 0.0,
+            "tolerance": 1e-5,
+            "note": "",
+        }
+        record.verification |= {"first_steps": own, "last_step": dict(own)}
+        found = section.of(record)
         for key in ("output_error", "gradient_error", "loss_error", "an_error_of_later_versions_error"):
             before, found[key] = found.get(key, 0.0), 1e-3
-            assert f"{section.name}.{key} is 0.001, not at most 1e-12" in "; ".join(contradictions(record))
+            said = f"{section.name}.{key} is 0.001, not at most {found['tolerance']}"
+            assert said in "; ".join(contradictions(record))
             found[key] = before
         assert contradictions(record) == []
 
@@ -92,9 +124,9 @@ def raised(record: Record, tolerance: float, note: str = "") -> list[str]:
 
 def test_a_tolerance_is_its_constant_or_one_that_was_measured() -> None:
     assert raised(whole(2), 1e-12) == []
-    (found,) = raised(whole(2), 1e-6)
-    assert found.startswith("verification.tolerance is 1e-06, not 1e-12, and no note says")
-    assert raised(whole(2), 1e-6, "a single device differs from itself by 1.0e-07") == []
+    (found,) = raised(whole(2), 1e-5)
+    assert found == "verification.tolerance is 1e-05, and no note says what rounding was measured"
+    assert raised(whole(2), 1e-5, "a single device differs from itself by 1.0e-06") == []
     (found,) = raised(whole(2), 1e-3, "so it was measured")
     assert found == "verification.tolerance is 0.001, not at most 0.0001, the largest in float64"
 
