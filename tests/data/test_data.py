@@ -413,6 +413,14 @@ def test_clicks_depend_on_ids_and_features() -> None:
 # --- losses --------------------------------------------------------------------------------------
 
 
+def test_tokens_of_a_rank_are_those_of_its_rows() -> None:
+    """A rank without rows computes some as a stand-in, which do not count."""
+    objective, targets = Objective(reduction="tokens"), torch.tensor([[1, PADDING], [2, 0]])
+    assert objective.tokens(Batch((targets,), targets, rows=2, global_rows=2)) == 3
+    assert objective.tokens(Batch((targets,), targets, rows=0, global_rows=1)) == 0
+    assert Objective().tokens(Batch((targets,), targets, rows=2, global_rows=2)) is None
+
+
 def test_stepwise_loss_is_the_mean_of_the_means_of_rows() -> None:
     outputs = torch.randn(2, 3, 4)
     targets = torch.tensor([[1, 2, 3], [0, PADDING, PADDING]])
