@@ -136,6 +136,7 @@ def _equivalence(
         prepared.strategy.group,
         dtype,
         made=reached.batches,
+        evaluates=True,
     )
     return equivalence, notes
 

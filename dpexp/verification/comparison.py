@@ -24,11 +24,12 @@ from dpexp.verification.limits.compare import Difference, Limits, Noise
 from dpexp.verification.limits.rounding import DRAWS, MARGIN, MOST, OtherwiseRoundedTrainer, largest
 from dpexp.verification.modes.by_nature import WrittenByShards, hook_notes
 from dpexp.verification.modes.mode import Mode
+from dpexp.verification.paths.evaluation import evaluate, evaluations
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
-from dpexp.verification.steps.side_by_side import SideBySide
+from dpexp.verification.steps.side_by_side import Failure, SideBySide
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
@@ -41,7 +42,7 @@ class Comparison:
     """Trains a copy of the model in the layout and one on the host, in one type and mode.
 
     ``narrowed`` says why the type is not a wider one, ``made`` what is special about batches of steps that
-    are not a run's.
+    are not a run's. ``evaluates``: the trained weights are compared in eval mode, too.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Comparison:
     narrowed: str
     mode: Mode
     made: Mapping[int, str] = field(default_factory=dict)
+    evaluates: bool = False
 
     def result(self) -> Result:
         """Errors that may be rounding are judged by that of the single device, which is measured then.
@@ -81,7 +83,7 @@ class Comparison:
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
-        failure = sides.run(self._batches)
+        failure = sides.run(self._batches) or self._evaluated(sides)
         cause = Locator(sides, failure, self.model).message() if failure is not None else ""
         worst = sides.errors.of_all_ranks()
         notes += [
@@ -143,8 +145,19 @@ class Comparison:
             amplifies=amplifies,
             measures=measures,
             seeds=mode.seeds,
-            made=self.made,
+            made={**self.made, **evaluations(self._batches, len(self._batches))},
         )
+
+    def _evaluated(self, sides: SideBySide) -> Failure | None:
+        """How the trained weights differ in an evaluation, where a run of this mode has one."""
+        if self.optimizer is None or not self.evaluates or self.mode.may_draw:
+            return None
+        return evaluate(sides, self._own_batches)
+
+    @property
+    def _own_batches(self) -> list[Batch]:
+        """Those of the run."""
+        return [batch for step, batch in enumerate(self._batches, 1) if step not in self.made]
 
     def _noise(self, mode: Mode) -> Noise:
         """How far rounding may set layouts apart, of each tensor."""
@@ -160,6 +173,7 @@ class Comparison:
         one_process, limits = ProcessGroup(), Limits(math.inf)
         sides = self._sides(rounded, reference, one_process, limits, written, mode, measures=True)
         sides.run(self._batches)
+        self._evaluated(sides)
         return sides.errors.noise
 
     def _rounding_notes(self, limits: Limits, worst: Mapping[str, Difference]) -> list[str]:

@@ -43,6 +43,7 @@ class Equivalence:
     ``optimizer`` makes the optimizer of some parameters; without one only forwards are compared. Neither the
     model nor the random state of the host is changed. ``narrowed`` says why ``dtype`` is not a wider one.
     ``made`` are batches to step after these (``reaching``); ``not_verified`` has what refused some of them.
+    ``evaluates``: the trained weights are compared in eval mode without gradients, too.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Equivalence:
     dtype: torch.dtype = torch.float64
     narrowed: str = ""
     made: Sequence[Made] = ()
+    evaluates: bool = False
     not_verified: tuple[str, ...] = ()
 
     def result(self) -> Result:
@@ -96,7 +98,8 @@ class Equivalence:
         while True:
             try:
                 batches = [*self.batches, *(each.batch for each in self.made)]
-                together = replace(self._comparison(mode, batches), made=self._made).result()
+                comparison = self._comparison(mode, batches)
+                together = replace(comparison, made=self._made, evaluates=self.evaluates).result()
                 break
             except DrawsRandomNumbersError as error:
                 mode = replace(mode, quiet=more_quiet(mode.quiet, error.names))

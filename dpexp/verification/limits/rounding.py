@@ -75,6 +75,10 @@ class OtherwiseRoundedTrainer(Trainer):
         with OtherwiseRounded(self.draw):
             return super().step(batch, _ExactObserver(observer))
 
+    def evaluate(self, batch: Batch) -> Any:
+        with OtherwiseRounded(self.draw):
+            return super().evaluate(batch)
+
 
 @dataclass(frozen=True)
 class _ExactObserver(StepObserver):

@@ -1,0 +1,52 @@
+"""Evaluation: the outputs of trained weights in eval mode without gradients, as an evaluation has them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dpexp.data.batch import Batch
+from dpexp.training.trainer import Trainer
+from dpexp.verification.limits.compare import parts_of
+from dpexp.verification.steps.recorder import Recorder, Step
+from dpexp.verification.steps.side_by_side import Failure, SideBySide
+
+MODE = "in eval mode, without gradients"
+
+
+def evaluations(batches: Sequence[Batch], steps: int) -> Mapping[int, str]:
+    """What is special about the numbers that follow those of the steps: each is an evaluation."""
+    return dict.fromkeys(range(steps + 1, steps + 1 + len(_evaluated(batches))), MODE)
+
+
+def evaluate(sides: SideBySide, batches: Sequence[Batch]) -> Failure | None:
+    """Compare evaluations of both sides on the first batch and the one with the fewest rows.
+
+    Every rank computes all rows, and must call this. What draws random numbers in eval mode is not compared.
+    """
+    steps = sides.steps
+    for batch in _evaluated(batches):
+        sides.steps += 1
+        state = torch.get_rng_state()
+        expected = _outputs(sides.reference, batch)
+        if not torch.equal(torch.get_rng_state(), state):
+            break
+        found = _outputs(sides.layout, batch)
+        if sides.group.rank:
+            found.calls = {}  # those of the first rank are of all rows
+        kinds = {"outputs": parts_of(found.outputs, expected.outputs)}
+        failed = sides.errors.failed(sides.steps, kinds)
+        if failed:
+            return Failure(failed, batch, found, expected)
+    sides.steps = steps
+    return None
+
+
+def _evaluated(batches: Sequence[Batch]) -> list[Batch]:
+    return [batches[0], min(batches, key=lambda batch: batch.rows)]
+
+
+def _outputs(trainer: Trainer, batch: Batch) -> Step:
+    recorder = Recorder(trainer, True, lambda: None)
+    with recorder.hooks():
+        recorder.forward_ended(trainer.evaluate(batch))
+    return recorder.step
