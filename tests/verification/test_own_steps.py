@@ -12,6 +12,7 @@ from engine_runs import recorded
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
+from dpexp.parallel.data_parallel import DataParallel
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError
@@ -101,10 +102,32 @@ def test_of_a_large_table_the_touched_rows_are_compared(dpexp_home: Path) -> Non
         assert found[name]["optimizer_error"] < 1e-6
 
 
-def test_random_layers_are_compared_where_rows_are_not_split(dpexp_home: Path) -> None:
-    model = f"{__file__}:Dropped"
-    row = recorded(dpexp_home, RunConfig("single", model=model, **STEPS)).verification["last_step"]
-    assert (row["steps"], row["output_error"]) == (1, 0.0)
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("model", [Dropped, Normed])
+@pytest.mark.parametrize(("strategy", "options"), [("single", {}), ("whole", {"virtual": 3})])
+def test_training_mode_is_compared_chunk_by_chunk(
+    dpexp_home: Path, strategy: str, options: Any, model: type[nn.Module]
+) -> None:
+    config = RunConfig(strategy, model=f"{__file__}:{model.__name__}", **STEPS | options)
+    row = recorded(dpexp_home, config).verification["last_step"]
+    assert (row["steps"], row["passed"], row["note"]) == (1, True, "")
+    assert row["buffer_error"] == (0.0 if model is Normed else None)
+
+
+def replicas(model: Any, devices: Devices) -> nn.Module:
+    return DataParallel(model, devices)
+
+
+def test_what_a_user_s_layout_defines_itself_is_not_compared_in_training_mode(dpexp_home: Path) -> None:
+    options = {"layout": f"{__file__}:replicas"}
+    config = RunConfig("custom", model=f"{__file__}:Normed", virtual=2, options=options, **STEPS)
+    row = recorded(dpexp_home, config).verification["last_step"]
+    assert (row["steps"], row["passed"]) == (0, None)
+    assert "in training mode is its own" in row["note"]
 
 
 # --- wrong ones ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.limits.compare import Difference, Limits
 from dpexp.verification.limits.rounding import MOST
 from dpexp.verification.modes.by_nature import WrittenByShards
+from dpexp.verification.own_steps.rows import RankStates, as_the_layout
 from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
 from dpexp.verification.result import TOLERANCE
@@ -57,29 +58,29 @@ class OwnSteps:
     ) -> None:
         self._objective, self._optimizer = objective, optimizer
         self._dtype, self._autocast = dtype, autocast
-        self._reference = Trainer(
-            on_host(copied(model, dtype).train()), objective.on_one_device, optimizer, autocast
-        )
-        self._rows = touched_rows(model)
+        self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
         self.note = ""
 
     def bind(self, trainer: Trainer) -> OwnResult:
         """Compare the model as placed, before any step."""
-        layout = read_by_rows(trainer, self._rows)
+        layout, states = read_by_rows(trainer, self._rows), RankStates()
+        module, why_not = as_the_layout(self._copy, layout.placed, trainer.group, states)
+        self.note = f"not compared: {why_not}" if why_not else ""
+        loss = self._objective.on_one_device
+        reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)
         tolerance, most = base_tolerance(self._dtype, self._autocast, trainer)
-        self._layout, self._sides = (
+        self._layout = layout
+        self._sides = OwnSides(
             layout,
-            OwnSides(
-                layout,
-                self._reference,
-                self._objective,
-                trainer.group,
-                Limits(tolerance, most),
-                WrittenByShards({}, trainer.group.dp_size, most),
-                optimizer=self._optimizer,
-                autocast=self._autocast,
-                dtype=self._dtype,
-            ),
+            reference,
+            self._objective,
+            trainer.group,
+            Limits(tolerance, most, eps=torch.finfo(self._dtype).eps),
+            WrittenByShards({}, trainer.group.dp_size, most),
+            optimizer=self._optimizer,
+            autocast=self._autocast,
+            dtype=self._dtype,
+            states=states,
         )
         failure = self._sides.check_placed()
         if failure is None:
@@ -111,14 +112,10 @@ class OwnSteps:
                     self.note = f"not compared: {why}"
                 else:
                     if failure:
-                        return self._result(failure, Locator(self._sides, failure, self._model).message())
+                        return self._result(failure, Locator(self._sides, failure, self._copy).message())
                     continue
             self._layout.step(part)
         return self._result()
-
-    @property
-    def _model(self) -> nn.Module:
-        return self._reference.placed.module
 
     def _result(self, failure: Failure | None = None, cause: str = "") -> OwnResult:
         sides, dtype = self._sides, str(self._dtype).removeprefix("torch.")

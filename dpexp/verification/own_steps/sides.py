@@ -11,31 +11,26 @@ gradients, so that errors of rounding do not grow from step to step.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
-from dpexp.config.alike import listed
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
-from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import StepEndedError
-from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
-from dpexp.verification.comparison import on_host
 from dpexp.verification.limits.compare import Difference, Noise, Parts, Tensors, distance, magnitude, parts_of
 from dpexp.verification.limits.errors import Errors
-from dpexp.verification.limits.rounding import DRAWS, OtherwiseRounded, OtherwiseRoundedTrainer, largest
-from dpexp.verification.own_steps.state import State, follow_groups, of_layout
-from dpexp.verification.steps.model_copy import copied
-from dpexp.verification.steps.recorder import Recorder, Step, computed, optimizer_numbers
+from dpexp.verification.modes.chunks import Chunked
+from dpexp.verification.own_steps.rounded import Kinds, Rounded
+from dpexp.verification.own_steps.rows import RankStates, is_split, random_states
+from dpexp.verification.own_steps.state import State, follow_groups, give_gradients, of_layout
+from dpexp.verification.steps.recorder import Recorder, Step, computed
 from dpexp.verification.steps.side_by_side import (
     Failure,
     SideBySide,
@@ -46,8 +41,6 @@ from dpexp.verification.steps.side_by_side import (
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after one addition to it."""
-
-Kinds = Mapping[str, Mapping[str, Parts]]
 
 
 class NotComparableError(Exception):
@@ -61,11 +54,13 @@ class OwnSides(SideBySide):
     optimizer: OptimizerFactory | None = None
     autocast: str = ""
     dtype: torch.dtype = torch.float32
+    states: RankStates = field(default_factory=RankStates)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._exact = self.limits
-        self.is_split = _splits_rows(self.layout, self.group.dp_size)
+        self._is_split = is_split(self.layout.placed, self.group)
+        self._is_chunked = isinstance(self.reference.placed.module, Chunked)
         optimizers = self.reference.optimizers
         self._groups = groups(optimizers) if optimizers is not None else []
 
@@ -132,33 +127,23 @@ class OwnSides(SideBySide):
         if self.reference.optimizers is None:
             return None
         with kept_globals():
-            failed = self._judged(self._updated(), self._noise_of_update)
+            failed = self._judged(self._updated(), lambda: self._rounded.of_update(found.step, self._updates))
         return Failure(failed, batch, found.step, expected) if failed else None
 
     def _expected(self, batch: Batch) -> Step:
         """What the single device computes from the run's state, and the run's random numbers."""
-        self._check_statistics()
         with kept_globals():
             self._follow()
             self._random = before = random_states()
+            self.states.gather(self.group)
             try:
                 expected = computed(self.reference, batch, with_loss=True)
             except (RuntimeError, NotImplementedError) as error:
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
-            if before != random_states() and (self.is_split or self.group.size > 1):
+            is_one = not (self._is_split or self.group.size > 1)
+            if before != random_states() and not (is_one or self._is_chunked):
                 raise NotComparableError("it draws random numbers, and each shard draws its own")
         return expected
-
-    def _check_statistics(self) -> None:
-        if not self.is_split or self.reference.optimizers is None:
-            return
-        names = [
-            part.name
-            for part in parts(self.layout.placed.module)
-            if isinstance(part.module, _BatchNorm) and not isinstance(part.module, SYNCHRONIZED)
-        ]
-        if names:
-            raise NotComparableError(f"BatchNorm ({listed(names)}) uses the statistics of each shard")
 
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         with kept_globals():
@@ -167,25 +152,25 @@ class OwnSides(SideBySide):
                 "outputs": parts_of(found.outputs, expected.outputs),
                 "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
                 "gradients": _parts_of_gradients(found.gradients, expected.gradients),
-                "buffers": self._buffers(self._completed(self.layout.buffers())),
+                "buffers": self._buffers(),
             }
-            failed = self._judged(kinds, lambda: self._noise_of_step(batch, expected))
+            failed = self._judged(kinds, lambda: self._rounded.of_step(batch, expected))
             if failed:
                 raise _DiffersError(Failure(failed, batch, found, expected))
-            self._give_gradients(self.reference, found)
+            give_gradients(self.reference, found.gradients)
 
-    def _buffers(self, found: Tensors) -> dict[str, Parts]:
-        """Those of the first shard; what several shards write, each from its own rows, is left out."""
-        by_shards = self.written.names(self.layout, "buffers") if self.is_split else set()
-        expected = {name: value for name, value in self.reference.buffers().items() if name not in by_shards}
-        return parts_of({name: found[name] for name in expected if name in found}, expected)
-
-    def _give_gradients(self, trainer: Trainer, found: Step) -> None:
-        """The run's gradients for a single device, whose own differ from them by rounding."""
-        for name, parameter in trainer.parameters().items():
-            value = found.gradients.get(name)
-            parameter.grad = None if value is None else _like(value, parameter)
-        self._given = found
+    def _buffers(self) -> dict[str, Parts]:
+        """Those of the first shard, where each has its own; without chunks only what no shard writes."""
+        found, of_chunk = self._completed(self.layout.buffers()), dict[str, torch.Tensor]()
+        module = self.reference.placed.module
+        if not isinstance(module, Chunked):
+            by_shards = self.written.names(self.layout, "buffers") if self._is_split else set()
+            of_chunk = {
+                name: each for name, each in self.reference.buffers().items() if name not in by_shards
+            }
+        elif self.group.dp_rank == 0:
+            of_chunk = dict(module.buffers_after[0])
+        return parts_of({name: found[name] for name in of_chunk if name in found}, of_chunk)
 
     def _updated(self) -> Kinds:
         """The single device's optimizer takes its step; both sides as their optimizers have left them."""
@@ -222,56 +207,12 @@ class OwnSides(SideBySide):
         self.errors.limits = self.limits
         return self.errors.failed(self.steps, kinds)
 
-    def _noise_of_step(self, batch: Batch, expected: Step) -> Noise:
-        def drawn(draw: int) -> Noise:
-            rounded = self._rounded(draw)
-            step = computed(rounded, batch, with_loss=True)
-            return self._apart(
-                {
-                    "outputs": parts_of(step.outputs, expected.outputs),
-                    "loss": parts_of(_scalar(step.loss), _scalar(expected.loss)),
-                    "gradients": parts_of(step.gradients, expected.gradients),
-                    "buffers": parts_of(rounded.buffers(), self.reference.buffers()),
-                }
-            )
-
-        return largest(map(drawn, range(DRAWS)))
-
-    def _noise_of_update(self) -> Noise:
-        expected = self.reference.full_parameters()
-
-        def drawn(draw: int) -> Noise:
-            rounded = self._rounded(draw)
-            self._give_gradients(rounded, self._given)
-            with OtherwiseRounded(draw):
-                rounded.update()
-            found = rounded.full_parameters()
-            return self._apart(
-                {
-                    "parameters": parts_of(found, expected),
-                    "updates": self._updates(found, expected),
-                    "optimizer": parts_of(optimizer_numbers(rounded), optimizer_numbers(self.reference)),
-                }
-            )
-
-        return largest(map(drawn, range(DRAWS)))
-
-    def _rounded(self, draw: int) -> OtherwiseRoundedTrainer:
-        """A single device in the state before the step, which rounds otherwise."""
-        model = copied(self.reference.placed.module, self.dtype)
-        rounded = OtherwiseRoundedTrainer(on_host(model), self.reference.loss, self.optimizer, self.autocast)
-        rounded.draw = draw
-        with torch.no_grad():
-            self._before.load(rounded)
-        set_random_states(self._random)
-        return rounded
-
-    def _apart(self, kinds: Kinds) -> Noise:
-        return {
-            (kind, self.steps, name): each.apart
-            for kind, of_kind in kinds.items()
-            for name, each in of_kind.items()
-        }
+    @property
+    def _rounded(self) -> Rounded:
+        reference, optimizer = self.reference, self.optimizer
+        return Rounded(
+            reference, optimizer, self.autocast, self.dtype, self.steps, self._before, self._random
+        )
 
     # --- after a failure ---
 
@@ -297,36 +238,3 @@ class OwnSides(SideBySide):
         with kept_globals(), recorder.hooks(order=True), suppress(StepEndedError):
             trainer.step(batch, recorder)
         return recorder.step
-
-
-def _splits_rows(layout: Trainer, dp_size: int) -> bool:
-    """Whether shards compute parts of a batch; of a user's layout over devices it is not known."""
-    placed = layout.placed
-    split = dp_size > 1 or any(part.pieces > 1 for part in parts(placed.module))
-    return split or (placed.is_opaque and len(placed.devices) > 1)
-
-
-def _like(value: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A gradient in the type of the parameter, and as sparse as the one that it replaces."""
-    now = parameter.grad
-    value = value.to(parameter.dtype)
-    if now is None or now.is_sparse == value.is_sparse:
-        return value
-    if value.is_sparse:
-        return value.to_dense()
-    rows = now.coalesce().indices()
-    return torch.sparse_coo_tensor(rows, value[rows[0]], now.shape, check_invariants=False)
-
-
-RandomStates = tuple[bytes, object]
-
-
-def random_states() -> RandomStates:
-    """Of the host's generators that a model may draw from; of equal ones the next numbers are equal."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate()
-
-
-def set_random_states(states: RandomStates) -> None:
-    of_torch, of_python = states
-    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
-    random.setstate(of_python)  # type: ignore[arg-type]

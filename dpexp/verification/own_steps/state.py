@@ -87,6 +87,23 @@ def follow_groups(reference: Trainer, layout: Trainer, first: list[list[dict[str
             group.update({key: value for key, value in of_layout.items() if key in changed})
 
 
+def give_gradients(trainer: Trainer, gradients: Mapping[str, torch.Tensor]) -> None:
+    """The run's gradients for a single device, whose own differ from them by rounding."""
+    for name, parameter in trainer.parameters().items():
+        value = gradients.get(name)
+        parameter.grad = None if value is None else _like(value.to(parameter.dtype), parameter.grad)
+
+
+def _like(value: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, as sparse as the one that it replaces."""
+    if before is None or before.is_sparse == value.is_sparse:
+        return value
+    if value.is_sparse:
+        return value.to_dense()
+    rows = before.coalesce().indices()
+    return torch.sparse_coo_tensor(rows, value[rows[0]], before.shape, check_invariants=False)
+
+
 class RowShards(Shards):
     """The shards of a layout, of whose large tables only these ``rows`` are read."""
 
