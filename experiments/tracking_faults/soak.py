@@ -2,8 +2,11 @@
 
 ::
 
-    processes    start runs, signal them at random moments --> reap, sync --> check
-    files        flip bytes in what derives from a journal, delete MLflow runs --> check, repair, check
+    processes    start runs, signal them at random moments, resume some, let a server drip its answers to some,
+                 keep some off the store --> reap, sync --> check, and no run in MLflow that was kept off
+    sweeps       signal sweeps at random moments --> resume --> every cell finished once; check
+    files        flip bytes in what derives from a journal, replace it, delete MLflow runs
+                 --> check, repair, check
     database     delete mlflow.db --> check, repair, check
     journals     drop, repeat and cut lines, flip bits --> check, repair, check: check still names them
 
@@ -12,19 +15,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,13 +40,17 @@ sys.path.insert(0, str(ROOT))
 
 import psutil
 import typer
+from damage import FILES, Damage, mlflow_runs
 
-from dpexp.record.journal.journal import JOURNAL, RECORD
-from dpexp.tracking.delivery.ledger import LEDGER
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL
 
 HERE = Path(__file__).resolve().parent
 COMMON = ("--no-check", "--quiet", "--track-timeout", "60", "--threads", "1")
 SINGLE = ("single", "--steps", "1000", *COMMON)
+OFF = (*SINGLE, "--no-track")
+RESUMED = ("hybrid", "--virtual", "1", "--steps", "3000", "--snapshot-every", "100", *COMMON)
+SWEEP = ("single", "--devices", "cpu", "--steps", "300", "--repeat", "1", "--no-check", "--threads", "1")
 RANKS = ("ddp", "--devices", "2", "--steps", "300", "--snapshot-every", "20", *COMMON)
 
 
@@ -51,6 +63,8 @@ class Signals:
     last: float = 1.1
     words: Sequence[str] = SINGLE
     deletes_folder: bool = False
+    resumes: bool = False
+    drips: bool = False
 
 
 PROCESSES: dict[str, tuple[int, Signals]] = {
@@ -62,62 +76,12 @@ PROCESSES: dict[str, tuple[int, Signals]] = {
     "SIGINT then SIGTERM": (15, Signals([("run", signal.SIGINT), ("run", signal.SIGTERM)], first=0.6)),
     "SIGKILL to a rank": (10, Signals([("rank", signal.SIGKILL)], first=0.3, words=RANKS)),
     "working directory deleted": (15, Signals([], deletes_folder=True)),
+    "SIGKILL to a run without tracking": (8, Signals([("run", signal.SIGKILL)], first=0.3, words=OFF)),
+    "SIGTERM, then resumed": (5, Signals([("run", signal.SIGTERM)], 0.4, 0.9, RESUMED, resumes=True)),
+    "SIGKILL, then resumed": (5, Signals([("run", signal.SIGKILL)], 0.4, 0.9, RESUMED, resumes=True)),
+    "answers that drip": (5, Signals([], drips=True)),
 }
 """{fault: (how many of 200, what is done)}. Every run starts in a folder with a ``dpexp`` that is not ours."""
-
-
-def flip(path: Path, rng: random.Random) -> None:
-    """Change one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
-def edit(path: Path, rng: random.Random, copies: int) -> None:
-    """Replace a line of a journal, other than the first and last, by so many copies of it."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    at = rng.randrange(1, len(lines) - 1)
-    path.write_bytes(b"".join([*lines[:at], *lines[at : at + 1] * copies, *lines[at + 1 :]]))
-
-
-def cut(path: Path, rng: random.Random) -> None:
-    """Cut one to three whole lines from the end of a journal; its first line stays."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[: -rng.randrange(1, min(4, len(lines)))]))
-
-
-def delete_mlflow_run(folder: Path, rng: random.Random) -> None:
-    """Delete a run in MLflow, as its page does."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}")
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    for run in client.search_runs(experiments, f"tags.`dpexp.run_id` = '{folder.name}'"):
-        client.delete_run(run.info.run_id)
-
-
-def delete_database(folder: Path, rng: random.Random) -> None:
-    """Delete the database of all runs."""
-    for path in folder.parents[1].glob("mlflow.db*"):
-        path.unlink()
-
-
-Damage = Callable[[Path, random.Random], None]
-FILES: list[dict[str, tuple[int, Damage]]] = [
-    {
-        f"bit flipped in {RECORD}": (24, lambda folder, rng: flip(folder / RECORD, rng)),
-        f"bit flipped in {LEDGER}": (12, lambda folder, rng: flip(folder / LEDGER, rng)),
-        "run deleted in MLflow": (23, delete_mlflow_run),
-    },
-    {"database deleted": (1, delete_database)},
-    {
-        "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
-        "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
-        "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
-        "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
-    },
-]
-"""{fault: (how many of 200, what is done to the folder of a run)}, in the order in which they are done."""
 
 
 @dataclass
@@ -133,10 +97,16 @@ class Tally:
     lost: int = 0
 
 
-def start(home: Path, *words: str, folder: Path = ROOT, **options: Any) -> subprocess.Popen[str]:
-    """Start a script in a folder."""
+def start(
+    home: Path,
+    *words: str,
+    folder: Path = ROOT,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> subprocess.Popen[str]:
+    """Start a script in a folder, with these environment variables added."""
     command = [sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]]
-    env = os.environ | {"DPEXP_HOME": str(home)}
+    env = os.environ | {"DPEXP_HOME": str(home)} | variables
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | options
     return subprocess.Popen(command, env=env, cwd=folder, text=True, **options)
 
@@ -173,7 +143,8 @@ def disturb(home: Path, name: str, fault: Signals, after_s: float) -> None:
     folder = home / "folders" / name
     (folder / "dpexp").mkdir(parents=True)
     (folder / "dpexp" / "__init__.py").write_text("raise ImportError('of the working directory')")
-    process = start(home, "run.py", *fault.words, "--run-name", name, folder=folder)
+    store = {"MLFLOW_TRACKING_URI": dripping_server()} if fault.drips else {}
+    process = start(home, "run.py", *fault.words, "--run-name", name, folder=folder, variables=store)
     main = psutil.Process(process.pid)
     time.sleep(after_s)
     uploader = targets(main, "uploader")
@@ -187,6 +158,31 @@ def disturb(home: Path, name: str, fault: Signals, after_s: float) -> None:
         shutil.rmtree(folder)
     process.wait()
     psutil.wait_procs(uploader, timeout=120)
+    if fault.resumes:
+        runs = [row["run_id"] for row in output(home, "list") if row["name"] == name]
+        for run_id in (run_id for run_id in runs if (home / "snapshots" / run_id).exists()):
+            assert start(home, "run.py", *fault.words, "--run-name", name, "--resume", run_id).wait() == 0
+
+
+@functools.cache
+def dripping_server() -> str:
+    """The address of a server that is well by ``/health``, and whose other answers never end."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            health = client.recv(1 << 16).startswith(b"GET /health")
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 if health else 10**6))
+            while True:
+                client.sendall(b" ")
+                time.sleep(2)
+
+    def accept() -> None:
+        while True:
+            threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def undisturbed_s(home: Path, words: Sequence[str], at_once: int) -> float:
@@ -199,7 +195,7 @@ def undisturbed_s(home: Path, words: Sequence[str], at_once: int) -> float:
 
 def disturb_processes(home: Path, faults: int, rng: random.Random, at_once: int) -> dict[str, Tally]:
     """Start and disturb runs; afterwards ``reap`` and ``sync`` once, and ``check`` must find nothing."""
-    run_s = {words: undisturbed_s(home, words, at_once) for words in (SINGLE, RANKS)}
+    run_s = {words: undisturbed_s(home, words, at_once) for words in (SINGLE, OFF, RESUMED, RANKS)}
     plan = [(kind, fault) for kind, (n, fault) in PROCESSES.items() for _ in range(scaled(n, faults))]
     rng.shuffle(plan)
     after = [run_s[tuple(fault.words)] * rng.uniform(fault.first, fault.last) for _, fault in plan]
@@ -213,10 +209,45 @@ def disturb_processes(home: Path, faults: int, rng: random.Random, at_once: int)
     found = check(home)
     left = found and (check(home, "--repair"), check(home))[1]
     tallies: dict[str, Tally] = {}
-    for n, (kind, _) in enumerate(plan):
+    for n, (kind, fault) in enumerate(plan):
         row = runs.get(f"fault {n}")
         ended = row is not None and row["status"] in ("finished", "failed", "killed")
-        count(tallies, kind, row and row["run_id"], found, left, not (row is None or ended))
+        leaked = row is not None and fault.words == OFF and is_in_store(home, row["run_id"])
+        count(tallies, kind, row and row["run_id"], found, left, leaked or not (row is None or ended))
+    return tallies
+
+
+def is_in_store(home: Path, run_id: str) -> bool:
+    """Whether MLflow has a run."""
+    from mlflow.tracking import MlflowClient
+
+    return bool(mlflow_runs(MlflowClient(f"sqlite:///{home / 'mlflow.db'}"), run_id))
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+
+def disturb_sweeps(home: Path, faults: int, rng: random.Random) -> dict[str, Tally]:
+    """Signal sweeps of two cells and resume them: each cell must have finished once, and be in MLflow."""
+    kinds = {f"{number.name} to a sweep": number for number in (signal.SIGTERM, signal.SIGKILL)}
+    began, tallies = time.monotonic(), dict[str, Tally]()
+    assert start(home, "sweep.py", *SWEEP, "--seed", "0,1").wait() == 0
+    sweep_s = time.monotonic() - began
+    for n, (kind, number) in enumerate((k, v) for k, v in kinds.items() for _ in range(scaled(6, faults))):
+        words = (*SWEEP, "--seed", f"{2 * n + 2},{2 * n + 3}")
+        process, after_s = start(home, "sweep.py", *words), sweep_s * rng.uniform(0.1, 0.9)
+        time.sleep(after_s)
+        process.send_signal(number)
+        process.wait()
+        if start(home, "sweep.py", *words, "--resume").wait() == 2:  # none had begun
+            assert start(home, "sweep.py", *words).wait() == 0
+        records = [load(path.parent) for path in (home / "runs").glob(f"*/{JOURNAL}")]
+        sweep = max((each for each in records if each.strategy == "sweep"), key=lambda each: each.started)
+        names = [each.name for each in records if each.parent == sweep.run_id and each.status == "finished"]
+        found = {sweep.run_id} & check(home)
+        is_lost = sorted(names) != sorted({*names}) or len(names) != 2 or sweep.status != "finished"
+        count(tallies, kind, sweep.run_id, found, found, is_lost)
+        typer.echo(f"{kind} after {after_s:.1f} s: finished {sorted(names)}", err=True)
     return tallies
 
 
@@ -279,7 +310,7 @@ def main(
     rng, began = random.Random(seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpexp-soak-") as folder:
         home = Path(folder)
-        tallies = disturb_processes(home, faults, rng, at_once)
+        tallies = disturb_processes(home, faults, rng, at_once) | disturb_sweeps(home, faults, rng)
         for kinds in FILES:
             tallies |= damage_files(home, kinds, faults, rng)
     result = {

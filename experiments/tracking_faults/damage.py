@@ -1,0 +1,116 @@
+"""What is done to the files and the store of a run that is whole and delivered, in ``soak.py``."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.tracking.delivery.ledger import LEDGER
+
+Damage = Callable[[Path, random.Random], None]
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def edit(path: Path, rng: random.Random, copies: int) -> None:
+    """Replace a line of a journal, other than the first and last, by so many copies of it."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = rng.randrange(1, len(lines) - 1)
+    path.write_bytes(b"".join([*lines[:at], *lines[at : at + 1] * copies, *lines[at + 1 :]]))
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    """Cut one to three whole lines from the end of a journal; its first line stays."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: -rng.randrange(1, min(4, len(lines)))]))
+
+
+def delete_mlflow_run(folder: Path, rng: random.Random) -> None:
+    """Delete a run in MLflow, as its page does."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}")
+    for mlflow_run in mlflow_runs(client, folder.name):
+        client.delete_run(mlflow_run)
+
+
+def mlflow_runs(client: Any, run_id: str) -> list[str]:
+    """The MLflow runs of a run."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`dpexp.run_id` = '{run_id}'")
+    return [run.info.run_id for run in found]
+
+
+def delete_database(folder: Path, rng: random.Random) -> None:
+    """Delete the database of all runs."""
+    for path in folder.parents[1].glob("mlflow.db*"):
+        path.unlink()
+
+
+def another(folder: Path, rng: random.Random) -> Path:
+    """Another run that has ended, drawn at random."""
+    others = sorted(path.parent for path in folder.parent.glob(f"*/{LEDGER}"))
+    return rng.choice([each for each in others if each != folder and (each / RECORD).exists()])
+
+
+def replace_by_older(folder: Path, rng: random.Random) -> None:
+    """Put the Record of an earlier state of the journal in place of the present one."""
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        earlier = Path(elsewhere, folder.name, JOURNAL)
+        earlier.parent.mkdir()
+        earlier.write_bytes(b"".join(lines[: rng.randrange(1, len(lines))]))
+        finish(earlier)
+        shutil.copyfile(earlier.with_name(RECORD), folder / RECORD)
+
+
+def replace_by_foreign(name: str) -> Damage:
+    """Put a file of another run in place of this run's."""
+
+    def replace(folder: Path, rng: random.Random) -> None:
+        shutil.copyfile(another(folder, rng) / name, folder / name)
+
+    return replace
+
+
+def replace_by_text(name: str) -> Damage:
+    """Put something in place of a derived file that has no seal."""
+    texts = ("{}", "[]", "", '{"status": "running"}')
+
+    def replace(folder: Path, rng: random.Random) -> None:
+        (folder / name).write_text(rng.choice(texts))
+
+    return replace
+
+
+FILES: list[dict[str, tuple[int, Damage]]] = [
+    {
+        f"bit flipped in {RECORD}": (24, lambda folder, rng: flip(folder / RECORD, rng)),
+        f"bit flipped in {LEDGER}": (12, lambda folder, rng: flip(folder / LEDGER, rng)),
+        f"{RECORD} of an earlier state": (6, replace_by_older),
+        f"{RECORD} of another run": (6, replace_by_foreign(RECORD)),
+        f"{LEDGER} of another run": (6, replace_by_foreign(LEDGER)),
+        f"{RECORD} without a seal": (6, replace_by_text(RECORD)),
+        f"{LEDGER} without a seal": (6, replace_by_text(LEDGER)),
+        "run deleted in MLflow": (23, delete_mlflow_run),
+    },
+    {"database deleted": (1, delete_database)},
+    {
+        "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
+        "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
+        "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
+        "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
+    },
+]
+"""{fault: (how many of 200, what is done to the folder of a run)}, in the order in which they are done."""
