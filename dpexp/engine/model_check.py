@@ -111,7 +111,7 @@ def try_one_batch(
     """
     before = _attributes(model)
     needs_gradients = strategy.needs.gradients and trains
-    with preserved(model), without_ranks(model), torch.set_grad_enabled(needs_gradients):
+    with preserved(model), without_ranks(model), torch.set_grad_enabled(trains):
         with (
             devices.autocast(devices.HOST, autocast),
             misfit_as_config_error(model),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp import devices
+from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
@@ -89,14 +89,23 @@ class Trainer:
         return closing(self.placed.prefetch.ahead(batches))
 
     def evaluate(self, batch: Batch) -> Any:
-        """The outputs of one batch in eval mode, without autocast."""
-        module = self.placed.module
+        """The outputs of one batch in eval mode, without autocast.
+
+        A forward that computes gradients itself needs a graph, and gets one where it fails without.
+        """
+        module, inputs = self.placed.module, devices.move(batch.inputs, self.placed.input_device)
         training = module.training
         module.eval()
-        with torch.no_grad():
-            outputs = module(*devices.move(batch.inputs, self.placed.input_device))
-        module.train(training)
-        return outputs
+        try:
+            with torch.no_grad():
+                return module(*inputs)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            with torch.enable_grad():
+                return tensors.map_tensors(torch.Tensor.detach, module(*inputs))
+        finally:
+            module.train(training)
 
     # --- state: every rank calls these methods in the same order ---
 

@@ -90,3 +90,13 @@ class Routed(Two):
         x = nn.functional.grouped_mm(self.first(x)[order], self.experts, offs=ends)
         outputs: torch.Tensor = self.head(x[order.argsort()].contiguous())
         return outputs
+
+
+class Differential(Two):
+    """Takes the gradient of its outputs with respect to its inputs in its forward, as force fields do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        outputs: torch.Tensor = self.head(torch.tanh(self.first(x)))
+        (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+        return outputs + slope.sum(1, keepdim=True)

@@ -7,6 +7,7 @@ import torch
 from odd_models import Hooked, Synchronized
 from torch import nn
 
+import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.diagnosis import explained
@@ -65,3 +66,34 @@ def test_host_sync_batch_norm_of_one_process_is_batch_norm(options: Any, shape: 
     assert all(
         torch.equal(*pair) for pair in zip(*(norm.state_dict().values() for norm in norms), strict=True)
     )
+
+
+DIFFERENTIAL = {"model": "odd_models:Differential", "steps": 2, "track": False}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("single", {"devices": "cpu"}),
+        ("whole", {"virtual": 2}),
+        ("block", {"virtual": 2, "block": ("first",)}),
+        ("hybrid", {"virtual": 2, "host": ("first",)}),
+        ("place", {"virtual": 2, "place": ("first=cpu:1",)}),
+    ],
+)
+def test_a_forward_that_takes_gradients_itself_runs(strategy: str, options: Any) -> None:
+    record = dpexp.run(strategy, **DIFFERENTIAL, **options)
+    assert record.status == "finished"
+    assert record.verification["passed"]
+    assert record.digest["outputs"]
+
+
+FSDP: Any = {"model": "odd_models:Differential", "devices": "cpu", "options": {"block": ("first",)}}
+
+
+def test_fsdp_refuses_a_forward_that_takes_gradients_itself_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"fsdp frees the weights .* calls torch\.autograd\.grad"):
+        prepare(
+            RunConfig("fsdp", model="odd_models:Differential", devices="cpu", options={"block": ("first",)})
+        )
+    assert torch.autograd.grad.__module__ == "torch.autograd"

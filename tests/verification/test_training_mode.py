@@ -97,6 +97,16 @@ def test_what_is_wrong_in_training_mode_alone_is_found(name: str) -> None:
         prove(net(), changed(change))
 
 
+def test_what_dropout_leaves_and_does_not_scale_is_found_though_a_layout_may_draw_other_numbers() -> None:
+    def change(model: Any) -> None:
+        model[2].register_forward_hook(
+            lambda layer, inputs, outputs: outputs * (0.5 if layer.training else 1.0)
+        )
+
+    with pytest.raises(VerificationError, match=r"in training mode, .* module '2'"):
+        prove(net(), changed(change), DEVICES[:2])
+
+
 class MicroBatches(Wrapper):
     """Computes two micro-batches one after the other; ``alike`` with the same random numbers."""
 

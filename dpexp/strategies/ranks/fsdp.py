@@ -11,7 +11,8 @@ Data, weights and ranks without rows are as in ``ddp``.
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -104,6 +105,22 @@ class Fsdp(Strategy):
                 f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
                 "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
             )
+
+    @contextmanager
+    def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
+        computes = torch.autograd.grad
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise ConfigError(
+                "fsdp frees the weights of a block after its forward, and this forward calls "
+                "torch.autograd.grad, which needs them again: use ddp, which keeps them"
+            )
+
+        torch.autograd.grad = refuse
+        try:
+            yield
+        finally:
+            torch.autograd.grad = computes
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.fsdp import (

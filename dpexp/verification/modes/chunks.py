@@ -21,6 +21,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper, named_buffers, parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
@@ -120,13 +121,17 @@ class Chunks:
     @classmethod
     def of(cls, placed: Placed, group: ProcessGroup) -> Chunks:
         """Those of a placed model; every rank gets the same."""
-        one_place = len(placed.devices) == 1 and group.size == group.dp_size
+        in_order = (
+            not placed.is_opaque
+            or len(placed.devices) == 1
+            or any(isinstance(part, DataParallel) for part in placed.module.modules())
+        )
         on_host = all(devices.physical(each) == devices.HOST for each in placed.devices)
         return cls(
             group.dp_size,
             split_modules(placed.module),
             not placed.is_opaque,
-            on_host and (one_place or not placed.is_opaque),
+            on_host and in_order and (group.size == group.dp_size or not placed.is_opaque),
             group.size > 1 and any(isinstance(part, SYNCHRONIZED) for part in placed.module.modules()),
         )
 
