@@ -19,8 +19,8 @@ def calls(name):
 
 @bug(*EVERY)
 def file_counter(model):
-    """After 40 calls, counted in the file, the output of `second` is 1% too large."""
-    changed_output(model.second, lambda x: x * 1.01 if calls("file_counter") > 40 else x)
+    """After twelve calls of float32, counted in the file, the output of `second` is 1% too large."""
+    changed_output(model.second, lambda x: x * 1.01 if x.dtype == torch.float32 and calls("file") > 12 else x)
 
 
 @bug(*EVERY)
