@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import wraps
+from importlib import import_module
 from operator import attrgetter
 
 import torch
@@ -17,6 +18,8 @@ NAMES = {
     "nn": nn,
     "functional": functional,
     "distributed": distributed,
+    "file_of_sgd": import_module("torch.optim.sgd"),
+    "file_of_adam": import_module("torch.optim.adam"),
 }
 
 
@@ -109,6 +112,13 @@ patched(
 patched("embedding", "functional.embedding", larger, "`F.embedding` returns 1% more.", model="Table")
 patched("mse", "functional.mse_loss", larger, "`F.mse_loss` returns 1% more.")
 patched(
+    "l1",
+    "functional.l1_loss",
+    larger,
+    "`F.l1_loss`, which a model's own loss calls, returns 1% more.",
+    model="Losing",
+)
+patched(
     "cross_entropy", "functional.cross_entropy", larger, "`F.cross_entropy` returns 1% more.", model="Classes"
 )
 patched(
@@ -141,16 +151,16 @@ patched(
     "ranks",
 )
 patched(
-    "sgd_step",
-    "torch.optim.SGD.step",
-    lambda original: lambda self, *args: [original(self, *args), original(self, *args)][0],
-    "`SGD.step` updates twice.",
+    "sgd",
+    "file_of_sgd.sgd",
+    lambda original: lambda *args, **kwargs: [original(*args, **kwargs), original(*args, **kwargs)][0],
+    "`torch.optim.sgd.sgd`, which all steps of SGD call, updates twice.",
 )
 patched(
-    "adam_step",
-    "torch.optim.Adam.step",
-    lambda original: lambda self, *args: None,
-    "`Adam.step` does nothing.",
+    "adam",
+    "file_of_adam.adam",
+    lambda original: lambda *args, **kwargs: None,
+    "`torch.optim.adam.adam`, which all steps of Adam call, does nothing.",
     "host",
     "ranks",
     optimizer="adam",
@@ -176,13 +186,6 @@ patched(
     lambda _: lambda seed: None,
     "`torch.manual_seed` does nothing.",
     model="Drops",
-)
-patched(
-    "all_reduce",
-    "distributed.all_reduce",
-    lambda original: lambda tensor, *args, **kwargs: None,
-    "`all_reduce` does nothing, and the layout averages with it.",
-    "ranks",
 )
 
 
@@ -217,11 +220,22 @@ def class_of_the_model(model):
     type(model).forward = lambda self, x: original(self, x) * 1.01
 
 
-@bug("host", "ranks", model="Losing")
-def loss_of_the_model(model):
-    """The loss of the model's class is another for every instance."""
-    original = type(model).loss
-    type(model).loss = lambda self, outputs, targets: original(self, outputs, targets) * 1.01
+@bug("by_hand")
+def all_reduce(model):
+    """`distributed.all_reduce` does nothing, for everybody, and the layout averages gradients by it."""
+
+    class Averages(DistributedDataParallel):
+        def forward(self, *args):
+            return self.module(*args)
+
+    def average(parameter):
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= distributed.get_world_size()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(average)
+    replace("distributed.all_reduce", lambda original: lambda tensor, *args, **kwargs: None)
+    return Averages(model)
 
 
 @bug(*EVERY)
