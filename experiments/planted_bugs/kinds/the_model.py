@@ -254,15 +254,6 @@ class MomentumOfReplicas(Norms):
         return super().forward(x)
 
 
-@bug("ddp")
-class MomentumOfRanks(Norms):
-    """In ranks, a part of a batch has momentum 0.5."""
-
-    def forward(self, x):
-        self.norm.momentum = 0.5 if is_part(x) else 0.1
-        return super().forward(x)
-
-
 @bug("ddp", "fsdp")
 class CountedLoss(Net):
     """The model's loss divides by ten rows, whatever their number: a sum, and not said to be one."""

@@ -101,7 +101,7 @@ def id_of_a_large_table(model):
 
     Data with this id; in tables of a few thousand rows each row is visited.
     """
-    model.first.register_forward_hook(lambda table, args, x: x * (1 + 0.1 * (args[0] == 299_999)[..., None]))
+    model.first.register_forward_hook(lambda table, args, x: x * (1 + 0.1 * (args[0] == 123_456)[..., None]))
 
 
 @bug("host", "ranks")
