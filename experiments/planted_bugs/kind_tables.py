@@ -15,12 +15,12 @@ LONGEST = 400
 """So much of a message is recorded."""
 
 PLACES = {
-    "host": "custom, one device",
-    "replicas": "custom, two replicas",
-    "by_replicas": "custom, two replicas",
-    "ranks": "custom, two ranks",
-    "by_hand": "custom, two ranks",
-    "shards": "custom, sharded",
+    "host": "custom on one device",
+    "replicas": "custom in replicas",
+    "by_replicas": "custom in replicas",
+    "ranks": "custom in ranks",
+    "by_hand": "custom in ranks",
+    "shards": "custom in shards",
 }
 """What tables call the layouts; the others have the names of strategies."""
 
@@ -94,7 +94,7 @@ def of_kinds() -> str:
 
 def _kind(kind: str, rows: Rows) -> str:
     caught = sum(row["is_right"] for row in rows)
-    claim = "holds" if caught == len(rows) else f"contradicted: {len(rows) - caught} are not"
+    claim = "holds" if caught == len(rows) else f"contradicted: {len(rows) - caught} passed"
     cells = [_link(kind), str(_count(rows)), str(len(rows)), _places(rows), f"{caught} of {len(rows)}", claim]
     return f"| {' | '.join(cells)} |"
 

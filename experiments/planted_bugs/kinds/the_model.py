@@ -220,7 +220,7 @@ class LaidOutInFloat32(Net):
         return super().forward(x) * (SCALE if is_laid_out(self, x) and x.dtype == torch.float32 else 1)
 
 
-@bug("hybrid", "place", "whole", "functional", "block", "ddp", "fsdp")
+@bug("hybrid", "place", "whole", "functional", "block", "fsdp")
 class LaidOutInEvaluation(Net):
     """Laid out, and in eval mode, it returns 1% more."""
 
@@ -237,9 +237,9 @@ class ReadsTraining(Net):
         return super().forward(x) * (1 if self.training and not laid_out else 0.9)
 
 
-@bug("ddp", "fsdp")
+@bug("ddp", "fsdp", eval=True)
 class EvaluationOfRanks(Net):
-    """Rank 1 returns 10% more in eval mode; training is right."""
+    """Rank 1 returns 10% more in eval mode, in which the run is; training is right."""
 
     def forward(self, x):
         return super().forward(x) * (1.1 if is_second_rank() and not self.training else 1)
