@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ from dpexp.verification.limits.rounding import DRAWS, MARGIN, MOST, OtherwiseRou
 from dpexp.verification.modes.by_nature import WrittenByShards, hook_notes
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.paths.evaluation import evaluate, evaluations
+from dpexp.verification.paths.late import LateCollectives, dependence
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
@@ -94,6 +95,22 @@ class Comparison:
         ]
         failed = failure.worst if failure is not None else None
         return Result(worst, sides.steps, notes, cause, mode, self.dtype, failed)
+
+    def dependence(self, mode: Mode) -> str:
+        """How a step of the layout depends on when its collectives end; every rank must call this."""
+        return dependence(partial(self._late_step, mode), self.group, TOLERANCE[self.dtype])
+
+    def _late_step(self, mode: Mode, collectives: LateCollectives) -> Step:
+        part = self.objective.weighted(self._batches[0].part(self.group.rows), self.group)
+        model, _ = self.copy(mode)
+        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        mode.of_layout(layout.placed, self.model, self.group, True)
+        torch.manual_seed(0)
+        with collectives:
+            step = computed(layout, part)
+            for found in (step.outputs, step.gradients):  # before what is late writes to them
+                found.update({name: tensor.clone() for name, tensor in found.items()})
+        return step
 
     def distinct_rows(self) -> tuple[int, int]:
         """Rows of outputs that differ of a batch whose rows are alike: of the layout and of a single device.

@@ -110,6 +110,10 @@ class Equivalence:
         together = replace(together, notes=[*together.notes, *self.not_verified])
         if self.optimizer is None or together.failed is not None:
             return together
+        if self.group.size > 1 and not mode.may_draw:
+            cause = self._comparison(mode, self.batches).dependence(together.mode)
+            if cause:
+                return replace(together, cause=cause)
         return self._in_training(together)
 
     def _in_training(self, together: Result) -> Result:
