@@ -29,7 +29,7 @@ from dpexp.verification.limits.errors import Errors
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.rounded import Kinds, Rounded
 from dpexp.verification.own_steps.rows import RankStates, is_split, random_states
-from dpexp.verification.own_steps.state import State, follow_groups, give_gradients, of_layout
+from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
 from dpexp.verification.steps.recorder import Recorder, Step, computed
 from dpexp.verification.steps.side_by_side import (
     Failure,
@@ -40,7 +40,7 @@ from dpexp.verification.steps.side_by_side import (
 )
 
 ROUNDED = 2
-"""Last bits by which a parameter may differ after one addition to it."""
+"""Last bits by which a parameter may differ after each addition to it."""
 
 
 class NotComparableError(Exception):
@@ -157,6 +157,7 @@ class OwnSides(SideBySide):
             failed = self._judged(kinds, lambda: self._rounded.of_step(batch, expected))
             if failed:
                 raise _DiffersError(Failure(failed, batch, found, expected))
+            self._additions = additions(self.reference)
             give_gradients(self.reference, found.gradients)
 
     def _buffers(self) -> dict[str, Parts]:
@@ -180,18 +181,18 @@ class OwnSides(SideBySide):
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
         """What the step has changed, without the rounding of the sum: some last bits of what has changed."""
         return {
-            name: self._update(found[name].cpu(), value, self._initial[name])
+            name: self._update(found[name].cpu(), value, self._initial[name], self._additions[name])
             for name, value in expected.items()
             if name in found
         }
 
     @staticmethod
-    def _update(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor) -> Parts:
+    def _update(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor, count: int) -> Parts:
         if found.shape != expected.shape:
             return Parts([distance(expected, initial)], [math.inf])
         changed = (found != initial) | (expected != initial)
         found, expected, initial = found[changed], expected[changed], initial[changed]
-        rounded = ROUNDED * torch.finfo(expected.dtype).eps * magnitude(expected)
+        rounded = ROUNDED * count * torch.finfo(expected.dtype).eps * magnitude(expected)
         return Parts([distance(expected, initial)], [max(0.0, distance(found, expected) - rounded)])
 
     # --- rounding ---

@@ -94,6 +94,16 @@ def give_gradients(trainer: Trainer, gradients: Mapping[str, torch.Tensor]) -> N
         parameter.grad = None if value is None else _like(value.to(parameter.dtype), parameter.grad)
 
 
+def additions(trainer: Trainer) -> dict[str, int]:
+    """How often an optimizer may add to a row of each parameter: as often as a sparse gradient has it."""
+    return {
+        name: int(torch.bincount(each.grad._indices()[0]).max())
+        if each.grad is not None and each.grad.is_sparse and each.grad._nnz()
+        else 1
+        for name, each in trainer.parameters().items()
+    }
+
+
 def _like(value: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
     """The gradient, as sparse as the one that it replaces."""
     if before is None or before.is_sparse == value.is_sparse:
