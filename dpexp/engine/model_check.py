@@ -119,8 +119,8 @@ def try_one_batch(
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)
-        mark_drawing(model, draws.names)
         after = _attributes(model)
+        mark_drawing(model, draws.names)
         with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)
         if needs_gradients and loss.requires_grad:

@@ -43,8 +43,9 @@ def is_random_layer(layer: nn.Module) -> bool:
 
 def mark_drawing(model: nn.Module, names: Iterable[str]) -> None:
     """Mark the modules of these names as random, although no attribute says so."""
-    for name in names:
-        vars(model.get_submodule(name))[DRAWS] = True
+    for module in map(model.get_submodule, names):
+        if not is_random_layer(module):
+            vars(module)[DRAWS] = True
 
 
 def draws_random_numbers(module: Any) -> bool:

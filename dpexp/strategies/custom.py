@@ -30,7 +30,7 @@ from dpexp import tensors
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategies.custom import CustomOptions
-from dpexp.devices import HOST, accelerators, move, place
+from dpexp.devices import HOST, accelerators, move, physical, place
 from dpexp.distributed.device_mesh import dimensions_of
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
@@ -112,7 +112,7 @@ def lay_out(
     something else than a module.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    with converted_on_host() if devices[0] == HOST else nullcontext():
+    with converted_on_host() if physical(devices[0]) == HOST else nullcontext():
         laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
     if not isinstance(laid_out, nn.Module):
         raise ConfigError(
