@@ -61,6 +61,7 @@ class Verification:
     optimizer_error: float | None = None
     worst: Row | None = None
     cause: str = ""
+    unreached: Row | None = None
     first_steps: Row | None = None
     last_step: Row | None = None
 
@@ -106,6 +107,7 @@ def _additions(result: Result) -> Row:
         "optimizer_error": result.error("optimizer"),
         "worst": row_of(result.failed or result.largest),
         "cause": result.cause,
+        "unreached": {"modules": [*result.unreached_modules], "parameters": [*result.unreached_parameters]},
     }
 
 

@@ -162,6 +162,13 @@ class OwnSteps(TypedDict):
     cause: str
 
 
+class Unreached(TypedDict):
+    """Modules that no verified step called, and parameters that never had a gradient."""
+
+    modules: list[str]
+    parameters: list[str]
+
+
 class Verification(TypedDict):
     checked: bool
     output_error: NotRequired[float | None]
@@ -180,6 +187,7 @@ class Verification(TypedDict):
     steps: NotRequired[int | None]
     worst: NotRequired[Worst | None]
     rounding: NotRequired[Rounding | None]
+    unreached: NotRequired[Unreached | None]
     first_steps: NotRequired[OwnSteps | None]
     last_step: NotRequired[OwnSteps | None]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from dpexp.config.alike import listed
 from dpexp.config.errors import shortened
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures as registered
@@ -55,7 +56,8 @@ def verdict_figures(view: RecordView) -> list[str]:
         if text := _TEXTS.get(figure.name, _plain)(view, figure):
             parts.setdefault(line, []).append(text)
     found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (_STEP, RATE, ERRORS)]
-    lines = (_layout(view.record), _work(view.record), *found, own_steps(view.record.verification))
+    facts = view.record.verification
+    lines = (_layout(view.record), _work(view.record), *found, own_steps(facts), unreached(facts))
     return [line for line in lines if line]
 
 
@@ -155,6 +157,16 @@ def own_steps(facts: Row) -> str:
     steps = " and ".join(filter(None, (f"the first {first}" if first else "", after)))
     limit = max(float(row["tolerance"]) for row in compared)
     return f"the run's own steps ({steps}), in {compared[0]['dtype']}: {', '.join(errors)}; limit {limit:.0e}"
+
+
+def unreached(facts: Row) -> str:
+    """What no verified step has reached, in one line; empty where that is nothing."""
+    found = facts.get("unreached") or {"modules": [], "parameters": []}
+    modules = found["modules"]
+    apart = [each for each in found["parameters"] if not any(each.startswith(f"{name}.") for name in modules)]
+    texts = [f"modules {listed(modules)}, which are never called"] if modules else []
+    texts += [f"parameters {listed(apart)}, which never have a gradient"] if apart else []
+    return f"not verified: {'; '.join(texts)}" if texts else ""
 
 
 _STEP, RATE, ERRORS = "step", "rate", "errors"

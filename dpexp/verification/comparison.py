@@ -94,7 +94,18 @@ class Comparison:
             *written.notes(self.group),
         ]
         failed = failure.worst if failure is not None else None
-        return Result(worst, sides.steps, notes, cause, mode, self.dtype, failed)
+        trains = self.optimizer is not None
+        return Result(
+            worst,
+            sides.steps,
+            notes,
+            cause,
+            mode,
+            self.dtype,
+            failed,
+            unreached_modules=sides.unreached.modules(self.model),
+            unreached_parameters=sides.unreached.parameters(self.model) if trains else (),
+        )
 
     def dependence(self, mode: Mode) -> str:
         """How a step of the layout depends on when its collectives end; every rank must call this."""

@@ -31,6 +31,7 @@ class Result:
     """The worst difference of each kind, what differs by nature (``notes``), and what ``failed``, and why.
 
     ``mode`` is the one in which the model was compared, ``steps`` in training mode are counted apart.
+    Unreached are modules that no step has called, and parameters that never had a gradient.
     """
 
     worst: Mapping[str, Difference]
@@ -41,6 +42,8 @@ class Result:
     dtype: torch.dtype = torch.float64
     failed: Difference | None = None
     training_steps: int = 0
+    unreached_modules: Sequence[str] = ()
+    unreached_parameters: Sequence[str] = ()
 
     @property
     def passed(self) -> bool:
@@ -77,5 +80,14 @@ class Result:
         notes = [*self.notes, *(note for note in added if note not in self.notes)]
         cause = f"in training mode, {training.cause}" if training.cause else ""
         return replace(
-            self, worst=both, notes=notes, cause=cause, failed=training.failed, training_steps=training.steps
+            self,
+            worst=both,
+            notes=notes,
+            cause=cause,
+            failed=training.failed,
+            training_steps=training.steps,
+            unreached_modules=[each for each in self.unreached_modules if each in training.unreached_modules],
+            unreached_parameters=[
+                each for each in self.unreached_parameters if each in training.unreached_parameters
+            ],
         )

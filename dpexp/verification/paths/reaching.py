@@ -1,7 +1,7 @@
 """Reaching: batches made from those of a run, so that verification takes paths that these do not.
 
     one row in all             a, and no row for others      all rows alike     a a | a a
-    one row for each piece     a | b                         the most uneven    a b | c, or a b | c d | e | -
+    one row for each piece     a | b                         the most uneven    a b | c d | e
     every id                   0 1 | 2 3 | 4 5 …             rows of one id     0 0 | 7 7 | 15 15
 
 A piece is what a rank or a replica computes. Batches that a single device refuses, in whole or in pieces, are
@@ -98,7 +98,8 @@ def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
         yield Made(_rows(first, [0]), "one row in all")
     if not pieces.is_fixed and 1 < pieces.count < first.rows:
         yield Made(_rows(first, range(pieces.count)), "one row for each piece")
-        yield Made(_rows(first, range(pieces.count + 1)), "the most uneven split")
+        uneven = min(first.rows, 2 * pieces.count - 1)  # two rows in each piece but the last
+        yield Made(_rows(first, range(uneven)), "the most uneven split")
     alike = first.rows if pieces.is_fixed else 2 * pieces.count
     if alike > 1 and not _has_batch_norm(model):  # it leaves nothing but rounding of equal rows
         yield Made(_rows(first, [0] * alike), "all rows alike")

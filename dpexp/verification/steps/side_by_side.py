@@ -34,6 +34,7 @@ from dpexp.verification.limits.errors import Errors
 from dpexp.verification.modes.by_nature import WrittenByShards, is_statistic
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.modes.random_draws import Draws, Seeds, drawing_modules
+from dpexp.verification.paths.unreached import Unreached
 from dpexp.verification.steps.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.steps.recorder import Recorder, Step, optimizer_numbers
 
@@ -108,6 +109,7 @@ class SideBySide:
     def __post_init__(self) -> None:
         self._initial = {name: tensor.clone() for name, tensor in self.reference.full_parameters().items()}
         self.errors = Errors(self.limits, self.group, self.measures)
+        self.unreached = Unreached()
         self.steps = 0
         self.notes: list[str] = []
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
@@ -160,6 +162,7 @@ class SideBySide:
         if draws.any and not self.may_draw:
             raise DrawsRandomNumbersError(draws.names)
         check_finite(expected.step, batch, self.steps)
+        self.unreached.add(expected.step)
         found = Recorder(
             self.layout, bool(part.rows), lambda: self._compare(found.step, expected.step, batch, part)
         )

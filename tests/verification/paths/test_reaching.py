@@ -58,7 +58,7 @@ def made(model: nn.Module, batch: Batch, pieces: Pieces | None = None) -> dict[s
             {
                 "one row in all": 1,
                 "one row for each piece": 4,
-                "the most uneven split": 5,
+                "the most uneven split": 6,
                 "all rows alike": 8,
             },
         ),
