@@ -88,8 +88,8 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
     found = json.loads(done.stdout)
     assert found["execution"] == "virtual"
     calls = [json.loads(line) for line in log.read_text().splitlines()]
-    # the warm-up, the measured steps, one in eval mode, phases, the profile
-    warm_up, *calls = calls[-STEPS - 3 - PHASE_STEPS :]
+    # the warm-up, the measured steps, one in eval mode, four steps of two sides, phases, the profile
+    warm_up, *calls = calls[-STEPS - 11 - PHASE_STEPS :]
     times = found["steps"]["time_ms"]
     assert found["steps"]["samples"] == [rows for _, _, rows, _ in calls[:STEPS]]
     inside = [end - start for start, end, *_ in calls[:STEPS]]
