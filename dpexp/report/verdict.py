@@ -146,17 +146,14 @@ def own_steps(facts: Row) -> str:
     compared = [row for row in rows if row["steps"]]
     if not compared:
         notes = [row["note"] for row in rows if row["note"] and row["passed"] is None]
-        return f"the run's own steps: {notes[0]}" if notes else ""
+        return f"its own steps: {notes[0]}" if notes else ""
     errors = [
         f"{kind} {max(found):.1e}"
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if (found := [float(row[key]) for row in compared if row[key] is not None])
     ]
-    first, last = (int((facts.get(name) or {}).get("steps", 0)) for name in ("first_steps", "last_step"))
-    after = {0: "", 1: "the one after the last"}.get(last, f"{last} after the last")
-    steps = " and ".join(filter(None, (f"the first {first}" if first else "", after)))
     limit = max(float(row["tolerance"]) for row in compared)
-    return f"the run's own steps ({steps}), in {compared[0]['dtype']}: {', '.join(errors)}; limit {limit:.0e}"
+    return f"its own steps, in {compared[0]['dtype']}: {', '.join(errors)}; limit {limit:.0e}"
 
 
 def unreached(facts: Row) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dpexp.verification.limits.compare import Difference, worst
-from dpexp.verification.modes.mode import Mode, RowsTogether
+from dpexp.verification.modes.mode import IN_EVAL_MODE, Mode, RowsTogether
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error that counts as rounding, by the dtype of the comparison."""
@@ -76,8 +76,9 @@ class Result:
             kind: worst([each.worst[kind] for each in (self, training) if kind in each.worst])
             for kind in kinds
         }
+        own = [note.partition(": ")[0] if note.startswith(IN_EVAL_MODE) else note for note in self.notes]
         added = [f"in training mode, chunk by chunk: {training.steps} steps more", *training.notes]
-        notes = [*self.notes, *(note for note in added if note not in self.notes)]
+        notes = [*own, *(note for note in added if note not in self.notes)]
         cause = f"in training mode, {training.cause}" if training.cause else ""
         return replace(
             self,

@@ -167,8 +167,12 @@ def normed() -> nn.Module:
     ("strategy", "values", "note"),
     [
         ("place", {"virtual": 2, "place": ("2=cpu:1",)}, ""),
-        ("block", {"virtual": 2, "block": ("2",)}, "BatchNorm in eval mode (2.0): a shard uses"),
-        ("whole", {"virtual": 2}, "BatchNorm in eval mode (1, 2.0): a shard uses"),
+        (
+            "block",
+            {"virtual": 2, "block": ("2",)},
+            "BatchNorm in eval mode (2.0); in training mode, chunk by chunk: ",
+        ),
+        ("whole", {"virtual": 2}, "BatchNorm in eval mode (1, 2.0); in training mode, chunk by chunk: "),
     ],
 )
 def test_a_batch_norm_that_sees_every_row_is_verified_in_training_mode(

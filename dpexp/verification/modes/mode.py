@@ -26,6 +26,9 @@ from dpexp.verification.modes.random_draws import WHOLE_MODEL, Seeds
 OTHER_NUMBERS = "random layers draw other numbers than on a single device, and are not compared"
 ALL_ROWS = "batch norms use the statistics of all rows, and random layers are not compared"
 
+IN_EVAL_MODE = ("BatchNorm in eval mode", "dropout in eval mode")
+"""How the notes begin that say why: where training mode is compared as well, the reason does not matter."""
+
 _WHY = {
     "BatchNorm": "a shard uses its own statistics; PyTorch keeps those of replica 0, or of each rank",
     "dropout": "each shard draws its own masks",
