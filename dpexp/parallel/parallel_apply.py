@@ -87,18 +87,20 @@ def _run(forward: Callable[[int], None], devices: Sequence[torch.device]) -> Non
             forward(replica)
         return
     with share_of_threads(devices) as threads:
-        state, one_by_one = _state(devices, threads), _in_dispatch_mode(devices)
+        state, one_by_one = _state(devices, threads), _is_observed(devices)
         thread_pool().run(devices, _tasks(forward, devices), state, one_by_one=one_by_one)
 
 
-def _in_dispatch_mode(devices: Sequence[torch.device]) -> bool:
-    """Whether a dispatch mode (FlopCounterMode, FakeTensorMode) observes the operations of this thread.
+def _is_observed(devices: Sequence[torch.device]) -> bool:
+    """Whether a dispatch mode (FlopCounterMode, FakeTensorMode) observes the operations of this thread, or
+    hooks (those of torch.utils.checkpoint) what they save for backward.
 
     Replicas on the CPU then compute one by one in this thread, so that it sees one at a time. Only where one
     waits for another do they get a worker, which has the mode too.
     """
     mode = _python_dispatch._get_current_dispatch_mode()
-    return mode is not None and all(device.type == "cpu" for device in devices)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return (mode or hooks) is not None and all(device.type == "cpu" for device in devices)
 
 
 def _input_device(value: Any) -> torch.device:

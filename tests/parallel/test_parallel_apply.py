@@ -39,6 +39,19 @@ def apply(function: Callable[..., Any], count: int = 3, **kwargs: Any) -> list[A
     return parallel_apply([Call(function)] * count, [()] * count, [kwargs] * count, virtual(count))
 
 
+def test_hooks_on_what_is_saved_for_backward_see_every_replica() -> None:
+    """Those of torch.utils.checkpoint are of one thread, and count what is saved in it."""
+    saved: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(threading.get_ident())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        apply(lambda: torch.ones(1 << 20, requires_grad=True).exp(), count=4)
+    assert saved == [threading.get_ident()] * 4
+
+
 def apart(function: Callable[..., Any]) -> list[Any]:
     """What it returns in two replicas that wait for each other: one of them computes in a worker.
 

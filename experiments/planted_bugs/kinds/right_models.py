@@ -17,6 +17,10 @@ MEET = tuple(each for each in EVERY if each != "place")
 """All but one, for models in which the outputs of `first` and `second` meet: they must be on one device."""
 
 
+WITHOUT_FSDP = [each for each in EVERY if each != "fsdp"]
+TAKES_GRADIENTS = r"fsdp frees the weights .* torch\.autograd\.grad"
+
+
 @right(*EVERY)
 class Plain(Net):
     """Three layers."""
@@ -37,7 +41,8 @@ class Both(NormsAndDrops):
     """Batch norm and dropout."""
 
 
-@right(*EVERY)
+@right(*WITHOUT_FSDP)
+@right("fsdp", refusal=TAKES_GRADIENTS)
 class PhysicsInformed(Net):
     """The derivative of the outputs by the inputs, taken in the forward."""
 
@@ -49,7 +54,8 @@ class PhysicsInformed(Net):
         return outputs + slope[:, :4]
 
 
-@right(*EVERY)
+@right(*WITHOUT_FSDP)
+@right("fsdp", refusal=TAKES_GRADIENTS)
 class ForceField(Net):
     """Energies, and forces as their negative gradient."""
 
@@ -64,7 +70,8 @@ class ForceField(Net):
         return functional.mse_loss(outputs["forces"][:, :4], targets) + outputs["energy"].mean()
 
 
-@right(*EVERY)
+@right(*WITHOUT_FSDP)
+@right("fsdp", refusal=TAKES_GRADIENTS)
 class GradientPenalty(Net):
     """A critic, and the penalty of its slope, in the outputs."""
 
