@@ -260,13 +260,13 @@ def test_a_model_that_raises_late_keeps_all_steps_before(dpexp_home: Path, tmp_p
         "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
         "    def forward(self, x):\n"
         "        Late.calls += 1\n"
-        "        if Late.calls == 60:\n"
-        "            raise ValueError('the 60th call')\n"
+        "        if Late.calls == 100:\n"
+        "            raise ValueError('the 100th call')\n"
         "        return super().forward(x)\n"
         "def build():\n"
         "    return Late(5, 2)\n"
     )
-    with pytest.raises(ValueError, match="the 60th call"):
+    with pytest.raises(ValueError, match="the 100th call"):
         dpexp.run(RunConfig("single", model=f"{source}:build", devices="cpu", track=False), quiet=True)
     record = only_run(dpexp_home)
     assert record.status == "failed"

@@ -125,8 +125,10 @@ def _equivalence(
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     objective, trains = prepared.data.objective, not prepared.config.eval
     reached = reaching(model, objective, compared[0], _pieces(prepared), trains)
+    by_rank = prepared.strategy.group.all_gather([each.what for each in reached.batches])
+    made = [each for each in reached.batches if all(each.what in whats for whats in by_rank)]
     if not (in_full or prepared.strategy.needs.full_tables):
-        model, notes = with_touched_rows(model, [*compared, *(each.batch for each in reached.batches)])
+        model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
     _check_not_mapped(model)
     plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
     equivalence = Equivalence(
@@ -137,7 +139,7 @@ def _equivalence(
         _optimizer(prepared),
         prepared.strategy.group,
         dtype,
-        made=reached.batches,
+        made=made,
         evaluates=True,
     )
     return equivalence, notes

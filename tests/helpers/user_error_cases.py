@@ -233,8 +233,8 @@ class Leaving(Model):
     """Calls sys.exit in training."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled() and len(x) == 30 and x.dtype == torch.float32:
-            sys.exit(7)
+        if self.training and torch.is_grad_enabled() and len(x) == 10 and x.dtype == torch.float32:
+            sys.exit(7)  # not in the batch that is tried before the run
         return super().forward(x)
 
 

@@ -203,7 +203,7 @@ def test_another_learning_rate_is_found_by_the_updates(dpexp_home: Path, optimiz
 
 
 def test_ranks_that_train_apart_are_found_after_the_last_step() -> None:
-    layout = f"{KINDS / 'over.py'}:ranks:bug=late.no_sync_every_fourth"
+    layout = f"{KINDS / 'over.py'}:ranks:bug=late.post_local_sgd"
     words = ("custom", "--mesh", "dp=2", "--layout", layout, "--model", f"{KINDS / 'nets.py'}:Net")
     short = ("--steps", "12", "--warmup", "1", "--phase-steps", "0")
     done = launching.run(*words, *short, PYTHONPATH=str(KINDS))
