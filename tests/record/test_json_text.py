@@ -31,7 +31,7 @@ def test_every_text_is_read_so_that_it_can_be_written(text: str) -> None:
 
 
 def test_reports_and_deliveries_write_a_record_with_half_a_pair(runs: Path, tmp_path: Path) -> None:
-    data = {"name": HALF, "samples": 100, "description": HALF, "sha256": "ab" * 32}
+    data = {"name": HALF, "samples": 30, "description": HALF, "sha256": "ab" * 32}
     journal = journals.begin(runs, "half", name=f"run {HALF}", experiment=HALF, data=data)
     environment = fold(journal.path).environment
     journal.set(environment=environment | {"host": HALF})

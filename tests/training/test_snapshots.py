@@ -30,6 +30,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare_ranks import check_same_computation
+from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.record import Record
 from dpexp.training.snapshots import DamagedError, Snapshots, read_snapshot, undamaged, write_snapshot
@@ -67,10 +68,13 @@ def test_a_killed_rank_changes_no_bit(
 
 
 @pytest.mark.usefixtures("home_with_store")
-def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
+def test_a_preempted_run_resumes_with_another_world_size_as_one_mlflow_run(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
-    """It stops between two steps of the optimizer: a snapshot has no accumulated gradients."""
+    """It stops between two steps of the optimizer: a snapshot has no accumulated gradients.
+
+    MLflow changes no param, and ``devices`` is one: a new run replaces the one of before, which is deleted.
+    """
     arguments = (*words(tmp_path, every=1000), "--accumulate", "4", "--track-timeout", str(PATIENCE_S))
     process = start_forked(SCRIPT, *arguments, "--devices", "3")
     until_step(dpexp_home, 1, process)
@@ -89,9 +93,12 @@ def test_a_preempted_run_resumes_with_another_world_size_as_the_same_mlflow_run(
     assert found["steps"]["loss"][:done] == stopped_record["steps"]["loss"]
     assert len(found["devices"]["ranks"]) == 2
     with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
-        runs = store.execute("SELECT status FROM runs").fetchall()
-        steps = store.execute("SELECT step FROM metrics WHERE key = 'loss' ORDER BY step").fetchall()
-    assert runs == [("FINISHED",)]
+        runs = store.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'").fetchall()
+        ((mlflow_run, status),) = runs
+        query = "SELECT step FROM metrics WHERE key = 'loss' AND run_uuid = ? ORDER BY step"
+        steps = store.execute(query, (mlflow_run,)).fetchall()
+    assert status == "FINISHED"
+    assert contradictions(load(dpexp_home / "runs" / found["run_id"])) == []
     assert [step for (step,) in steps] == list(range(STEPS))
 
 

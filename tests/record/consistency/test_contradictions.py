@@ -80,6 +80,26 @@ def test_an_error_in_any_section_is_held_to_its_limit() -> None:
         assert contradictions(record) == []
 
 
+def test_the_worst_error_may_be_that_of_an_evaluation_after_the_steps() -> None:
+    """Evaluations have outputs only; steps in training mode have their own numbers."""
+    for kind, last in (("outputs", 7), ("gradients", 5)):
+        record = whole(2)
+        error = record.verification[f"{kind.removesuffix('s')}_error"] = 1e-13
+        record.verification |= {
+            "steps": 5,
+            "worst": {"kind": kind, "tensor": "", "error": error, "step": last},
+        }
+        assert contradictions(record) == []
+        record.verification["worst"]["step"] = last + 1
+        assert contradictions(record) == [
+            f"verification.worst.step is {last + 1}, but verification.steps is 5"
+        ]
+        record.verification |= {"steps": 0, "training_steps": last + 1}
+        assert contradictions(record) == []
+        record.verification["training_steps"] = 0
+        assert "verification.steps is 0, but it passed" in contradictions(record)
+
+
 def rates(**changes: float) -> Row:
     return {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9} | changes
 

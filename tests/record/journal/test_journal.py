@@ -96,7 +96,7 @@ def test_a_finished_run_folds_to_all_that_was_set_and_extended(runs: Path) -> No
     assert record.metrics == {"accuracy": [0.5, 0.75]}
     assert record.summary["step_ms"] == spread(record.steps["time_ms"])
     assert record.summary["phases_ms"] == dict.fromkeys(journals.PHASES, 0.025)
-    assert record.data["samples"] == 100
+    assert record.data["samples"] == 30
 
 
 def test_record_json_holds_the_same_record_as_the_journal(runs: Path) -> None:

@@ -13,6 +13,7 @@ from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, only_run
 
+from dpexp.config.run_config import config_digest
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.seal import seal, unseal
@@ -129,14 +130,20 @@ def test_a_resumed_run_is_in_the_store_as_its_record_says(
     home: Path, uri: str, changes: dict[str, int]
 ) -> None:
     run_id = f"again-{len(changes)}"
-    config = {"strategy": "hybrid", "virtual": 2, "snapshot_every": 10, "resume": None}
+    config = {"strategy": "whole", "virtual": 2, "snapshot_every": 10, "resume": None}
     journal = journals.begin(home / "runs", run_id, config=config)
     journals.step(journal, 0, 20)
     finish(journals.end(journal, "killed"))
     list(sync.deliver(home, [journal.folder]))
     before = only_run(uri, run_id).info.run_id
     with Journal.reopen(journal.folder) as again:
-        again.set(config=config | changes | {"resume": run_id})
+        config |= {**changes, "resume": run_id}
+        devices = [f"cpu:{index}" for index in range(config["virtual"])]
+        again.set(
+            config=config,
+            config_digest=config_digest(config),
+            devices={"requested": devices, "used": devices, "output": "cpu:0"},
+        )
         journals.step(again, 20, 20)
         journals.end(again)
     finish(journal.path)
