@@ -31,7 +31,8 @@ def _config(record: Record) -> Iterator[str]:
         yield f"execution is {record.execution}, but its config says --virtual {config['virtual']}"
     if not config.get("check", True) and record.verification.get("checked"):
         yield "verification.checked is true, but its config says --no-check"
-    if config.get("run_name") and record.name != config["run_name"]:
+    is_named = config.get("run_name") and not config.get("resume")  # a run that resumes keeps its name
+    if is_named and record.name != config["run_name"]:
         yield f"name is {record.name}, but its config says {config['run_name']}"
 
 

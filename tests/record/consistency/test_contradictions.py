@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_factory import hybrid, whole
 
+from dpexp.config.run_config import config_digest
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.consistency.proof import SECTIONS
 from dpexp.record.consistency.tolerances import TOLERANCES
@@ -98,6 +99,16 @@ def test_the_worst_error_may_be_that_of_an_evaluation_after_the_steps() -> None:
         assert contradictions(record) == []
         record.verification["training_steps"] = 0
         assert "verification.steps is 0, but it passed" in contradictions(record)
+
+
+def test_a_run_that_resumes_keeps_its_name() -> None:
+    record = whole(2)
+    record.config |= {"run_name": "another", "resume": None}
+    record.config_digest = config_digest(record.config)
+    assert contradictions(record) == [f"name is {record.name}, but its config says another"]
+    record.config["resume"] = record.run_id
+    record.config_digest = config_digest(record.config)
+    assert contradictions(record) == []
 
 
 def rates(**changes: float) -> Row:
