@@ -76,7 +76,7 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
     progress.begin("verify")
     result = verify(prepared)
     journal.set(verification=asdict(result))
-    if not result.passed:
+    if result.checked and not result.passed:
         what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
         hint = "--no-check runs it unverified"
         note = f"{result.note}; {hint}" if result.note else hint

@@ -80,6 +80,9 @@ def verify(prepared: Prepared) -> Verification:
     except UnknownIdError:  # in eval mode, the model looks up other rows
         equivalence, notes = _equivalence(prepared, dtype, in_full=True)
         result = equivalence.result()
+    if result.passed and not (result.steps or result.training_steps):
+        note = "; ".join(["not verified: nothing could be compared", *result.notes, *notes])
+        return Verification(checked=False, note=note)
     rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.mode).row()
     passed = result.passed and (rounding is None or bool(rounding["passed"]))
     return Verification(

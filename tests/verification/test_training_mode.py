@@ -264,3 +264,10 @@ def test_replicas_of_a_model_that_draws_by_itself_give_the_same_bits_again() -> 
     options = {"virtual": 3, "model": f"{__file__}:noisy", "steps": 6, "warmup": 0, "track": False}
     digests = {dpexp.run("whole", **options).digest["weights"] for _ in range(3)}
     assert len(digests) == 1
+
+
+def test_a_run_in_eval_mode_of_which_nothing_can_be_compared_is_not_called_verified() -> None:
+    options = {"virtual": 2, "model": f"{__file__}:noisy", "steps": 2, "track": False, "eval": True}
+    facts = dpexp.run("whole", **options).verification
+    assert facts["checked"] is False
+    assert facts["note"].startswith("not verified: nothing could be compared; the whole model in eval mode")
