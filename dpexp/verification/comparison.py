@@ -109,7 +109,9 @@ class Comparison:
 
     def dependence(self, mode: Mode) -> str:
         """How a step of the layout depends on when its collectives end; every rank must call this."""
-        return dependence(partial(self._late_step, mode), self.group, TOLERANCE[self.dtype])
+        return dependence(
+            partial(self._late_step, mode), self.group, TOLERANCE.get(self.dtype, torch.finfo(self.dtype).eps)
+        )
 
     def _late_step(self, mode: Mode, collectives: LateCollectives) -> Step:
         part = self.objective.weighted(self._batches[0].part(self.group.rows), self.group)

@@ -93,7 +93,7 @@ def test_a_wrong_update_of_a_small_learning_rate_is_found() -> None:
     made: list[torch.optim.Optimizer] = []
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made.append(torch.optim.SGD(parameters, lr=1e-13 if made else 2e-13))
+        made.append(torch.optim.SGD(parameters, lr=1e-14 if made else 2e-14))
         return made[-1]
 
     result = proven(nn.Linear(5, 2), optimizer=optimizer)

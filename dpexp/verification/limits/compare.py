@@ -86,7 +86,8 @@ class Limits:
         of_parts = []
         for norm, apart, measured in zip(tensor.norms, tensor.apart, noise, strict=False):
             near = math.hypot(*(each for each in tensor.norms if norm < each <= NEAR * norm))
-            allowed = min(max(measured, BITS * self.eps * near), self.most * whole)
+            assumed = min(BITS * self.eps * near, self.most * norm)  # more must be measured
+            allowed = min(max(measured, assumed), self.most * whole)
             is_rounding = allowed > self.most * norm  # nothing else is left of it
             size = allowed / self.tolerance if is_rounding else norm
             limit = max(self.tolerance, allowed / size) if allowed else self.tolerance
@@ -107,12 +108,12 @@ def parts_of(found: Tensors, expected: Tensors) -> dict[str, Parts]:
 
 
 def parts(found: torch.Tensor | None, expected: torch.Tensor | None) -> Parts:
-    """Infinitely far apart are other shapes, and NaN or infinity on one side only."""
+    """Infinitely far apart are other shapes and kinds of numbers, and NaN or infinity on one side only."""
     if found is None or expected is None:
         present = expected if found is None else found
         size = magnitude(present) if present is not None else 0.0
         return Parts((0.0 if expected is None else size,), (size,))
-    if found.shape != expected.shape:
+    if found.shape != expected.shape or found.is_floating_point() != expected.is_floating_point():
         return Parts((magnitude(expected),), (math.inf,))
     found, expected = _dense(found, expected)
     if torch.equal(found.cpu(), expected.cpu()):

@@ -73,7 +73,9 @@ class Chunked(Wrapper):
 
 
 def _rows(chosen: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[int(chosen[0]) : int(chosen[-1]) + 1] if tensor.dim() else tensor
+    if not tensor.dim():
+        return tensor
+    return tensor[int(chosen[0]) : int(chosen[-1]) + 1] if len(chosen) else tensor[:0]
 
 
 _Place = tuple[nn.Module, str]
@@ -127,13 +129,14 @@ class Chunks:
             or any(isinstance(part, DataParallel) for part in placed.module.modules())
         )
         on_host = all(devices.physical(each) == devices.HOST for each in placed.devices)
-        return cls(
-            group.dp_size,
+        own = (
             split_modules(placed.module),
-            not placed.is_opaque,
             on_host and in_order and (group.size == group.dp_size or not placed.is_opaque),
             group.size > 1 and any(isinstance(part, SYNCHRONIZED) for part in placed.module.modules()),
         )
+        modules, alike, synchronized = zip(*group.all_gather(own), strict=True)
+        together = {name: count for of_rank in modules for name, count in of_rank.items()}
+        return cls(group.dp_size, together, not placed.is_opaque, all(alike), any(synchronized))
 
     def smallest(self, rows: int) -> int:
         """The rows of the smallest chunk of a batch of so many."""

@@ -67,12 +67,13 @@ class RowsTogether:
             elif part.name in self.quiet or self.may_draw:
                 part.module.training = False
         trained = _train_batch_norms(placed, group) if trains and not self.may_draw else frozenset[str]()
+        by_rank = group.all_gather((trained, _has_other_layers(placed, model)))  # stages have other modules
         return replace(
             self,
-            trained=trained,
+            trained=frozenset().union(*(names for names, _ in by_rank)),
             chunks=Chunks.of(placed, group),
             has_batch_norms=any(isinstance(part, _BatchNorm) for part in model.modules()),
-            has_other_layers=_has_other_layers(placed, model),
+            has_other_layers=any(others for _, others in by_rank),
         )
 
     def of_single_device(self, model: nn.Module) -> nn.Module:

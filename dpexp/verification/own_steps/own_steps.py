@@ -65,7 +65,7 @@ class OwnSteps:
         """Compare the model as placed, before any step."""
         layout, states = read_by_rows(trainer, self._rows), RankStates()
         module, why_not = as_the_layout(self._copy, layout.placed, trainer.group, states)
-        self.note = f"not compared: {why_not}" if why_not else ""
+        self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         loss = self._objective.on_one_device
         reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)
         tolerance, most = base_tolerance(self._dtype, self._autocast, trainer)
@@ -97,6 +97,7 @@ class OwnSteps:
         apart = self._sides.apart()
         if apart:
             return self._result(cause=apart)
+        self.note = self._of_layout  # not that of a batch which a single device did not compute
         self._sides.restart()
         if self._layout.optimizers is None:
             return self._taken(zip(batches, parts, strict=False))

@@ -13,10 +13,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dpexp import devices
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import draws_random_numbers
 from dpexp.strategies.placed import Placed
 from dpexp.verification.modes.chunks import Chunks
+
+OTHER_NUMBERS = "its random layers draw other numbers than those of a single device"
 
 RandomStates = tuple[bytes, Any]
 
@@ -64,10 +67,12 @@ def as_the_layout(
     chunks, draws = Chunks.of(placed, group), draws_random_numbers(model)
     has_batch_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
     has_batch_norms = has_batch_norms and not chunks.are_synchronized
+    if draws and any(devices.physical(each) != devices.HOST for each in placed.devices):
+        return model, OTHER_NUMBERS
     if not is_split(placed, group) or not (draws or has_batch_norms):
         return model, ""
     if not chunks.is_known:
         return model, "how the layout computes batch norms and random layers in training mode is its own"
     if draws and (chunks.are_synchronized or not chunks.draws_alike):
-        return model, "its random layers draw other numbers than those of a single device"
+        return model, OTHER_NUMBERS
     return chunks.split(model, states), ""

@@ -91,7 +91,9 @@ def give_gradients(trainer: Trainer, gradients: Mapping[str, torch.Tensor]) -> N
     """The run's gradients for a single device, whose own differ from them by rounding."""
     for name, parameter in trainer.parameters().items():
         value = gradients.get(name)
-        parameter.grad = None if value is None else _like(value.to(parameter.dtype), parameter.grad)
+        parameter.grad = (
+            None if value is None else _like(value.to(parameter.dtype, copy=True), parameter.grad)
+        )
 
 
 def additions(trainer: Trainer) -> dict[str, int]:
