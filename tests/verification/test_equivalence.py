@@ -96,6 +96,7 @@ def test_a_wrong_update_of_a_small_learning_rate_is_found() -> None:
         made.append(torch.optim.SGD(parameters, lr=1e-14 if made else 2e-14))
         return made[-1]
 
+    torch.manual_seed(0)
     result = proven(nn.Linear(5, 2), optimizer=optimizer)
     assert result.error("parameters") < 1e-12  # type: ignore[operator]
     assert result.cause.startswith("after step 3 (30 rows): updates (")
@@ -110,7 +111,8 @@ def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
 
     result = proven(nn.Linear(5, 2), optimizer=optimizer)
     assert result.error("parameters") == 0.0
-    assert result.cause.startswith("after step 3 (30 rows): optimizer (bias: momentum_buffer) differ")
+    assert result.cause.startswith("after step 3 (30 rows): optimizer (")
+    assert ": momentum_buffer) differ" in result.cause
 
 
 # --- the batches of a run -----------------------------------------------------------------------------

@@ -263,11 +263,11 @@ class SideBySide:
         }
 
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
-        """The parameters again, relative to what the steps have changed, with the rounding of the sum."""
+        """The parameters again, relative to what the steps have changed, without the rounding of the sums."""
         return {
             name: Parts(
-                [distance(value, self._initial[name]) + ROUNDED * _eps(value) * magnitude(value)],
-                [distance(found[name], value)],
+                [distance(value, self._initial[name])],
+                [max(0.0, distance(found[name], value) - ROUNDED * _eps(value) * magnitude(value))],
             )
             for name, value in expected.items()
             if name in found
