@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 from catalogue import bug
+from over import by_bucket
 from run_dtype import changed_gradient, changed_output
 from torch.nn.parallel import DistributedDataParallel
 
@@ -156,24 +157,21 @@ def lazy_warm_up(model):
 @bug("ranks")
 def powersgd(model):
     """PowerSGD compresses the gradients, from the tenth step on."""
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
-
-    laid_out = DistributedDataParallel(model)
-    state = hooks.PowerSGDState(
-        None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1
-    )
-    laid_out.register_comm_hook(state, hooks.powerSGD_hook)
-    return laid_out
+    return _powersgd(model, first=10)
 
 
 @bug("ranks")
 def powersgd_from_two(model):
     """PowerSGD compresses the gradients, from the second step on."""
+    return _powersgd(model, first=2)
+
+
+def _powersgd(model, first):
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
     laid_out = DistributedDataParallel(model)
     state = hooks.PowerSGDState(
-        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+        None, matrix_approximation_rank=1, start_powerSGD_iter=first, min_compression_rate=1
     )
     laid_out.register_comm_hook(state, hooks.powerSGD_hook)
     return laid_out
@@ -218,21 +216,16 @@ def late_hook(model):
 
     buckets = Counter()
 
-    def hook(state, bucket):
+    def change(gradient):
         buckets["here"] += 1
-        gradient = bucket.buffer()
         if buckets["here"] > 5:
             distributed.broadcast(gradient, 0)
         else:
             distributed.all_reduce(gradient)
             gradient /= 2
-        done = torch.futures.Future()
-        done.set_result(gradient)
-        return done
+        return gradient
 
-    laid_out = DistributedDataParallel(model)
-    laid_out.register_comm_hook(None, hook)
-    return laid_out
+    return by_bucket(model, change)
 
 
 @bug("shards")

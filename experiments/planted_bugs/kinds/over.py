@@ -5,6 +5,7 @@
 
 from importlib import import_module
 
+import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,3 +48,33 @@ def by_hand(model, mesh, bug):
 def by_replicas(model, devices, bug):
     """The bug lays the model out itself, over the devices of one process."""
     return planted(model, bug)
+
+
+# --- pieces of layouts over ranks ----------------------------------------------------------------------
+
+
+class Plain(DistributedDataParallel):
+    """Only its name says DDP: it reduces no gradient."""
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+def by_parameter(model, change):
+    """Replicas whose gradients ``change(parameter)`` reduces, as soon as each is computed."""
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(change)
+    return Plain(model)
+
+
+def by_bucket(model, change):
+    """DDP that trains on what ``change(gradient)`` returns for each bucket."""
+
+    def hook(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(change(bucket.buffer()))
+        return done
+
+    laid_out = DistributedDataParallel(model)
+    laid_out.register_comm_hook(None, hook)
+    return laid_out

@@ -2,15 +2,9 @@
 
 import torch
 from catalogue import bug
+from over import Plain, by_bucket, by_parameter
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-
-
-class Plain(DistributedDataParallel):
-    """Replicas whose gradients nobody else reduces."""
-
-    def forward(self, *args):
-        return self.module(*args)
 
 
 def reduced(parameter, wait):
@@ -125,16 +119,12 @@ def received_without_wait(model):
 def hook_without_wait(model):
     """A communication hook of DDP returns the bucket before its all-reduce has ended."""
 
-    def hook(state, bucket):
-        gradient = bucket.buffer() / 2
+    def change(gradient):
+        gradient = gradient / 2
         distributed.all_reduce(gradient, async_op=True)
-        done = torch.futures.Future()
-        done.set_result(gradient)
-        return done
+        return gradient
 
-    laid_out = DistributedDataParallel(model)
-    laid_out.register_comm_hook(None, hook)
-    return laid_out
+    return by_bucket(model, change)
 
 
 @bug("by_hand")
@@ -152,6 +142,4 @@ def reused_buffer(model):
                 each.grad.copy_(part.view_as(each.grad))
             works.clear()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(change)
-    return Plain(model)
+    return by_parameter(model, change)

@@ -6,6 +6,7 @@ import torch
 from catalogue import bug
 from late import calls
 from nets import Table
+from over import by_parameter
 from run_dtype import changed_gradient, changed_output
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -171,14 +172,7 @@ def first_reduced(model):
             distributed.all_reduce(parameter.grad)
             parameter.grad /= 2
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(change)
-
-    class Plain(DistributedDataParallel):
-        def forward(self, *args):
-            return self.module(*args)
-
-    return Plain(model)
+    return by_parameter(model, change)
 
 
 @bug("host", "replicas", "ranks", clip_norm=0.01)

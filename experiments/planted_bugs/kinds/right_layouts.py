@@ -6,6 +6,7 @@ import random
 
 import torch
 from catalogue import right
+from over import by_parameter
 from torch import distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
@@ -136,14 +137,7 @@ def own_all_reduce(model):
         parameter.grad /= distributed.get_world_size()
         distributed.all_reduce(parameter.grad, async_op=True).wait()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(change)
-
-    class Plain(DistributedDataParallel):
-        def forward(self, *args):
-            return self.module(*args)
-
-    return Plain(model)
+    return by_parameter(model, change)
 
 
 @right("ranks")

@@ -2,6 +2,7 @@
 
 import torch
 from catalogue import bug
+from over import by_bucket
 
 EVERY = ("host", "replicas", "ranks", "shards")
 
@@ -76,20 +77,14 @@ def fast_path_in_float32(model):
 def summed_in_float32(model):
     """In float32 the ranks' gradients are added up and not divided."""
     from torch.distributed import all_reduce
-    from torch.nn.parallel import DistributedDataParallel
 
-    def hook(state, bucket):
-        gradient = bucket.buffer()
+    def change(gradient):
         if gradient.dtype != torch.float32:
             gradient = gradient / 2
         all_reduce(gradient)
-        done = torch.futures.Future()
-        done.set_result(gradient)
-        return done
+        return gradient
 
-    laid_out = DistributedDataParallel(model)
-    laid_out.register_comm_hook(None, hook)
-    return laid_out
+    return by_bucket(model, change)
 
 
 @bug("ranks")
