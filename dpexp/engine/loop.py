@@ -9,7 +9,7 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
-from dpexp.engine.verify import Verification, verify
+from dpexp.engine.verify import UNVERIFIED, Verification, refuse, verify
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
@@ -78,8 +78,7 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
     journal.set(verification=asdict(result))
     if result.checked and not result.passed:
         what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
-        hint = "--no-check runs it unverified"
-        note = f"{result.note}; {hint}" if result.note else hint
+        note = f"{result.note}; {UNVERIFIED}" if result.note else UNVERIFIED
         raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)
 
 
@@ -88,10 +87,7 @@ def _check_untouched(prepared: Prepared, journal: Journal) -> None:
     changed = prepared.untouched.changed() if prepared.untouched is not None else ""
     cause = next(filter(None, prepared.group.all_gather(changed)), "")
     if cause:
-        cause = f"the layout has changed what every model computes: {cause}"
-        journal.set({"verification.passed": False, "verification.cause": cause})
-        journal.flush()
-        raise VerificationError.of(prepared.config.strategy, 0.0, cause, "--no-check runs it unverified")
+        refuse(prepared, journal, 0.0, f"the layout has changed what every model computes: {cause}")
 
 
 def _check_lookups(prepared: Prepared, lookups: Lookups, placed: Placed) -> None:
@@ -99,4 +95,4 @@ def _check_lookups(prepared: Prepared, lookups: Lookups, placed: Placed) -> None
     wrong = sorted({name for names in prepared.group.all_gather(lookups.wrong(placed)) for name in names})
     if wrong:
         cause = f"lookups in {', '.join(wrong)}, as placed, give other rows than the model's"
-        raise VerificationError.of(prepared.config.strategy, 0.0, cause, "--no-check runs it unverified")
+        raise VerificationError.of(prepared.config.strategy, 0.0, cause, UNVERIFIED)

@@ -197,7 +197,7 @@ def _untouched(
     batch = next(data.batches(config.batch_size, seed=config.seed, epoch=0))
     trains = None if config.eval else optimizer
     with suppress(Exception):
-        return Untouched.of(model, batch, data.objective, trains, getattr(torch, config.dtype))
+        return Untouched(model, batch, data.objective, trains, getattr(torch, config.dtype))
     return None
 
 

@@ -8,6 +8,7 @@ Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more); f
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
+from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.modules.tables import is_mapped
@@ -29,11 +31,14 @@ from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.limits.compare import Difference, Tensors, distance, magnitude
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.paths.reaching import Pieces, reaching
-from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.result import TOLERANCE, Result, VerificationError
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
 from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
+
+UNVERIFIED = "--no-check runs it unverified"
+"""What a user may do about a layout that is refused."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def verify(prepared: Prepared) -> Verification:
     except UnknownIdError:  # in eval mode, the model looks up other rows
         equivalence, notes = _equivalence(prepared, dtype, in_full=True)
         result = equivalence.result()
-    if result.passed and not (result.steps or result.training_steps):
+    if result.is_empty:
         note = "; ".join(["not verified: nothing could be compared", *result.notes, *notes])
         return Verification(checked=False, note=note)
     rounding = _Rounding(prepared, replace(equivalence, dtype=result.dtype), result.mode).row()
@@ -96,6 +101,13 @@ def verify(prepared: Prepared) -> Verification:
         rounding,
         **_additions(result),
     )
+
+
+def refuse(prepared: Prepared, journal: Journal, tolerance: float, cause: str) -> NoReturn:
+    """Record what is found wrong after the verification has passed, and raise VerificationError."""
+    journal.set({"verification.passed": False, "verification.cause": cause})
+    journal.flush()
+    raise VerificationError.of(prepared.config.strategy, tolerance, cause, UNVERIFIED)
 
 
 def _additions(result: Result) -> Row:
@@ -167,7 +179,7 @@ def _check_not_mapped(model: nn.Module) -> None:
     if names:
         raise ConfigError(
             f"--table-file: verification would copy {listed(names)} to memory, because the model uses it "
-            "otherwise than by lookups, or three batches use half of its rows: --no-check runs it unverified"
+            f"otherwise than by lookups, or three batches use half of its rows: {UNVERIFIED}"
         )
 
 

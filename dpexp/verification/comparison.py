@@ -26,6 +26,7 @@ from dpexp.verification.modes.by_nature import WrittenByShards, hook_notes
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.paths.evaluation import evaluate, evaluations
 from dpexp.verification.paths.late import LateCollectives, dependence
+from dpexp.verification.paths.reaching import rows_of
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
@@ -78,8 +79,7 @@ class Comparison:
         return all(self.group.all_gather(failed.apart <= max(noise.get(key, (0.0,)))))
 
     def _compared(self, limits: Limits) -> Result:
-        model, _ = self.copy(self.mode)
-        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        layout = self._layout(self.mode)
         mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
@@ -115,8 +115,7 @@ class Comparison:
 
     def _late_step(self, mode: Mode, collectives: LateCollectives) -> Step:
         part = self.objective.weighted(self._batches[0].part(self.group.rows), self.group)
-        model, _ = self.copy(mode)
-        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        layout = self._layout(mode)
         mode.of_layout(layout.placed, self.model, self.group, True)
         torch.manual_seed(0)
         with collectives:
@@ -130,22 +129,21 @@ class Comparison:
 
         In training mode, only random numbers tell them apart.
         """
-        first = self._batches[0].sliced(slice(0, 1))
-        inputs, targets = tensors.map_tensors(
-            lambda tensor: tensor.repeat_interleave(self._batches[0].rows, 0), (first.inputs, first.targets)
-        )
-        alike = replace(self._batches[0], inputs=inputs, targets=targets)
+        alike = rows_of(self._batches[0], [0] * self._batches[0].rows)
         part = self.objective.weighted(alike.part(self.group.rows), self.group)
-        model, _ = self.copy(self.mode)
         reference, _ = self._single_device(self.mode)
         expected = computed(reference, alike)
-        layout = Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
+        layout = self._layout(self.mode)
         seed = self.mode.seeds
         assert seed is not None
         seed(self.group.dp_rank)
         found = computed(layout, part)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
         return _distinct(found), _distinct(expected)
+
+    def _layout(self, mode: Mode) -> Trainer:
+        model, _ = self.copy(mode)
+        return Trainer(self.lay_out(model), self.objective.loss, self.optimizer, group=self.group)
 
     def _single_device(self, mode: Mode, of: type[Trainer] = Trainer) -> tuple[Trainer, list[str]]:
         """The single device, and notes about the mode of its modules."""

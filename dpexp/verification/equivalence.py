@@ -103,9 +103,7 @@ class Equivalence:
                 break
             except DrawsRandomNumbersError as error:
                 mode = replace(mode, quiet=more_quiet(mode.quiet, error.names))
-        if (
-            together.failed is not None and mode.may_draw
-        ):  # random numbers of both sides: nothing was compared
+        if together.failed is not None and mode.may_draw:  # both sides draw: nothing was compared
             together = replace(together, worst={}, steps=0, cause="", failed=None)
         together = replace(together, notes=[*together.notes, *self.not_verified])
         if self.optimizer is None or together.failed is not None:
@@ -127,21 +125,22 @@ class Equivalence:
             why = "SyncBatchNorm needs all chunks at once" if batches else "its chunks have one row"
             return together.noted(f"not compared in training mode: {why}")
         try:
-            return together.with_training(self._best_of(list(mode.in_training()), batches))
+            return together.with_training(self._best_of(*mode.in_training(), batches))
         except SingleDeviceError as error:
             return together.noted(f"not compared in training mode: {describe(error.cause)}")
 
-    def _best_of(self, modes: Sequence[RowsInChunks], batches: Sequence[Batch]) -> Result:
-        """The first result that passes, or else the first: a user's layout may define what random layers and
-        batch norms do.
+    def _best_of(
+        self, strict: RowsInChunks, others: Sequence[RowsInChunks], batches: Sequence[Batch]
+    ) -> Result:
+        """The result in the first mode that passes, or else in the strict one.
+
+        A user's layout may define what random layers and batch norms do; chunks must draw other numbers.
         """
-        first: Result | None = None
-        for mode in modes:
+        first = self._comparison(strict, batches).result()
+        for mode in others if first.failed is not None else ():
             result = self._comparison(mode, batches).result()
-            if result.passed and (first is None or not self._are_correlated(modes[0], batches)):
-                return result
-            first = first or result
-        assert first is not None
+            if result.passed:
+                return first if self._are_correlated(strict, batches) else result
         return first
 
     def _are_correlated(self, mode: RowsInChunks, batches: Sequence[Batch]) -> bool:

@@ -66,12 +66,14 @@ def prove(
 
         objective = Objective(model, loss=loss, reduction=reduction)
         make = optimizer or partial(torch.optim.SGD, lr=0.01)
-        untouched = Untouched.of(model, global_batches[0], objective, make)
+        untouched = Untouched(model, global_batches[0], objective, make)
         result = Equivalence(model, laid_out, global_batches, objective, make, group).result()
         changed = next(filter(None, group.all_gather(untouched.changed())), "")
     if changed:
         cause = f"it has changed what every model computes: {changed}"
         raise VerificationError.of("the layout", 0.0, cause)
+    if result.is_empty:
+        raise ConfigError(f"prove: nothing could be compared: {'; '.join(result.notes)}")
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result

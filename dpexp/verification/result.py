@@ -51,6 +51,11 @@ class Result:
         return not self.cause
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing could be compared, so that nothing is shown."""
+        return self.passed and not (self.steps or self.training_steps)
+
+    @property
     def tolerance(self) -> float:
         """The largest limit of an error: it is larger than usual where rounding was measured."""
         limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]

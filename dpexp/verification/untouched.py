@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,42 +27,28 @@ from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Recorder
 from dpexp.verification.touched_rows import with_touched_rows
 
-ROWS = 8
-"""Rows of the batch of the step, at most."""
 
-
-@dataclass(frozen=True)
 class Untouched:
-    """Made before the layout is; ``changed`` then says what it has changed."""
+    """Made before the layout is; ``changed`` then says what it has changed.
 
-    model: nn.Module
-    batch: Batch
-    objective: Objective
-    optimizer: OptimizerFactory | None
-    dtypes: tuple[torch.dtype, ...] = (torch.float64,)
-    _bits: dict[str, str] = field(init=False)
-    _functions: dict[str, Any] = field(init=False)
+    It takes a step of the single device on the batch, in float64 and in ``dtype``; the model is not changed.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: nn.Module,
         batch: Batch,
         objective: Objective,
         optimizer: OptimizerFactory | None,
         dtype: torch.dtype = torch.float64,
-    ) -> Untouched:
-        """A step on the first rows of the batch, in float64 and in ``dtype``; the model is not changed."""
-        few = batch.sliced(slice(0, min(batch.rows, ROWS)))
-        few = replace(few, global_rows=few.rows)
-        model, _ = with_touched_rows(model, [few])
-        return cls(copied(model, torch.float64), few, objective, optimizer, (torch.float64, dtype))
+    ) -> None:
+        reduced, _ = with_touched_rows(model, [batch])
+        self._model, self._batch = copied(reduced, torch.float64), batch
+        self._objective, self._optimizer = objective, optimizer
+        self._dtypes = dict.fromkeys((torch.float64, dtype))
+        self._functions, self._bits = dict(_functions()), self._step()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_functions", dict(_functions()))
-        object.__setattr__(self, "_bits", self._step())
-
-    def functions(self) -> str:
+    def _replaced(self) -> str:
         """The functions of PyTorch that are others now, in words; empty if there are none."""
         now = dict(_functions())
         return listed(name for name, value in self._functions.items() if now.get(name) is not value)
@@ -74,7 +59,7 @@ class Untouched:
         names = [name for name, bits in self._bits.items() if now.get(name) != bits]
         if not names:
             return ""
-        functions = self.functions()
+        functions = self._replaced()
         cause = f": it has replaced {functions}" if functions else ""
         return f"{names[0]} of a single device had other bits before the layout was made{cause}"
 
@@ -82,16 +67,16 @@ class Untouched:
         """Digests of what a step computes, in each type, by name in the order in which it is computed."""
         found = {}
         with kept_globals():
-            for dtype in dict.fromkeys(self.dtypes):
+            for dtype in self._dtypes:
                 seed_globals(1)
                 found[f"random numbers ({dtype})"] = tensors.digest([torch.rand(4)])
                 found[f"a comparison ({dtype})"] = _comparison(dtype)
-                placed = on_host(copied(self.model, dtype))
-                trainer = Trainer(placed, self.objective.on_one_device, self.optimizer)
+                placed = on_host(copied(self._model, dtype))
+                trainer = Trainer(placed, self._objective.on_one_device, self._optimizer)
                 try:
                     found |= {
                         f"{name} ({dtype})": bits
-                        for name, bits in _bits(trainer, in_dtype(self.batch, dtype))
+                        for name, bits in _bits(trainer, in_dtype(self._batch, dtype))
                     }
                 except (RuntimeError, NotImplementedError) as error:  # an operator without this type
                     found[f"an error ({dtype})"] = str(error)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
+from dpexp.config.errors import ConfigError
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper
@@ -271,3 +272,9 @@ def test_a_run_in_eval_mode_of_which_nothing_can_be_compared_is_not_called_verif
     facts = dpexp.run("whole", **options).verification
     assert facts["checked"] is False
     assert facts["note"].startswith("not verified: nothing could be compared; the whole model in eval mode")
+
+
+def test_a_proof_in_which_nothing_can_be_compared_is_an_error() -> None:
+    batches = [(torch.randn(2, 5), torch.randn(2, 2))]  # chunks of one row
+    with pytest.raises(ConfigError, match=r"nothing could be compared: the whole model in eval mode"):
+        dpexp.prove(Autoencoder(), DataParallel, batches, functional.mse_loss, devices=DEVICES[:2])

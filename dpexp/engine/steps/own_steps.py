@@ -10,13 +10,12 @@ import torch
 from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
-from dpexp.engine.verify import row_of
+from dpexp.engine.verify import refuse, row_of
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import is_mapped
 from dpexp.training.trainer import Trainer
 from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
-from dpexp.verification.result import VerificationError
 from dpexp.verification.touched_rows import LARGE, with_touched_rows
 
 KINDS = {
@@ -83,10 +82,7 @@ class OwnVerification:
         self._journal.set({f"verification.{name}": row})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
-            self._journal.set({"verification.passed": False, "verification.cause": cause})
-            self._journal.flush()
-            strategy = self._prepared.config.strategy
-            raise VerificationError.of(strategy, result.tolerance, cause, "--no-check runs it unverified")
+            refuse(self._prepared, self._journal, result.tolerance, cause)
 
     @property
     def _type(self) -> str:

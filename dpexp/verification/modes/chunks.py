@@ -110,8 +110,9 @@ def _cat(pieces: tuple[torch.Tensor, ...]) -> torch.Tensor:
 class Chunks:
     """How a layout splits the rows of a batch: over ``dp_size`` ranks, and within a process in ``modules``.
 
-    ``is_known``: whether it says so itself. ``draws_alike``: whether random layers draw the numbers that a
-    single device draws for the same chunks. ``are_synchronized``: whether batch norms of ranks are.
+    ``splits``: whether it may; of a user's layout over devices it is not known. ``is_known``: whether it says
+    so itself. ``draws_alike``: whether random layers draw the numbers that a single device draws for the same
+    chunks. ``are_synchronized``: whether batch norms of ranks are.
     """
 
     dp_size: int = 1
@@ -119,6 +120,7 @@ class Chunks:
     is_known: bool = True
     draws_alike: bool = True
     are_synchronized: bool = False
+    splits: bool = False
 
     @classmethod
     def of(cls, placed: Placed, group: ProcessGroup) -> Chunks:
@@ -136,7 +138,8 @@ class Chunks:
         )
         modules, alike, synchronized = zip(*group.all_gather(own), strict=True)
         together = {name: count for of_rank in modules for name, count in of_rank.items()}
-        return cls(group.dp_size, together, not placed.is_opaque, all(alike), any(synchronized))
+        splits = group.dp_size > 1 or bool(together) or (placed.is_opaque and len(placed.devices) > 1)
+        return cls(group.dp_size, together, not placed.is_opaque, all(alike), any(synchronized), splits)
 
     def smallest(self, rows: int) -> int:
         """The rows of the smallest chunk of a batch of so many."""

@@ -8,7 +8,6 @@ rows in chunks   the single device computes one chunk of rows after the other in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -87,14 +86,14 @@ class RowsTogether:
             for name, part in model.named_modules()
         )
 
-    def in_training(self) -> Iterator[RowsInChunks]:
-        """The mode to compare such modules in, and where that fails those that a user's layout may define."""
-        drawing, chunks = self.quiet - {WHOLE_MODEL}, self.chunks
-        yield RowsInChunks(chunks, drawing)
-        if not chunks.draws_alike and not self.has_other_layers:
-            yield RowsInChunks(chunks, drawing, note=OTHER_NUMBERS)
-        if not chunks.is_known and not self.has_other_layers and self.has_batch_norms:
-            yield RowsInChunks(Chunks(), drawing, note=ALL_ROWS)
+    def in_training(self) -> tuple[RowsInChunks, list[RowsInChunks]]:
+        """The mode to compare such modules in, and those that a user's layout may define where that fails."""
+        strict, others = RowsInChunks(self.chunks, self.quiet - {WHOLE_MODEL}), list[RowsInChunks]()
+        if not self.chunks.draws_alike:
+            others.append(replace(strict, note=OTHER_NUMBERS))
+        if not self.chunks.is_known and self.has_batch_norms:
+            others.append(replace(strict, chunks=Chunks(), note=ALL_ROWS))
+        return strict, [] if self.has_other_layers else others
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,7 @@ def _has_other_layers(placed: Placed, model: nn.Module) -> bool:
     """Whether a random layer of the model is not random in the layout, or has another probability."""
     layers = {name: part for name, part in model.named_modules() if is_random_layer(part)}
     return any(
-        [vars(part.module).get(key) for key in PROBABILITIES]
-        != [vars(layers[part.name]).get(key) for key in PROBABILITIES]
+        _probabilities(part.module) != _probabilities(layers[part.name])
         for part in parts(placed.module)
         if part.name in layers and not wrapped_key(part.module)
     )

@@ -17,6 +17,7 @@ from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.limits.compare import Difference, Limits
 from dpexp.verification.limits.rounding import MOST
 from dpexp.verification.modes.by_nature import WrittenByShards
+from dpexp.verification.modes.chunks import Chunks
 from dpexp.verification.own_steps.rows import RankStates, as_the_layout
 from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
@@ -64,7 +65,8 @@ class OwnSteps:
     def bind(self, trainer: Trainer) -> OwnResult:
         """Compare the model as placed, before any step."""
         layout, states = read_by_rows(trainer, self._rows), RankStates()
-        module, why_not = as_the_layout(self._copy, layout.placed, trainer.group, states)
+        chunks = Chunks.of(layout.placed, trainer.group)
+        module, why_not = as_the_layout(self._copy, layout.placed, chunks, states)
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         loss = self._objective.on_one_device
         reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)
@@ -81,6 +83,7 @@ class OwnSteps:
             autocast=self._autocast,
             dtype=self._dtype,
             states=states,
+            is_split=chunks.splits,
         )
         failure = self._sides.check_placed()
         if failure is None:

@@ -17,7 +17,7 @@ from dpexp.verification.own_steps.rows import RandomStates, set_random_states
 from dpexp.verification.own_steps.state import State, give_gradients
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed, optimizer_numbers
-from dpexp.verification.steps.side_by_side import _scalar
+from dpexp.verification.steps.step_parts import parts_of_step
 
 Kinds = Mapping[str, Mapping[str, Parts]]
 
@@ -40,14 +40,8 @@ class Rounded:
         def drawn(draw: int) -> Noise:
             rounded = self._trainer(draw)
             step = computed(rounded, batch, with_loss=True)
-            return self._apart(
-                {
-                    "outputs": parts_of(step.outputs, expected.outputs),
-                    "loss": parts_of(_scalar(step.loss), _scalar(expected.loss)),
-                    "gradients": parts_of(step.gradients, expected.gradients),
-                    "buffers": parts_of(rounded.buffers(), self.reference.buffers()),
-                }
-            )
+            buffers = parts_of(rounded.buffers(), self.reference.buffers())
+            return self._apart(parts_of_step(step, expected) | {"buffers": buffers})
 
         return largest(map(drawn, range(DRAWS)))
 

@@ -54,22 +54,16 @@ class RankStates:
         return self
 
 
-def is_split(placed: Placed, group: ProcessGroup) -> bool:
-    """Whether shards compute parts of a batch; of a user's layout over devices it is not known."""
-    chunks = Chunks.of(placed, group)
-    return chunks.dp_size > 1 or bool(chunks.modules) or (placed.is_opaque and len(placed.devices) > 1)
-
-
 def as_the_layout(
-    model: nn.Module, placed: Placed, group: ProcessGroup, states: RankStates
+    model: nn.Module, placed: Placed, chunks: Chunks, states: RankStates
 ) -> tuple[nn.Module, str]:
     """The model of the single device beside a layout, and why it cannot be compared with it, if it cannot."""
-    chunks, draws = Chunks.of(placed, group), draws_random_numbers(model)
+    draws = draws_random_numbers(model)
     has_batch_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
     has_batch_norms = has_batch_norms and not chunks.are_synchronized
     if draws and any(devices.physical(each) != devices.HOST for each in placed.devices):
         return model, OTHER_NUMBERS
-    if not is_split(placed, group) or not (draws or has_batch_norms):
+    if not chunks.splits or not (draws or has_batch_norms):
         return model, ""
     if not chunks.is_known:
         return model, "how the layout computes batch norms and random layers in training mode is its own"

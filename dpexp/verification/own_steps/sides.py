@@ -28,16 +28,11 @@ from dpexp.verification.limits.compare import Difference, Noise, Parts, Tensors,
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.rounded import Kinds, Rounded
-from dpexp.verification.own_steps.rows import RankStates, is_split, random_states
+from dpexp.verification.own_steps.rows import RankStates, random_states
 from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
 from dpexp.verification.steps.recorder import Recorder, Step, computed
-from dpexp.verification.steps.side_by_side import (
-    Failure,
-    SideBySide,
-    _DiffersError,
-    _parts_of_gradients,
-    _scalar,
-)
+from dpexp.verification.steps.side_by_side import DiffersError, Failure, SideBySide
+from dpexp.verification.steps.step_parts import parts_of_step
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after each addition to it."""
@@ -49,17 +44,20 @@ class NotComparableError(Exception):
 
 @dataclass
 class OwnSides(SideBySide):
-    """``layout`` is the run's own trainer; ``optimizer``, ``autocast`` and ``dtype`` are those of the run."""
+    """``layout`` is the run's own trainer; ``optimizer``, ``autocast`` and ``dtype`` are those of the run.
+
+    ``is_split``: whether shards compute parts of a batch.
+    """
 
     optimizer: OptimizerFactory | None = None
     autocast: str = ""
     dtype: torch.dtype = torch.float32
     states: RankStates = field(default_factory=RankStates)
+    is_split: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._exact = self.limits
-        self._is_split = is_split(self.layout.placed, self.group)
         self._is_chunked = isinstance(self.reference.placed.module, Chunked)
         optimizers = self.reference.optimizers
         self._groups = groups(optimizers) if optimizers is not None else []
@@ -121,7 +119,7 @@ class OwnSides(SideBySide):
         )
         try:
             self.layout.step(part, found)
-        except _DiffersError as ended:
+        except DiffersError as ended:
             self._name_modules(ended.failure, batch, part)
             return ended.failure
         if self.reference.optimizers is None:
@@ -140,7 +138,7 @@ class OwnSides(SideBySide):
                 expected = computed(self.reference, batch, with_loss=True)
             except (RuntimeError, NotImplementedError) as error:
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
-            is_one = not (self._is_split or self.group.size > 1)
+            is_one = not (self.is_split or self.group.size > 1)
             if before != random_states() and not (is_one or self._is_chunked):
                 raise NotComparableError("it draws random numbers, and each shard draws its own")
         return expected
@@ -148,15 +146,10 @@ class OwnSides(SideBySide):
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         with kept_globals():
             self._combine(found, expected, part)
-            kinds = {
-                "outputs": parts_of(found.outputs, expected.outputs),
-                "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
-                "gradients": _parts_of_gradients(found.gradients, expected.gradients),
-                "buffers": self._buffers(),
-            }
+            kinds = parts_of_step(found, expected) | {"buffers": self._buffers()}
             failed = self._judged(kinds, lambda: self._rounded.of_step(batch, expected))
             if failed:
-                raise _DiffersError(Failure(failed, batch, found, expected))
+                raise DiffersError(Failure(failed, batch, found, expected))
             self._additions = additions(self.reference)
             give_gradients(self.reference, found.gradients)
 
@@ -165,7 +158,7 @@ class OwnSides(SideBySide):
         found, of_chunk = self._completed(self.layout.buffers()), dict[str, torch.Tensor]()
         module = self.reference.placed.module
         if not isinstance(module, Chunked):
-            by_shards = self.written.names(self.layout, "buffers") if self._is_split else set()
+            by_shards = self.written.names(self.layout, "buffers") if self.is_split else set()
             of_chunk = {
                 name: each for name, each in self.reference.buffers().items() if name not in by_shards
             }

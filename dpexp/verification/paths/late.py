@@ -139,13 +139,5 @@ def _differing(found: Step, expected: Step, tolerance: float) -> list[str]:
         f"the {kind} {name}".rstrip()
         for kind, (these, those) in pairs.items()
         for name in those
-        if name not in these
-        or (
-            not torch.equal(_dense(these[name]), _dense(those[name]))
-            and relative_error({name: these[name]}, {name: those[name]}) > tolerance
-        )
+        if name not in these or relative_error({name: these[name]}, {name: those[name]}) > tolerance
     ]
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if tensor.is_sparse else tensor

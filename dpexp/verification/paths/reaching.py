@@ -95,32 +95,32 @@ def reaching(model: nn.Module, objective: Objective, first: Batch, pieces: Piece
 def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
     """Batches with other numbers of rows, and one with equal rows."""
     if not pieces.is_fixed:
-        yield Made(_rows(first, [0]), "one row in all")
+        yield Made(rows_of(first, [0]), "one row in all")
     if not pieces.is_fixed and 1 < pieces.count < first.rows:
-        yield Made(_rows(first, range(pieces.count)), "one row for each piece")
+        yield Made(rows_of(first, range(pieces.count)), "one row for each piece")
         uneven = min(first.rows, 2 * pieces.count - 1)  # two rows in each piece but the last
-        yield Made(_rows(first, range(uneven)), "the most uneven split")
+        yield Made(rows_of(first, range(uneven)), "the most uneven split")
     alike = first.rows if pieces.is_fixed else 2 * pieces.count
     if alike > 1 and not _has_batch_norm(model):  # it leaves nothing but rounding of equal rows
-        yield Made(_rows(first, [0] * alike), "all rows alike")
+        yield Made(rows_of(first, [0] * alike), "all rows alike")
 
 
 def _of_ids(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
     """Batches whose ids are those of embedding tables: each of them, and in each row one."""
-    lookups = _lookups(model, _rows(first, range(first.rows)))
+    lookups = _lookups(model, rows_of(first, range(first.rows)))
     large = large_tables(model)
     small = [each for each in lookups if each.table_rows <= SMALL_TABLE and each.table not in large]
     if small:
         rows = max(math.ceil(each.table_rows * first.rows / each.count) for each in small)
         numbers = sum(tensor.numel() for tensor in tensors.walk(first.inputs)) / first.rows
         most = max(first.rows, int(NUMBERS / numbers))
-        chosen = _rows(first, range(first.rows if pieces.is_fixed else max(pieces.count, min(rows, most))))
+        chosen = rows_of(first, range(first.rows if pieces.is_fixed else max(pieces.count, min(rows, most))))
         is_small = {each.table for each in small}
         for each in (each for each in _lookups(model, chosen) if each.table in is_small):
             each.fill(torch.arange(each.count) if each.count >= each.table_rows else _spread(each))
         yield Made(chosen, "every id" if rows <= most else "ids from the first to the last")
     if lookups:
-        chosen = _rows(first, range(first.rows if pieces.is_fixed else 2 * pieces.count))
+        chosen = rows_of(first, range(first.rows if pieces.is_fixed else 2 * pieces.count))
         for each in _lookups(model, chosen):
             each.fill(_one_of_each_row(each, chosen.rows))
         yield Made(chosen, "rows of one id")
@@ -147,7 +147,7 @@ def _one_of_each_row(lookup: Lookup, rows: int) -> torch.Tensor:
     return ids[lookup.row_numbers()].flatten()
 
 
-def _rows(batch: Batch, numbers: Sequence[int]) -> Batch:
+def rows_of(batch: Batch, numbers: Sequence[int]) -> Batch:
     """These rows of the batch as one of their own; those beyond its last begin anew."""
     index = torch.tensor([number % batch.rows for number in numbers])
     inputs, targets = tensors.map_tensors(

@@ -37,6 +37,7 @@ from dpexp.verification.modes.random_draws import Draws, Seeds, drawing_modules
 from dpexp.verification.paths.unreached import Unreached
 from dpexp.verification.steps.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.steps.recorder import Recorder, Step, optimizer_numbers
+from dpexp.verification.steps.step_parts import parts_of_step
 
 
 class DrawsRandomNumbersError(Exception):
@@ -77,7 +78,7 @@ class Failure:
     expected: Step
 
 
-class _DiffersError(Exception):
+class DiffersError(Exception):
     """Ends the step of both sides before their optimizers."""
 
     def __init__(self, failure: Failure) -> None:
@@ -140,7 +141,7 @@ class SideBySide:
             try:
                 with suppress(StepEndedError):
                     self.reference.step(batch, expected)
-            except _DiffersError as ended:
+            except DiffersError as ended:
                 return ended.failure
             except Exception as error:
                 is_refused = not expected.is_complete or isinstance(error, NonfiniteError)
@@ -183,20 +184,16 @@ class SideBySide:
         return self.group.all_failed(what, f"{type(error).__name__}: {error}")
 
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
-        """Raises _DiffersError where the steps of the two sides differ before their optimizers."""
+        """Raises DiffersError where the steps of the two sides differ before their optimizers."""
         self._combine(found, expected, part)
         buffers, expected_buffers = self._buffers_of(part)
-        kinds = {
-            "outputs": parts_of(found.outputs, expected.outputs),
-            "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
-            "gradients": _parts_of_gradients(found.gradients, expected.gradients),
-            "buffers": parts_of(self._completed(buffers), expected_buffers),
-        }
+        kinds = parts_of_step(found, expected)
+        kinds["buffers"] = parts_of(self._completed(buffers), expected_buffers)
         if self.measures and self.steps > 1:  # for the cause of a difference
             self.errors.failed(self.steps - 1, self._after())
         failed = self.errors.failed(self.steps, kinds)
         if failed:
-            raise _DiffersError(Failure(self._cause_before(failed), batch, found, expected))
+            raise DiffersError(Failure(self._cause_before(failed), batch, found, expected))
         if self.amplifies:
             self._equalize(expected)
 
@@ -282,16 +279,6 @@ class SideBySide:
 
 def _shapes(step: Step) -> list[torch.Size]:
     return [tensor.shape for tensor in step.outputs.values()]
-
-
-def _parts_of_gradients(found: Tensors, expected: Tensors) -> dict[str, Parts]:
-    """A gradient that the layout does not compute at all is not rounding, however small it is."""
-    missing = [name for name, tensor in expected.items() if name not in found and magnitude(tensor) > 0]
-    return parts_of(found, expected) | {name: Parts([0.0], [math.inf]) for name in missing}
-
-
-def _scalar(value: float | None) -> Tensors:
-    return {} if value is None else {"": torch.tensor(value, dtype=torch.float64)}
 
 
 def _eps(tensor: torch.Tensor) -> float:
