@@ -125,13 +125,13 @@ def parts(found: torch.Tensor | None, expected: torch.Tensor | None) -> Parts:
 
 
 def _by_magnitude(found: torch.Tensor, expected: torch.Tensor) -> Parts:
-    counts = [torch.bincount(_powers(part), minlength=_POWERS) for part in _chunks(expected)]
-    starts = _starts(torch.stack(counts).sum(0))
+    powers = [_powers(part) for part in _chunks(expected)]
+    starts = _starts(torch.stack([torch.bincount(each, minlength=_POWERS) for each in powers]).sum(0))
     if len(starts) == 1:
         return Parts((magnitude(expected),), (distance(found, expected),))
     norms, apart = [0.0] * len(starts), [0.0] * len(starts)
-    for a, b in zip(_chunks(found), _chunks(expected), strict=True):
-        owners = torch.bucketize(_powers(b), torch.tensor(starts), right=True) - 1
+    for a, b, of_numbers in zip(_chunks(found), _chunks(expected), powers, strict=True):
+        owners = torch.bucketize(of_numbers, torch.tensor(starts), right=True) - 1
         difference = _difference(a, b)
         for part in range(len(starts)):
             chosen = owners == part
@@ -143,8 +143,8 @@ def _by_magnitude(found: torch.Tensor, expected: torch.Tensor) -> Parts:
 def _powers(part: torch.Tensor) -> torch.Tensor:
     """The power of two of each number, from 1 on; 0 for zeros and for what is not finite."""
     sizes = part.abs()
-    has_power = sizes.isfinite() & (sizes > 0)
-    return torch.where(has_power, torch.frexp(torch.where(has_power, sizes, 1.0)).exponent - _LOWEST, 0)
+    powers = torch.frexp(sizes).exponent - _LOWEST
+    return powers.masked_fill_(~sizes.isfinite() | (sizes == 0), 0)
 
 
 def _starts(counts: torch.Tensor) -> list[int]:
@@ -203,8 +203,10 @@ def _dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, t
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Zero where both are the same infinity, or NaN."""
-    same = (found == expected) | (found.isnan() & expected.isnan())
-    return (found - expected).masked_fill(same, 0)
+    difference = found - expected
+    if bool(difference.isfinite().all()):
+        return difference
+    return difference.masked_fill_((found == expected) | (found.isnan() & expected.isnan()), 0)
 
 
 def _finite_norm(part: torch.Tensor) -> float:

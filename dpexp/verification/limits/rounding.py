@@ -57,8 +57,9 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
             return tensor
-        noise = torch.rand(tensor.shape, generator=self._rng, dtype=torch.float64) * 2 - 1
-        return (tensor * (1 + torch.finfo(tensor.dtype).eps * noise)).to(tensor.dtype)
+        factor = torch.rand(tensor.shape, generator=self._rng, dtype=torch.float64)
+        factor.mul_(2).sub_(1).mul_(torch.finfo(tensor.dtype).eps).add_(1)
+        return (tensor * factor).to(tensor.dtype)
 
 
 def _is_written(argument: Any) -> bool:

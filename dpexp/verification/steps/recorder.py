@@ -79,7 +79,8 @@ class Recorder(StepObserver):
 
     def _end(self) -> None:
         self.is_complete = True
-        self._then()
+        then, self._then = self._then, _nothing  # which may refer to this recorder, and so keep the step
+        then()
 
     def _versions_now(self) -> dict[str, int]:
         """A number for each parameter, which changes when something writes to it."""
@@ -118,6 +119,10 @@ def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
 
 def _end_step() -> None:
     raise StepEndedError
+
+
+def _nothing() -> None:
+    """What comes after a step that has ended."""
 
 
 def _append(names: list[str], name: str, _: torch.Tensor) -> None:
