@@ -28,6 +28,12 @@ def _tolerance(record: Record) -> None:
     record.verification |= {"gradient_error": 0.3, "tolerance": 1.0}
 
 
+def _explained(record: Record) -> None:
+    """With a note that derives the tolerance from a measurement."""
+    measured = "a single device differs from itself by 1.0e-06, and the limit is 1.0e-05"
+    record.verification |= {"gradient_error": 1e-6, "tolerance": 1e-5, "note": measured, "worst": None}
+
+
 def _rounding(record: Record) -> None:
     record.verification |= {"gradient_error": 0.3, "rounding": {"passed": True}}
 
@@ -156,7 +162,8 @@ def test_reproduce_finds_what_is_forged(honest: Record) -> None:
         (_traffic, "shapes"),
         (lambda record: record.memory_use[0].update(gradients=1, activations=1), "memory of a step"),
         (lambda record: record.verification.update(steps=300), "limit of errors"),
-        (lambda record: record.verification.update(tolerance=1e-5, note="measured"), "limit of errors"),
+        (_explained, "limit of errors"),
+        (lambda record: record.verification["last_step"].update(tolerance=9e-4), "limit of errors"),
     ],
 )
 def test_reproduce_finds_what_no_other_key_gives(

@@ -4,6 +4,7 @@ A further comparison that a Record holds is one more row of ``SECTIONS``.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,10 @@ _EPSILON = 2.0**-23
 """That of float32: what may be added where a single device has no error."""
 _SINGLE = "single_"
 """Before the error of a single device that computes as the run does."""
+_NUMBER = r"(\d\.\de[-+]\d+)"
+_MEASURED = re.compile(f"differs from itself by {_NUMBER}, and the limit is (?:cut to )?{_NUMBER}")
+_MARGIN, _TWO_DIGITS = 10, 1.06
+"""A limit is so many times what is measured; a number of two digits may stand for one so much larger."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,16 @@ class Section:
             return SHORT
         return TOLERANCES.get(dtype)
 
+    def may_have(self, record: Record, dtype: str) -> bool:
+        """Whether the comparison is in this type: a run's own steps in the run's, others in float64.
+
+        Some devices have no float64, and of some models the note says that they do not compute in it.
+        """
+        if self.is_own:
+            return dtype == record.config.get("dtype")
+        has_mps = dtype == "float32" and any(each.startswith("mps") for each in record.devices["used"])
+        return dtype == "float64" or has_mps or f"compared in torch.{dtype}" in _note(self.of(record))
+
 
 _EXACT = ("float64", "float32")
 SECTIONS = (
@@ -68,12 +83,25 @@ def _errors(record: Record) -> Iterator[str]:
         allowed = section.allowed(record, dtype)
         if allowed is None:
             yield f"{section.name}.dtype is {dtype}, in which nothing is compared"
+        elif not section.may_have(record, dtype):
+            yield f"{section.name}.dtype is {dtype}, and neither the run nor a note says why"
         elif not isinstance(limit, float | int) or not 0 <= limit <= allowed.most:
             yield f"{section.name}.tolerance is {limit}, not at most {allowed.most}, the largest in {dtype}"
-        elif limit > allowed.beside and not found.get("note"):
-            yield f"{section.name}.tolerance is {limit}, and no note says what rounding was measured"
+        elif not section.is_own and not limit <= max(allowed.usual, _measured(found)):
+            yield f"{section.name}.tolerance is {limit}, and no note says that so much rounding was measured"
         else:
             yield from _larger(section.name, found, limit)
+
+
+def _measured(section: Row) -> float:
+    """The largest tolerance that the note derives from a measured rounding; 0.0 without any."""
+    found = ((float(rounding), float(limit)) for rounding, limit in _MEASURED.findall(_note(section)))
+    limits = (limit for rounding, limit in found if limit <= _MARGIN * _TWO_DIGITS**2 * rounding)
+    return _TWO_DIGITS * max(limits, default=0.0)
+
+
+def _note(section: Row) -> str:
+    return str(section.get("note") or "")
 
 
 def _larger(name: str, section: Row, limit: float) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpexp.record.consistency.tolerances import TOLERANCES
+from dpexp.record.consistency.proof import SECTIONS, Section
 from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -56,18 +56,28 @@ def verdict(record: Record) -> Row:
 
 
 def limits(then: Record, now: Record) -> Check:
-    """A limit that was measured then is again of this size, and as many steps are verified."""
+    """Limits that were measured then are again of this size, and as many steps are verified."""
     what, (before, after) = "limit of errors", (then.verification, now.verification)
-    limit, limit_now = before.get("tolerance"), after.get("tolerance")
-    known = TOLERANCES.get(str(before.get("dtype")))
-    if limit is None or limit_now is None or known is None:
+    if before.get("tolerance") is None or after.get("tolerance") is None:
         return Check(what, None, False, "not recorded")
-    if limit > max(known.usual or 0.0, TIMES_ROUNDING * limit_now):
-        return Check(what, False, True, f"{limit:g} then, {limit_now:g} now")
+    raised = [text for section in SECTIONS if (text := _raised(section, then, now))]
+    if raised:
+        return Check(what, False, True, "; ".join(raised))
     steps, steps_now = before.get("steps") or 0, after.get("steps") or 0
     if steps > steps_now:
         return Check(what, False, True, f"{steps} steps verified then, {steps_now} now")
-    return Check(what, True, True, f"{limit:g} in {steps or 'some'} steps")
+    return Check(what, True, True, f"{before['tolerance']:g} in {steps or 'some'} steps")
+
+
+def _raised(section: Section, then: Record, now: Record) -> str:
+    """What the limit of a section was, if that is far larger than now; empty if it is not."""
+    before, after = section.of(then), section.of(now)
+    known = section.allowed(then, str(before.get("dtype")))
+    limit, limit_now = before.get("tolerance"), after.get("tolerance")
+    if known is None or limit is None or limit_now is None:
+        return ""
+    is_raised = limit > max(known.usual, TIMES_ROUNDING * limit_now)
+    return f"{section.name}: {limit:g} then, {limit_now:g} now" if is_raised else ""
 
 
 def work(then: Record, now: Record, is_required: bool) -> Check:

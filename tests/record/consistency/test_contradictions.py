@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,18 @@ import torch
 from command_lines import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_models import Routed, Scan
 from record_factory import hybrid, whole
 
-from dpexp.config.run_config import config_digest
+from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.consistency.proof import SECTIONS
 from dpexp.record.consistency.tolerances import TOLERANCES
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record, Row
 from dpexp.study.experiment.records import read_record
-from dpexp.verification.limits.compare import BITS, NEAR
 from dpexp.verification.limits.rounding import MOST
 from dpexp.verification.own_steps.own_steps import base_tolerance
 from dpexp.verification.result import TOLERANCE
@@ -37,10 +40,10 @@ def test_the_tolerances_are_those_of_verification() -> None:
     of_verification = {str(dtype).removeprefix("torch."): most for dtype, most in MOST.items()}
     assert {name: tolerance.most for name, tolerance in TOLERANCES.items()} == of_verification
     usual = {str(dtype).removeprefix("torch."): least for dtype, least in TOLERANCE.items()}
-    assert {name: t.usual for name, t in TOLERANCES.items() if t.usual is not None} == usual
-    for name, tolerance in TOLERANCES.items():
-        beside = BITS * torch.finfo(getattr(torch, name)).eps * NEAR
-        assert min(beside, tolerance.most) <= tolerance.beside <= tolerance.most
+    assert {name: t.usual for name, t in TOLERANCES.items()} == {
+        **usual,
+        "bfloat16": torch.finfo(torch.bfloat16).eps,
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -56,7 +59,7 @@ def test_the_tolerances_of_own_steps_are_those_of_verification(
     own = next(section for section in SECTIONS if section.is_own)
     allowed = own.allowed(record, dtype)
     assert allowed is not None
-    assert tolerance <= allowed.beside
+    assert tolerance <= allowed.usual
     assert most <= allowed.most
 
 
@@ -148,18 +151,53 @@ def test_a_forged_share_contradicts_the_record(probed: Record) -> None:
     assert found.startswith("summary.stages.lookup_share is 0.99, but its samples give 0.00")
 
 
-def raised(record: Record, tolerance: float, note: str = "") -> list[str]:
-    record.verification |= {"tolerance": tolerance, "note": note}
-    return contradictions(record)
+def raised(record: Record, tolerance: float, note: str = "", dtype: str = "float64") -> str:
+    record.verification |= {"tolerance": tolerance, "note": note, "dtype": dtype}
+    return "; ".join(contradictions(record))
 
 
-def test_a_tolerance_is_its_constant_or_one_that_was_measured() -> None:
-    assert raised(whole(2), 1e-12) == []
-    (found,) = raised(whole(2), 1e-5)
-    assert found == "verification.tolerance is 1e-05, and no note says what rounding was measured"
-    assert raised(whole(2), 1e-5, "a single device differs from itself by 1.0e-06") == []
-    (found,) = raised(whole(2), 1e-3, "so it was measured")
-    assert found == "verification.tolerance is 0.001, not at most 0.0001, the largest in float64"
+def measured(rounding: float, limit: str) -> str:
+    return f"why; a single device differs from itself by {rounding:.1e}, and the limit is {limit}: smaller"
+
+
+def test_a_tolerance_is_its_constant_or_one_that_the_note_derives_from_a_measurement() -> None:
+    assert raised(whole(2), 1e-12) == ""
+    for limit in (1.1e-12, 1e-6):
+        unexplained = (
+            f"verification.tolerance is {limit}, and no note says that so much rounding was measured"
+        )
+        assert raised(whole(2), limit) == unexplained
+        assert raised(whole(2), limit, "the limit is 1.0e-05, as measured") == unexplained
+        assert raised(whole(2), limit, measured(limit / 10, f"{limit:.1e}")) == ""
+        assert raised(whole(2), 1.2 * limit, measured(limit / 10, f"{limit:.1e}")) != ""
+        assert raised(whole(2), limit, measured(limit / 20, f"{limit:.1e}")) != ""
+    assert raised(whole(2), 1e-4, measured(1e-3, "cut to 1.0e-04")) == ""
+    assert (
+        raised(whole(2), 1e-3, measured(1e-4, "1.0e-03"))
+        == "verification.tolerance is 0.001, not at most 0.0001, the largest in float64"
+    )
+
+
+@pytest.mark.parametrize("make", [Scan, Routed])
+def test_a_limit_that_a_run_has_measured_contradicts_nothing(make: type[torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    prepared, record = prepare(RunConfig("whole", virtual=2)), whole(2)
+    prepared.model = make()
+    record.verification = asdict(verify(prepared))
+    assert "the limit is" in record.verification["note"]
+    assert contradictions(record) == []
+
+
+def test_the_type_of_a_comparison_is_the_run_s_or_one_that_a_note_gives_reasons_for() -> None:
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2.0**-7)):
+        said = f"verification.dtype is {dtype}, and neither the run nor a note says why"
+        assert raised(whole(2), tolerance, dtype=dtype) == said
+        assert raised(whole(2), tolerance, f"compared in torch.{dtype}, since …", dtype) == ""
+    on_mps = whole(2, devices={"requested": ["mps:0"], "used": ["mps:0"], "output": "mps:0"})
+    assert "verification.dtype" not in raised(on_mps, 1e-5, dtype="float32")
+    record = whole(2)
+    record.verification["first_steps"] = {"dtype": "bfloat16", "steps": 4, "passed": True, "tolerance": 0.03}
+    assert "verification.first_steps.dtype is bfloat16" in "; ".join(contradictions(record))
 
 
 RECORDS = (whole(2), hybrid())
