@@ -8,9 +8,11 @@ stand for the accelerators, so a machine without any can check ``--devices cuda:
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dpexp import devices
-from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.batch import Batch
@@ -160,7 +162,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
         fake = copy.deepcopy(prepared.model)
     fake_batches = [_without_data(batch, mode) for batch in batches]
     note, work = "", Row()
-    with mode, devices.prediction():
+    with mode, devices.prediction(), _without_the_log_of_failures():
         placed = portable.place(fake, virtual, Timer())
         try:
             shapes = observe(placed, fake_batches, prepared.data.loss, gradients=not config.eval)
@@ -168,15 +170,28 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
             message = _mixed_devices(error, names)
-            if not message:
-                raise
-            raise PlacementError(message) from error
+            if message:
+                raise PlacementError(message) from error
+            # it need not be true of the run: without data, PyTorch's _grouped_mm takes bfloat16 alone
+            note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
         if with_work and not note:
             work = predicted_work(placed, fake_batches[0], prepared.data.loss, trains=not config.eval)
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
         shapes = observe(placed, batches, prepared.data.loss, gradients=not config.eval)
     return replace(_renamed(placed, shapes, names, note), work=work)
+
+
+@contextmanager
+def _without_the_log_of_failures() -> Iterator[None]:
+    """FakeTensorMode logs the traceback of each operation that fails, before it raises the error."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _without_data(batch: Batch, mode: FakeTensorMode) -> Batch:

@@ -83,6 +83,30 @@ def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_repor
     assert predicted.shapes == observe(placed, batches, prepared.data.loss, gradients=True)
 
 
+def test_an_operation_that_fails_without_data_only_refuses_no_layout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "doubling.py"
+    source.write_text(
+        "import torch\n"
+        "@torch.library.custom_op('dpexp_test::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+        "twice.register_autograd(lambda ctx, grad: grad * 2)\n"
+        "class Twice(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return twice(super().forward(x))\n"
+        "def build():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(5, 4), Twice(4, 2))\n"
+    )
+    config = RunConfig("place", model=f"{source}:build", virtual=2, options={"place": ["1=cpu:1"]})
+    prepared = prepare(config)
+    predicted = predict(prepared, [next(prepared.batches(0))])
+    assert "on tensors without data: real batches ran" in predicted.note
+    assert [row["device"] for row in predicted.device_map] == ["cpu:0"] * 2 + ["cpu:1"] * 2
+    assert "Traceback" not in capfd.readouterr().err  # FakeTensorMode would log the error that is no error
+
+
 PLANNED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("single", {}, ["cuda:0"]),
     ("whole", {"output_device": "cuda:1"}, ["cuda:0", "cuda:1"]),
