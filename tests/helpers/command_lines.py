@@ -192,7 +192,12 @@ def script(name: str, *words: object, **environment: str) -> subprocess.Complete
 
 
 def run_forked(
-    args: Sequence[str], *, input: str, env: Mapping[str, str], **_: object
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    input: str = "",
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    **_: object,
 ) -> subprocess.CompletedProcess[str]:
     """What ``subprocess.run`` of ``python WORDS`` does for a text as stdin, in a forked process."""
     assert args[0] == sys.executable
@@ -203,6 +208,8 @@ def run_forked(
         command.stdin.close()
     out, err = wait(command)
     assert command.returncode is not None
+    if not isinstance(stdout, int):
+        stdout.write(out.encode())
     return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 

@@ -34,14 +34,18 @@ while name in ("slow", "fragile") and not (here / "mended").exists():
 record = Record(run_id=new_run_id(), name=name, status="finished", parent=os.environ["DPEXP_PARENT"])
 record.steps = {"time_ms": [1.0, 1.1, 0.9], "loss": [1.0] * 3, "samples": [30] * 3}
 summarize(record)
-print(record.to_json())
+print(record.to_json(), flush=True)
+with open(here / "printed", "a") as file:
+    file.write(name + chr(10))
+while name == "lingers" and not (here / "mended").exists():
+    time.sleep(0.05)
 """
 
 
 def experiment(folder: Path, waits: str = "slow") -> Experiment:
-    """Cells ``quick``, ``single``, and one that until the file «mended» exists is ``slow`` or ``fragile``.
+    """Cells ``quick``, ``single``, and one that is disturbed until the file «mended» exists; in two rounds.
 
-    In two rounds; ``fragile`` is killed.
+    ``slow`` waits before it prints its Record, ``lingers`` afterwards, and ``fragile`` is killed.
     """
     folder.mkdir()
     (folder / "config.py").write_text(CONFIG.format(waits=waits))
@@ -49,7 +53,7 @@ def experiment(folder: Path, waits: str = "slow") -> Experiment:
     return load_experiment(folder)
 
 
-def started(of: Experiment) -> list[str]:
-    """The cells of the programs that have started, in their order."""
-    path = of.folder / "started"
+def started(of: Experiment, event: str = "started") -> list[str]:
+    """The cells of the programs that have started, or ``printed``, in their order."""
+    path = of.folder / event
     return path.read_text().split() if path.is_file() else []

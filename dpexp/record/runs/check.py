@@ -3,6 +3,7 @@
 ``dpexp.tracking.delivery.check`` compares them with what the MLflow store holds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 from dpexp.record import json_text
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, is_open
 from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.record import JournalError, Record
+from dpexp.record.runs import sweep_records
 
 WRITE_AGAIN = "write it again from the journal"
+OF_RUN = "write it again from the journal of its run, if that is here"
 _BY_VERSION = ("summary", "damage")
 """Keys of a Record that another version of dpexp may have computed otherwise; a summary may not be wrong."""
 
@@ -54,7 +57,17 @@ def record_problems(folder: Path) -> list[Problem]:
         found.append(Problem(folder.name, "record", f"{RECORD}: {wrong}", WRITE_AGAIN))
     if not record.damage:  # what is lost contradicts what is left
         found += [Problem(folder.name, "contradiction", text) for text in contradictions(record)]
-    return found
+    return [*found, *_sweep_problems(folder, record)]
+
+
+def _sweep_problems(folder: Path, record: Record) -> Iterator[Problem]:
+    """What is wrong with the Records that a sweep has of its runs."""
+    if record.strategy == SWEEP_STRATEGY:
+        for name, text in sweep_records.wrong_records(folder).items():
+            yield Problem(folder.name, "record", f"{sweep_records.RECORDS}/{name}.json: {text}", OF_RUN)
+    elif sweep_records.is_of_earlier_run(folder, record):
+        what = f"sweep {record.parent} has the Record of an earlier run {record.name}"
+        yield Problem(folder.name, "record", what, OF_RUN)
 
 
 def _derived(path: Path, record: Record, made_from: dict[str, Any]) -> str:
@@ -77,6 +90,12 @@ def _derived(path: Path, record: Record, made_from: dict[str, Any]) -> str:
 
 
 def repair_record(folder: Path, found: list[Problem]) -> None:
-    """Write the Record again if it is wrong. Raises JournalError."""
+    """Write the Records again that are wrong. Raises JournalError."""
     if any(problem.repair == WRITE_AGAIN for problem in found):
         finish(folder / JOURNAL)
+    if any(problem.repair == OF_RUN for problem in found):
+        record = fold(folder / JOURNAL)
+        if record.strategy == SWEEP_STRATEGY:
+            sweep_records.mend(folder, sweep_records.wrong_records(folder))
+        else:
+            sweep_records.write_record(folder.with_name(record.parent), record.name, folder / JOURNAL)

@@ -28,10 +28,11 @@ from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Row
+from dpexp.record.runs.sweep_records import RECORDS
 from dpexp.study.experiment.figure_kinds import ExperimentFigure
 from dpexp.study.experiment.records import RunsByCell, measured_runs
 
-CONFIG, README, RECORDS = "config.py", "README.md", "records"
+CONFIG, README = "config.py", "README.md"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

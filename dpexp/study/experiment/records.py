@@ -11,9 +11,10 @@ from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record import json_text
 from dpexp.record.figures.step_times import speed_up
 from dpexp.record.record import Record, Row
+from dpexp.record.runs import sweep_records
 from dpexp.record.view import RecordView
 
-SWEEP, CHECKSUMS = "sweep.json", "SHA256SUMS"
+SWEEP, CHECKSUMS = f"{sweep_records.OF_SWEEP}.json", "SHA256SUMS"
 BALANCED = "balanced"
 """The ``order`` of a sweep's rounds; those of older versions of dpexp were in random order."""
 

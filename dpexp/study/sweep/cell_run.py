@@ -12,15 +12,17 @@ from pathlib import Path
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.record.journal.durable import write_atomically
+from dpexp.record.journal.durable import make_folder
 from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.begin import PARENT
 from dpexp.record.runs.index import folders
+from dpexp.record.runs.sweep_records import PROGRAMS, write_program, write_record
 from dpexp.report.commands import command_of
-from dpexp.study.experiment.experiment import RECORDS, Experiment
-from dpexp.study.experiment.records import PlannedRun
-from dpexp.study.sweep.child_run import ChildRun, run_command, run_in_child
+from dpexp.study.experiment.experiment import Experiment
+from dpexp.study.experiment.records import PlannedRun, parse_record
+from dpexp.study.sweep.child_run import run_in_child, run_program
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,38 @@ def run_cell(
     """Run a cell in a child process, which inherits ``held``, and keep its Record in the sweep's folder."""
     started = time.time()
     clock = time.perf_counter()
-    child = _run(experiment, planned, sweep, held)
-    wall_s = time.perf_counter() - clock
-    record = child.record or _recorded_since(started, planned, sweep)
-    if record is not None:
-        keep_record(sweep, planned.name, record)
-    return CompletedRun(planned, record, wall_s, child.error)
-
-
-def keep_record(sweep: Path, name: str, record: Record) -> None:
-    """Write the Record of a run of this name into the sweep's folder."""
-    write_atomically(sweep / RECORDS / f"{name}.json", record.to_json().encode(), private=False)
-
-
-def _run(experiment: Experiment, planned: PlannedRun, sweep: Path, held: Sequence[int]) -> ChildRun:
     run, environ = experiment.runs[planned.cell], {PARENT: sweep.name}
     if isinstance(run, RunConfig):
         config = replace(run, experiment=experiment.name, run_name=planned.name, track=False)
-        return run_in_child(_resumed(config, sweep).to_dict(), environ, held=held)
-    command = [sys.executable, str(experiment.folder / run.file), *run.arguments]
-    return run_command(command, environ, held=held)
+        child = run_in_child(_resumed(config, sweep).to_dict(), environ, held=held)
+        record, error = child.record or _recorded_since(started, planned, sweep), child.error
+    else:
+        command = [sys.executable, str(experiment.folder / run.file), *run.arguments]
+        error = run_program(command, environ, _output(sweep, planned.name), held)
+        record = keep_output(sweep, planned.name)
+    wall_s = time.perf_counter() - clock
+    if record is not None and isinstance(run, RunConfig):
+        record = write_record(sweep, planned.name, sweep.with_name(record.run_id) / JOURNAL)
+    return CompletedRun(planned, record, wall_s, error)
+
+
+def keep_output(sweep: Path, name: str) -> Record | None:
+    """Keep the Record that a program has printed; None where there is none, or it is not complete.
+
+    The file with the output needs no process to read it: what a program prints stays when the sweep dies.
+    """
+    try:
+        printed = parse_record(_output(sweep, name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    record = write_program(sweep, name, printed)
+    _output(sweep, name).unlink(missing_ok=True)
+    return record
+
+
+def _output(sweep: Path, name: str) -> Path:
+    make_folder(sweep / PROGRAMS, exist_ok=True)
+    return sweep / PROGRAMS / f"{name}.out"
 
 
 def _resumed(config: RunConfig, sweep: Path) -> RunConfig:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from dpexp.config.process import ROOT, c_library, end_with_parent, python_path
+from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
 from dpexp.study.experiment.records import parse_record
@@ -66,15 +68,28 @@ def run_command(
     return ChildRun(record, _error(done))
 
 
+def run_program(
+    command: Sequence[str], environ: Mapping[str, str], output: Path, held: Sequence[int] = ()
+) -> str:
+    """Run a command that prints into a file; returns its error, empty for exit code 0."""
+    with open(output, "wb", opener=private_opener) as file:
+        return _error(run_process(command, env=os.environ | dict(environ), held=held, stdout=file))
+
+
 def run_process(
-    command: Sequence[str], *, input: str, env: Mapping[str, str], held: Sequence[int] = ()
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    input: str = "",
+    held: Sequence[int] = (),
+    stdout: int | BinaryIO = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run a process to its end. It is terminated when this one ends, or is interrupted, which then waits."""
     c_library()
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env=env,

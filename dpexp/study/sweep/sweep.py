@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
-from dpexp.record.journal.durable import write_atomically
+from dpexp.record.journal.durable import make_folder, write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
-from dpexp.record.record import JournalError, new_run_id
-from dpexp.record.runs.index import folders, summaries
-from dpexp.record.runs.stored_record import RecordReader
+from dpexp.record.record import new_run_id
+from dpexp.record.runs import sweep_records
+from dpexp.record.runs.index import summaries
 from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import RECORDS, ClaimOutcome, Experiment
+from dpexp.study.experiment.experiment import ClaimOutcome, Experiment
 from dpexp.study.experiment.records import (
     CHECKSUMS,
     SWEEP,
@@ -42,7 +42,7 @@ from dpexp.study.experiment.records import (
     speed_ups,
 )
 from dpexp.study.reproduce.foreign_records import changed_files
-from dpexp.study.sweep.cell_run import CompletedRun, keep_record, run_cell
+from dpexp.study.sweep.cell_run import CompletedRun, keep_output, run_cell
 from dpexp.study.sweep.cells_lock import cells_lock
 from dpexp.study.sweep.order import balanced_rounds
 from dpexp.study.sweep.sweep_journal import name_of, parent_journal
@@ -77,7 +77,7 @@ class Sweep:
     def __init__(self, experiment: Experiment, folder: Path, limit: int | None = None) -> None:
         self.experiment = experiment
         self.folder = folder
-        self.records = folder / RECORDS
+        self.records = folder / sweep_records.RECORDS
         self.limit = limit
 
     @classmethod
@@ -101,28 +101,23 @@ class Sweep:
     def missing(self, planned: list[PlannedRun]) -> list[PlannedRun]:
         """The runs that have not finished. Of those that have, the sweep now has the Record.
 
+        It may have died before it had, and what it has may be damaged.
         Raises ConfigError if RUNS, or a file that it names, has changed since the sweep.
         """
-        missing = [run for run in planned if not self._has_finished(run)]
-        if missing and self.records.exists():
-            self._collect({run.name for run in missing})
-        return [run for run in missing if not self._has_finished(run)]
-
-    def _collect(self, names: set[str]) -> None:
-        """Keep the Records of finished runs of these names: the sweep may have died before it did."""
-        reader = RecordReader()
-        for folder in folders(self.folder.parent):
-            with suppress(JournalError):  # of another run, which `runs.py list` names
-                record = reader.read(folder)
-                is_of_sweep = record.parent == self.folder.name and record.name in names
-                if is_of_sweep and record.status == "finished":
-                    keep_record(self.folder, record.name, load(folder))
+        if self.records.exists():
+            wrong = {*sweep_records.wrong_records(self.folder)}
+            lacking = {run.name for run in planned if run.name in wrong or not self._has_finished(run)}
+            for name in lacking:
+                keep_output(self.folder, name)
+            left = sweep_records.mend(self.folder, lacking | wrong)
+            sweep_records.set_aside(self.folder, left & wrong)
+        return [run for run in planned if not self._has_finished(run)]
 
     def _has_finished(self, planned: PlannedRun) -> bool:
         path = self.records / f"{planned.name}.json"
         try:
             record = read_record(path)
-        except ConfigError:  # there is none, or it is damaged: that of the run itself counts
+        except ConfigError:  # there is none
             return False
         if changed := self.experiment.changed_fields(planned.cell, record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
@@ -148,7 +143,7 @@ class Sweep:
             parent_journal(self.folder, self.experiment, self.limit, track=track) as journal,
             closing((way or Sweep.here)(self, planned)) as results,
         ):
-            self.records.mkdir(exist_ok=True)
+            make_folder(self.records, exist_ok=True)
             for result in results:
                 completed.append(result)
                 done = sum(run.finished for run in completed)
@@ -211,7 +206,8 @@ class Sweep:
             shutil.rmtree(target)
         target.mkdir(parents=True)
         for name in (*(f"{run.name}.json" for run in planned), SWEEP):
-            shutil.copyfile(self.records / name, target / name)
+            record = read_record(self.records / name)
+            write_atomically(target / name, record.to_json().encode(), private=False)
         write_atomically(target / CHECKSUMS, checksums(target).encode(), private=False)
         return target
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, text_of
 from dpexp.engine.facts.environment import environment
-from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
 from dpexp.record.record import Row, now
-from dpexp.study.experiment.experiment import RECORDS, Experiment
+from dpexp.record.runs.sweep_records import OF_SWEEP, RECORDS, write_record
+from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import BALANCED, SWEEP
 
 
@@ -44,6 +44,7 @@ def parent_journal(
     earlier = load(folder) if folder.exists() else None
     try:
         with Journal.reopen(folder) if earlier else _new(folder, experiment, limit) as journal:
+            (folder / RECORDS / SWEEP).unlink(missing_ok=True)
             journal.set({"status": "running", "ended": None, "error": None, "config.track": track})
             journal.flush()
             end: Row = {"status": "killed"}
@@ -82,4 +83,5 @@ def _new(folder: Path, experiment: Experiment, limit: int | None) -> Journal:
 
 
 def _write_record(folder: Path, journal: Journal) -> None:
-    write_atomically(folder / RECORDS / SWEEP, finish(journal.path).to_json().encode(), private=False)
+    finish(journal.path)
+    write_record(folder, OF_SWEEP, journal.path)

@@ -23,6 +23,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import Journal
+from dpexp.record.journal.seal import seal
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import PlannedRun, measured_runs
 from dpexp.study.sweep import jobs, slurm_executor
@@ -155,7 +156,9 @@ def test_what_jobs_did_while_nobody_waited_is_reported_by_the_sweep_that_resumes
 
 def test_a_job_whose_own_code_fails_says_why(sweep: Sweep) -> None:
     sweep.records.mkdir(parents=True)
-    (sweep.records / "quick.r1.json").write_text('{"schema": 99, "run_id": "newer"}')
+    made_from = {"sweep": sweep.folder.name, "name": "quick.r1", "run": "newer", "bytes": 0, "crc": ""}
+    newer = seal('{"schema": 99, "run_id": "newer"}', made_from)
+    (sweep.records / "quick.r1.json").write_bytes(newer)
     (sweep.folder / slurm_executor.JOBS).mkdir()
     executor = LocalExecutor(sweep.folder / slurm_executor.JOBS, python=slurm_executor.python())
     job = executor.submit(jobs.Round(sweep, ROUNDS[:1]))
