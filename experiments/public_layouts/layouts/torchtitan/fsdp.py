@@ -1,0 +1,10 @@
+"""Every parameter split over the data ranks."""
+
+from parallelized import parallelized
+
+MESH = "dp=2"
+MODELS = ("llama3",)
+
+
+def parallelize(model, mesh):
+    return parallelized(model, mesh, dp_shard=2)

@@ -1,0 +1,75 @@
+"""Small models of torchtitan's own classes, the tokens they read, and the loss that it trains them with."""
+
+import torch
+from on_cpu import lets_run_on_cpu
+from torch.nn import functional
+from torchtitan.models.deepseek_v3 import DeepSeekV3Model, DeepSeekV3ModelArgs
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama4 import Transformer as Transformer4
+from torchtitan.models.llama4 import TransformerModelArgs as TransformerModelArgs4
+from torchtitan.models.moe import MoEArgs
+from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs
+
+lets_run_on_cpu()
+
+OPTIONS = {"data": "models.py:tokens", "loss": "models.py:loss"}
+VOCABULARY, LENGTH = 64, 8
+SHAPE = {"vocab_size": VOCABULARY, "max_seq_len": LENGTH, "dim": 32, "n_heads": 4}
+
+
+def experts(**options):
+    return MoEArgs(num_experts=4, use_grouped_mm=False, **({"top_k": 2} | options))
+
+
+def made(kind, arguments):
+    """A model with torchtitan's own initialization."""
+    arguments.moe_impl = "standard"
+    model = kind(arguments)
+    model.init_weights(buffer_device=torch.device("cpu"))
+    return model
+
+
+def llama3():
+    return made(Transformer, TransformerModelArgs(**SHAPE, n_layers=2, n_kv_heads=2, multiple_of=16))
+
+
+def llama4():
+    shape = SHAPE | {"n_layers": 2, "n_kv_heads": 2, "multiple_of": 16}
+    return made(Transformer4, TransformerModelArgs4(**shape, moe_args=experts(top_k=1)))
+
+
+def qwen3(**options):
+    shape = SHAPE | {"n_layers": 2, "n_kv_heads": 2, "head_dim": 8, "hidden_dim": 48}
+    return made(Qwen3Model, Qwen3ModelArgs(**shape, **options))
+
+
+def qwen3_tied():
+    return qwen3(enable_weight_tying=True)
+
+
+def qwen3_moe():
+    arguments = experts(
+        num_shared_experts=0, score_func="softmax", route_norm=True, score_before_experts=False
+    )
+    return qwen3(moe_enabled=True, moe_inter_dim=24, moe_args=arguments)
+
+
+def deepseek_v3(score_before_experts=False):
+    heads = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    shape = SHAPE | heads | {"n_layers": 3, "inter_dim": 48, "moe_inter_dim": 24}
+    arguments = experts(num_shared_experts=1, score_func="softmax", score_before_experts=score_before_experts)
+    return made(DeepSeekV3Model, DeepSeekV3ModelArgs(**shape, moe_args=arguments))
+
+
+def deepseek_v3_scored_before():
+    """As the released configuration does not have it: tokens are weighted before the experts."""
+    return deepseek_v3(score_before_experts=True)
+
+
+def tokens(samples=9):
+    return torch.randint(VOCABULARY, (samples, LENGTH)), torch.randint(VOCABULARY, (samples, LENGTH))
+
+
+def loss(outputs, targets):
+    """torchtitan's own, but in the type of the outputs and not in float32."""
+    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
