@@ -9,11 +9,12 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
-from dpexp.engine.verify import UNVERIFIED, Verification, refuse, verify
+from dpexp.engine.verify import UNVERIFIED, Verification, refuse, row_of, verify
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
+from dpexp.verification.limits.compare import Difference
 from dpexp.verification.result import VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
@@ -44,7 +45,7 @@ def _execute(
     _verify(prepared, journal, progress)
     _check_untouched(prepared, journal)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
-    own_steps = OwnVerification(prepared, journal) if prepared.config.check else None
+    own_steps = OwnVerification(prepared, journal, progress) if prepared.config.check else None
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     _check_lookups(prepared, lookups, placed)
@@ -74,7 +75,16 @@ def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None
         journal.set(verification=asdict(Verification(checked=False, note="not verified: --no-check")))
         return
     progress.begin("verify")
-    result = verify(prepared)
+
+    def report(difference: Difference, text: str) -> None:
+        worst, limit = row_of(difference), difference.limit
+        journal.set(
+            verification=asdict(Verification(True, tolerance=limit, passed=False, worst=worst, cause=text))
+        )
+        journal.flush()
+        progress.report_difference(text)
+
+    result = verify(prepared, report)
     journal.set(verification=asdict(result))
     if result.checked and not result.passed:
         what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"

@@ -42,6 +42,12 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._bar.set_postfix_str(f"{step_ms:.3g} ms/step, loss {loss:.4g}", refresh=False)
         self._bar.update(steps)
 
+    def report_difference(self, text: str) -> None:
+        """Print what differs from a single device, before it takes a while to find out where that begins."""
+        self.close()
+        if not self._hidden:
+            print(f"differs from a single device: {text}; locating where", file=sys.stderr, flush=True)
+
     def close(self) -> None:
         """Remove the bar from the screen."""
         if self._bar is not None:

@@ -35,6 +35,7 @@ from dpexp.verification.result import TOLERANCE, Result, VerificationError
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
+from dpexp.verification.steps.side_by_side import Report, no_report
 from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
@@ -71,19 +72,19 @@ class Verification:
     last_step: Row | None = None
 
 
-def verify(prepared: Prepared) -> Verification:
+def verify(prepared: Prepared, report: Report = no_report) -> Verification:
     """Compare the strategy with a single device; the model is not changed.
 
     A run in a short type, under autocast or compiled is also compared as it computes: its error against
-    float64 may be twice that of a single device.
+    float64 may be twice that of a single device. ``report`` gets what differs before it is located.
     """
     has_mps = any(device.type == "mps" for device in prepared.selection.used)  # which has no float64
     dtype = torch.float32 if has_mps else torch.float64
     try:
-        equivalence, notes = _equivalence(prepared, dtype)
+        equivalence, notes = _equivalence(prepared, dtype, report)
         result = equivalence.result()
     except UnknownIdError:  # in eval mode, the model looks up other rows
-        equivalence, notes = _equivalence(prepared, dtype, in_full=True)
+        equivalence, notes = _equivalence(prepared, dtype, report, in_full=True)
         result = equivalence.result()
     if result.is_empty:
         note = "; ".join(["not verified: nothing could be compared", *result.notes, *notes])
@@ -134,7 +135,7 @@ def row_of(worst: Difference | None) -> Row | None:
 
 
 def _equivalence(
-    prepared: Prepared, dtype: torch.dtype, in_full: bool = False
+    prepared: Prepared, dtype: torch.dtype, report: Report, in_full: bool = False
 ) -> tuple[Equivalence, list[str]]:
     """The equivalence to show, and notes about what of the model it is shown for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
@@ -156,6 +157,7 @@ def _equivalence(
         dtype,
         made=made,
         evaluates=True,
+        report=report,
     )
     return equivalence, notes
 

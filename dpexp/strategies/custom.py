@@ -31,14 +31,13 @@ from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategies.custom import CustomOptions
 from dpexp.devices import HOST, accelerators, move, physical, place
-from dpexp.distributed.device_mesh import dimensions_of
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules.wrappers import Wrapper, named_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.sync_batch_norm import converted_on_host
-from dpexp.strategies.shards import DTensorShards
+from dpexp.strategies.shards import DTensorShards, full_output
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
@@ -216,16 +215,3 @@ class FullOutputs(Wrapper):
             for module in self._sharded:  # FSDP2's
                 module.reshard()  # type: ignore[operator]
         return outputs
-
-
-def full_output(tensor: Any) -> torch.Tensor:
-    """The rows of this rank: a DTensor is gathered along the dimensions of its mesh that split no rows."""
-    if not hasattr(tensor, "placements"):
-        return tensor  # type: ignore[no-any-return]
-    from torch.distributed.tensor import Replicate
-
-    kept = [
-        placement if dimension.role == "rows" else Replicate()
-        for dimension, placement in zip(dimensions_of(tensor.device_mesh), tensor.placements, strict=True)
-    ]
-    return tensor.redistribute(placements=kept).to_local()  # type: ignore[no-any-return]

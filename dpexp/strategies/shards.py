@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -67,6 +68,28 @@ def rows_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     tensor, ids = tensor.detach(), ids.to(tensor.device)
     found = tensor.coalesce().index_select(0, ids).to_dense() if tensor.is_sparse else tensor[ids]
     return found.cpu()
+
+
+def full_output(tensor: Any) -> torch.Tensor:
+    """The rows of this rank, as a plain tensor; every rank that has a part of it must call this.
+
+    A DTensor is gathered along the dimensions of its mesh that split no rows. What functional collectives
+    return has arrived: PyTorch waits only where an operator reads it, and neither a view nor a pickle does.
+    """
+    if hasattr(tensor, "placements"):
+        from torch.distributed.tensor import Replicate
+
+        from dpexp.distributed.device_mesh import dimensions_of
+
+        kept = [
+            placement if dimension.role == "rows" else Replicate()
+            for dimension, placement in zip(dimensions_of(tensor.device_mesh), tensor.placements, strict=True)
+        ]
+        tensor = tensor.redistribute(placements=kept).to_local()
+    if hasattr(tensor, "trigger_wait"):
+        arrived = tensor.trigger_wait()
+        tensor = tensor if tensor.requires_grad else arrived  # which is in no graph
+    return tensor  # type: ignore[no-any-return]
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
-from dpexp.verification.steps.side_by_side import Failure, SideBySide
+from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
@@ -44,7 +44,8 @@ class Comparison:
     """Trains a copy of the model in the layout and one on the host, in one type and mode.
 
     ``narrowed`` says why the type is not a wider one, ``made`` what is special about batches of steps that
-    are not a run's. ``evaluates``: the trained weights are compared in eval mode, too.
+    are not a run's. ``evaluates``: the trained weights are compared in eval mode, too. ``report`` gets what
+    differs before it is located.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Comparison:
     mode: Mode
     made: Mapping[int, str] = field(default_factory=dict)
     evaluates: bool = False
+    report: Report = no_report
 
     def result(self) -> Result:
         """Errors that may be rounding are judged by that of the single device, which is measured then.
@@ -85,7 +87,7 @@ class Comparison:
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
         failure = sides.run(self._batches) or self._evaluated(sides)
-        cause = Locator(sides, failure, self.model).message() if failure is not None else ""
+        cause = self._located(sides, failure) if failure is not None else ""
         worst = sides.errors.of_all_ranks()
         notes += [
             *self._rounding_notes(limits, worst),
@@ -106,6 +108,11 @@ class Comparison:
             unreached_modules=sides.unreached.modules(self.model),
             unreached_parameters=sides.unreached.parameters(self.model) if trains else (),
         )
+
+    def _located(self, sides: SideBySide, failure: Failure) -> str:
+        """What differs, and where; reported unless it may still be rounding."""
+        is_certain = bool(sides.limits.noise) or failure.worst.share > sides.limits.most
+        return Locator(sides, failure, self.model, self.report if is_certain else no_report).message()
 
     def dependence(self, mode: Mode) -> str:
         """How a step of the layout depends on when its collectives end; every rank must call this."""

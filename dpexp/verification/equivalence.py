@@ -29,7 +29,9 @@ from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.steps.side_by_side import (
     DrawsRandomNumbersError,
     RefusedBatchError,
+    Report,
     SingleDeviceError,
+    no_report,
 )
 
 CORRELATED = 0.75
@@ -43,7 +45,8 @@ class Equivalence:
     ``optimizer`` makes the optimizer of some parameters; without one only forwards are compared. Neither the
     model nor the random state of the host is changed. ``narrowed`` says why ``dtype`` is not a wider one.
     ``made`` are batches to step after these (``reaching``); ``not_verified`` has what refused some of them.
-    ``evaluates``: the trained weights are compared in eval mode without gradients, too.
+    ``evaluates``: the trained weights are compared in eval mode without gradients, too. ``report`` gets what
+    differs before it is located.
     """
 
     model: nn.Module
@@ -57,6 +60,7 @@ class Equivalence:
     made: Sequence[Made] = ()
     evaluates: bool = False
     not_verified: tuple[str, ...] = ()
+    report: Report = no_report
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -136,7 +140,8 @@ class Equivalence:
 
         A user's layout may define what random layers and batch norms do; chunks must draw other numbers.
         """
-        first = self._comparison(strict, batches).result()
+        strictly = self._comparison(strict, batches)
+        first = replace(strictly, report=no_report if others else self.report).result()
         for mode in others if first.failed is not None else ():
             result = self._comparison(mode, batches).result()
             if result.passed:
@@ -159,6 +164,7 @@ class Equivalence:
             self.dtype,
             self.narrowed,
             mode,
+            report=self.report,
         )
 
     @cached_property

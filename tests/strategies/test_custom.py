@@ -13,6 +13,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
+from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 
@@ -87,6 +88,16 @@ def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str)
     assert done.returncode == 1
     assert json.loads(done.stdout)["verification"]["passed"] is False
     assert where in done.stderr
+
+
+def test_a_difference_is_printed_and_recorded_before_it_is_located(dpexp_home: Path) -> None:
+    done = custom("ends_when_located", "--virtual", "2")
+    assert done.returncode == 9
+    assert "differs from a single device: step 1 (10 rows): outputs differ by " in done.stderr
+    (journal,) = dpexp_home.glob("runs/*/journal.jsonl")
+    found = fold(journal).verification
+    assert (found["passed"], found["worst"]["kind"]) == (False, "outputs")
+    assert found["cause"].startswith("step 1 (10 rows): outputs differ by ")
 
 
 def test_a_layout_over_devices_is_one_process() -> None:

@@ -10,11 +10,13 @@ import torch
 from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
+from dpexp.engine.progress import ProgressBar
 from dpexp.engine.verify import refuse, row_of
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import is_mapped
 from dpexp.training.trainer import Trainer
+from dpexp.verification.limits.compare import Difference
 from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
 from dpexp.verification.touched_rows import LARGE, with_touched_rows
 
@@ -32,8 +34,9 @@ KINDS = {
 class OwnVerification:
     """Made before the model is placed. A step that differs is recorded, and raises VerificationError."""
 
-    def __init__(self, prepared: Prepared, journal: Journal) -> None:
+    def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
         self._prepared, self._journal, config = prepared, journal, prepared.config
+        self._progress, self._entry = progress, "first_steps"
         self._first = min(FIRST, config.warmup)
         self._last = (1 + FIRST - self._first) * config.accumulate
         model, self._notes = prepared.model, list[str]()
@@ -45,7 +48,9 @@ class OwnVerification:
             self._notes = ["not compared: the steps use half of a table in a file"]
             return
         dtype = getattr(torch, config.dtype)
-        self._own = OwnSteps(model, prepared.data.objective, prepared.optimizer, dtype, config.autocast)
+        self._own = OwnSteps(
+            model, prepared.data.objective, prepared.optimizer, dtype, config.autocast, self._report
+        )
 
     def _batches(self) -> list[Batch]:
         """The global batches of all steps that are compared."""
@@ -68,18 +73,29 @@ class OwnVerification:
         """Steps from the trained state, on the batches that would come after so many steps."""
         if self._own is None:
             return
+        self._entry = "last_step"
         parts = islice(self._prepared.endless_batches(number), self._last)
         result = self._own.last(self._prepared.endless_global_batches(number), parts)
         self._record("last_step", "after the last measured step, from its state", result)
 
-    def _record(self, name: str, where: str, result: OwnResult) -> None:
+    def _report(self, difference: Difference, text: str) -> None:
+        worst, limit, dtype = {difference.kind: difference}, difference.limit, self._prepared.config.dtype
+        row = self._row(OwnResult(dtype, 0, worst, limit, difference, text))
+        self._journal.set({f"verification.{self._entry}": row})
+        self._journal.set({"verification.passed": False, "verification.cause": text})
+        self._journal.flush()
+        self._progress.report_difference(text)
+
+    def _row(self, result: OwnResult) -> Row:
         passed = None if result.note else not result.cause
         row: Row = {"dtype": result.dtype, "steps": result.steps, "passed": passed}
         row |= {key: _error(result, kind) for key, kind in KINDS.items()}
         worst = result.failed or max(result.worst.values(), key=lambda each: each.error, default=None)
         row |= {"tolerance": result.tolerance, "worst": row_of(worst)}
-        row |= {"note": "; ".join(filter(None, [result.note, *self._notes])), "cause": result.cause}
-        self._journal.set({f"verification.{name}": row})
+        return row | {"note": "; ".join(filter(None, [result.note, *self._notes])), "cause": result.cause}
+
+    def _record(self, name: str, where: str, result: OwnResult) -> None:
+        self._journal.set({f"verification.{name}": self._row(result)})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             refuse(self._prepared, self._journal, result.tolerance, cause)

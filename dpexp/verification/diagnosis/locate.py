@@ -19,6 +19,8 @@ from torch import nn
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.diagnosis import patterns
+from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.full_calls import full_calls
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
 from dpexp.verification.limits.compare import (
     Difference,
@@ -31,7 +33,7 @@ from dpexp.verification.limits.compare import (
 )
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.steps.recorder import Calls, computed, widened
-from dpexp.verification.steps.side_by_side import Failure, SideBySide
+from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
 
 Outputs: TypeAlias = Sequence[torch.Tensor]
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
@@ -46,13 +48,31 @@ UNKNOWN = (2, 3, 4)
 class Locator:
     """Every rank must make one and call ``message``; all get the same text."""
 
-    def __init__(self, sides: SideBySide, failure: Failure, model: nn.Module) -> None:
-        self.sides, self.failure, self.model = sides, failure, model
+    def __init__(
+        self, sides: SideBySide, failure: Failure, model: nn.Module, report: Report = no_report
+    ) -> None:
+        self.sides, self.failure, self.model, self._report = sides, failure, model, report
         self.group, self.limits = sides.group, sides.limits
+        self._ranks = Agreement(sides.group)
         self._pattern = ""
 
     def message(self) -> str:
-        """One message: what differs in which step, the first module, the first parameter, and the pattern."""
+        """One message: what differs in which step, the first module, the first parameter, and the pattern.
+
+        The difference is reported first. An error while it is located is a part of the message.
+        """
+        failed, start = self.failure.worst, self._difference()
+        self._report(failed, start)
+        if failed.kind in ("buffers", *OF_OPTIMIZER):
+            return ": ".join(filter(None, (start, self._ranks.text_of("the reason", self._of_tensor))))
+        located = (
+            self._ranks.text_of("the first module", self._of_modules),
+            self._ranks.text_of("the first parameter", self._of_parameters),
+        )
+        return "; ".join(filter(None, (start, *located, self._pattern)))
+
+    def _difference(self) -> str:
+        """What differs in which step."""
         failed, rows = self.failure.worst, self.failure.batch.rows
         name = {"outputs": f"outputs{failed.tensor}", "loss": "the loss"}.get(failed.kind)
         name = name or f"{failed.kind} ({failed.tensor})"
@@ -61,15 +81,13 @@ class Locator:
         made = self.sides.made.get(failed.step, "")
         counted = f"{rows} {'row' if rows == 1 else 'rows'}"
         shown = f" ({f'{counted}: {made}' if made else counted})" if failed.step == self.sides.steps else ""
-        start = f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
-        if failed.kind in ("buffers", *OF_OPTIMIZER):
-            return start + self._of_tensor(failed.tensor)
-        return "; ".join(filter(None, (start, self._of_modules(), self._of_parameters(), self._pattern)))
+        return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
 
     # --- buffers, parameters and the optimizer's state ---
 
-    def _of_tensor(self, tensor: str) -> str:
+    def _of_tensor(self) -> str:
         """What is wrong with a tensor after a step."""
+        tensor = self.failure.worst.tensor
         if self.failure.worst.kind == "optimizer":
             return ""
         is_buffer = self.failure.worst.kind == "buffers"
@@ -83,14 +101,15 @@ class Locator:
                 "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
             )
             texts.append(writer)
-        by_rank: list[list[str]] = self.group.all_gather(texts)
-        return next((f": {text}" for text in chain.from_iterable(by_rank)), "")
+        by_rank: list[list[str]] = self._ranks.all_gather(texts)
+        return next(chain.from_iterable(by_rank), "")
 
     # --- outputs ---
 
     def _of_modules(self) -> str:
         """The first module in forward order whose output differs: as a whole, or else in a part."""
-        by_rank: list[Calls] = self.group.all_gather(self.failure.found.calls if self._has_rows() else {})
+        full = full_calls(self.failure.found.calls, self._ranks)
+        by_rank: list[Calls] = self._ranks.all_gather(full if self._has_rows() else {})
         for error in (whole_error, _error_of_parts):
             for key, found, wanted in self._outputs(by_rank):
                 if any(error(*pair) > self.limits.tolerance for pair in zip(found, wanted, strict=True)):
@@ -140,7 +159,7 @@ class Locator:
         if not self.failure.expected.gradients:
             return ""
         apart: dict[str, Difference] = {}
-        for of_rank in self.group.all_gather(self._judged()):
+        for of_rank in self._ranks.all_gather(self._judged()):
             apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
         order = [*dict.fromkeys(self.failure.expected.order), *sorted(apart)]
         names = list(dict.fromkeys(name for name in order if name in apart and apart[name].ratio > 1))
@@ -159,7 +178,7 @@ class Locator:
 
     def _pattern_of_gradients(self, names: Sequence[str]) -> str:
         """What the gradients look like on each rank, in one text."""
-        shapes: list[_Shape] = self.group.all_gather(self._shape(names))
+        shapes: list[_Shape] = self._ranks.all_gather(self._shape(names))
         by_dp_rank = self.group.one_of_each_dp_rank(shapes)
         if self.group.dp_size > 1 and all(shape.is_own(dp_rank) for dp_rank, shape in enumerate(by_dp_rank)):
             return "each rank has the gradient of its own rows: the sum over ranks is missing"
@@ -174,7 +193,7 @@ class Locator:
         """Whether the gradients of ranks that compute the same rows add up to the right one."""
         if self.group.size == self.group.dp_size:
             return False
-        found = self.group.all_gather(self.failure.found.gradients.get(name))
+        found = self._ranks.all_gather(self.failure.found.gradients.get(name))
         expected = self.failure.expected.gradients.get(name)
         parts = [found[rank] for rank in self.group.mesh.ranks_by_dp_rank[0]]
         if expected is None or any(part is None or part.shape != expected.shape for part in parts):

@@ -23,7 +23,7 @@ from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
 from dpexp.verification.result import TOLERANCE
 from dpexp.verification.steps.model_copy import copied
-from dpexp.verification.steps.side_by_side import Failure
+from dpexp.verification.steps.side_by_side import Failure, Report, no_report
 from dpexp.verification.touched_rows import touched_rows
 
 FIRST = 4
@@ -46,7 +46,8 @@ class OwnResult:
 class OwnSteps:
     """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
 
-    ``bind`` gives it the run's trainer. What counts as rounding depends on the run's type.
+    ``bind`` gives it the run's trainer. What counts as rounding depends on the run's type. ``report`` gets
+    what differs before it is located.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class OwnSteps:
         optimizer: OptimizerFactory | None,
         dtype: torch.dtype,
         autocast: str = "",
+        report: Report = no_report,
     ) -> None:
-        self._objective, self._optimizer = objective, optimizer
+        self._objective, self._optimizer, self._report = objective, optimizer, report
         self._dtype, self._autocast = dtype, autocast
         self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
         self.note = ""
@@ -116,7 +118,8 @@ class OwnSteps:
                     self.note = f"not compared: {why}"
                 else:
                     if failure:
-                        return self._result(failure, Locator(self._sides, failure, self._copy).message())
+                        located = Locator(self._sides, failure, self._copy, self._report)
+                        return self._result(failure, located.message())
                     continue
             self._layout.step(part)
         return self._result()

@@ -31,8 +31,8 @@ def evaluate(sides: SideBySide, batches: Sequence[Batch]) -> Failure | None:
         if not torch.equal(torch.get_rng_state(), state):
             break
         found = _outputs(sides.layout, batch)
-        if sides.group.rank:
-            found.calls = {}  # those of the first rank are of all rows
+        if sides.group.dp_rank:
+            found.calls = {}  # those of the first ranks are of all rows
         for name in [name for name, output in expected.outputs.items() if not output.dim()]:
             del expected.outputs[name]  # replicas have one each, as in training
             found.outputs.pop(name, None)

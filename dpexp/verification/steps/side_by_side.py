@@ -9,9 +9,10 @@ Every rank computes the single device's steps itself. Ranks agree on each error,
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -76,6 +77,14 @@ class Failure:
     batch: Batch
     found: Step
     expected: Step
+
+
+Report: TypeAlias = Callable[[Difference, str], object]
+"""Gets a difference, and what differs in words, before anything else is computed for it."""
+
+
+def no_report(difference: Difference, text: str) -> None:
+    """Nobody waits for it."""
 
 
 class DiffersError(Exception):

@@ -14,8 +14,8 @@ from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.custom import full_output
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
+from dpexp.strategies.shards import full_output
 from dpexp.timing import Timer
 
 ROWS = (slice(0, 5), slice(5, 8))

@@ -1,0 +1,171 @@
+"""Layouts of DTensors, as frameworks ship them: what their modules return is located, and named."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from in_ranks import in_ranks
+from torch import nn
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from dpexp.config.mesh import Mesh
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.devices import HOST
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.strategies.custom import Parallelize, lay_out
+from dpexp.timing import Timer
+from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.equivalence import Equivalence
+
+
+class Net(nn.Module):
+    """``first`` and ``last`` are split over ranks; what is between them gets and returns DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 8), nn.Sequential(nn.Tanh()), nn.Linear(8, 4)
+        self.bounded = nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.bounded(self.last(self.middle(self.first(x))))
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 1.5
+
+
+def summed(model: Any, mesh: Any) -> nn.Module:
+    """``last`` returns a DTensor of which each rank has a term."""
+    model.bounded = Scaled()
+    terms = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+    return parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "last": terms})
+
+
+class Inlined(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Scaled.forward(self, x)  # type: ignore[arg-type]
+
+
+def split(model: nn.Module, mesh: Any) -> nn.Module:
+    plan = {"first": ColwiseParallel(use_local_output=False), "last": RowwiseParallel()}
+    return parallelize_module(model, mesh["tp"], plan)
+
+
+def scaled(model: Any, mesh: Any) -> nn.Module:
+    model.middle[0] = Scaled()
+    return split(model, mesh)
+
+
+def on_one_rank(model: Any, mesh: Any) -> nn.Module:
+    """Rank 0 alone calls the module inside ``middle``, which returns a DTensor."""
+    if mesh.get_rank():
+        model.middle.__class__ = Inlined
+    return scaled(model, mesh)
+
+
+LAYOUTS: dict[str, Parallelize] = {
+    "split": split,
+    "scaled": scaled,
+    "summed": summed,
+    "on one rank": on_one_rank,
+}
+
+
+def batches(*rows: int) -> list[Batch]:
+    torch.manual_seed(0)
+    return [Batch((torch.randn(each, 6),), torch.randn(each, 4), each, each) for each in rows]
+
+
+def proven(group: TorchProcessGroup, layout: str, trains: bool = True) -> str:
+    """The cause of a failure; empty for a layout that is right."""
+    torch.manual_seed(1)
+    mesh = group.device_mesh(HOST)
+    equivalence = Equivalence(
+        Net(),
+        lambda model: lay_out(LAYOUTS[layout], model, mesh, (HOST,), Timer(), group),
+        batches(6, 5),
+        Objective(loss=nn.functional.mse_loss),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1)) if trains else None,
+        group,
+    )
+    return equivalence.result().cause
+
+
+def of_tp(group: ProcessGroup) -> TorchProcessGroup:
+    """The same ranks along tp."""
+    return TorchProcessGroup(Mesh.parse(f"tp={group.size}"))
+
+
+def trained(group: ProcessGroup, layout: str) -> str:
+    return proven(of_tp(group), layout)
+
+
+def evaluated(group: ProcessGroup, layout: str) -> str:
+    return proven(of_tp(group), layout, trains=False)
+
+
+def kind_of_output(group: ProcessGroup) -> str:
+    placed = lay_out(split, Net(), of_tp(group).device_mesh(HOST), (HOST,), Timer(), of_tp(group))
+    with torch.no_grad():
+        return type(placed.module(torch.ones(3, 6))).__name__
+
+
+def agreed(group: ProcessGroup) -> list[str]:
+    """Rank 1 raises before its second gathering; afterwards all are together again."""
+    ranks = Agreement(group)
+
+    def part() -> str:
+        ranks.all_gather(0)
+        if group.rank == 1:
+            raise ValueError("no such thing")
+        return str(ranks.all_gather(1))
+
+    return [ranks.text_of("the first module", part), ranks.text_of("the next", lambda: "found")]
+
+
+CASES = (
+    *(f"trained:{layout}" for layout in LAYOUTS),
+    *("evaluated:split", "evaluated:scaled", "evaluated:summed", "kind_of_output", "agreed"),
+)
+
+
+@functools.cache
+def started() -> dict[str, list[Any]]:
+    return in_ranks(2, __file__, *CASES)
+
+
+def of_ranks(case: str) -> Any:
+    """What a case gives, which is the same on all ranks."""
+    first, second = started()[case]
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("case", ["trained", "evaluated"])
+def test_a_right_layout_of_dtensors_passes(case: str) -> None:
+    assert of_ranks(f"{case}:split") == ""
+
+
+@pytest.mark.parametrize("case", ["trained", "evaluated"])
+def test_a_module_that_returns_a_dtensor_is_compared_as_a_whole(case: str) -> None:
+    assert "of module 'middle.0': it is 1.5 times" in of_ranks(f"{case}:scaled")
+    assert "of module 'bounded': it is 1.5 times" in of_ranks(f"{case}:summed")
+
+
+def test_outputs_of_functional_collectives_have_arrived() -> None:
+    assert of_ranks("kind_of_output") == "Tensor"
+
+
+def test_a_dtensor_that_not_all_ranks_have_is_left_out_by_all() -> None:
+    assert "of module 'middle': it is 1.5 times" in of_ranks("trained:on one rank")
+
+
+def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
+    first, second = of_ranks("agreed")
+    assert first.startswith("the first module: not located, rank 1 raised ValueError: no such thing")
+    assert second == "found"
