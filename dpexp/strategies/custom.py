@@ -30,6 +30,7 @@ from dpexp import tensors
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategies.custom import CustomOptions
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, move, physical, place
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
@@ -37,6 +38,7 @@ from dpexp.strategies.modules.wrappers import Wrapper, named_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
 from dpexp.strategies.ranks.sync_batch_norm import converted_on_host
+from dpexp.strategies.sharding_rules import explained, register_attention
 from dpexp.strategies.shards import DTensorShards, full_output
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
@@ -118,13 +120,14 @@ def lay_out(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
             "or what wraps it"
         )
+    register_attention(laid_out)
     module = FullOutputs(laid_out, devices[0])
     return Placed(
         module,
         devices[0],
         devices[0],
         devices,
-        RowWeightedSync(group.dp_size if group else 1),
+        CustomSync(group.dp_size if group else 1),
         CustomShards(laid_out, shapes),
         is_opaque=True,
         timer=timer,
@@ -193,6 +196,18 @@ class CustomShards(DTensorShards):
         super().load_full_tensor(name, tensor, value if by_hand is None else by_hand(name, value))
 
 
+class CustomSync(RowWeightedSync):
+    """As for DDP; the layout's own hooks bring the gradients together."""
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        try:
+            super().backward(loss, batch)
+        except (NotImplementedError, RuntimeError) as error:
+            if (better := explained(error, nn.Module())) is not None:
+                raise better from error
+            raise
+
+
 class FullOutputs(Wrapper):
     """The model, whose outputs are full tensors of this rank's rows on the device, for the loss.
 
@@ -210,7 +225,13 @@ class FullOutputs(Wrapper):
         self._sharded = [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        outputs = move(map_tensors(full_output, self.module(*inputs, **kwargs)), self.device)
+        try:
+            outputs = self.module(*inputs, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            if (better := explained(error, self)) is not None:
+                raise better from error
+            raise
+        outputs = move(map_tensors(full_output, outputs), self.device)
         if not torch.is_grad_enabled():
             for module in self._sharded:  # FSDP2's
                 module.reshard()  # type: ignore[operator]

@@ -15,6 +15,7 @@ from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
+from dpexp.strategies import sharding_rules
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.training.optimizer_choice import OptimizerChoice, OptimizerFactory
@@ -92,6 +93,7 @@ class Comparison:
         notes += [
             *self._rounding_notes(limits, worst),
             *sides.notes,
+            *sharding_rules.notes(),
             *hook_notes(self.model, self.group.dp_size),
             *written.notes(self.group),
         ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from in_ranks import in_ranks
 from torch import nn
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dpexp.config.mesh import Mesh
@@ -17,6 +17,7 @@ from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, lay_out
+from dpexp.strategies.sharding_rules import NOTE
 from dpexp.timing import Timer
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.equivalence import Equivalence
@@ -68,11 +69,71 @@ def on_one_rank(model: Any, mesh: Any) -> nn.Module:
     return scaled(model, mesh)
 
 
+@torch.library.custom_op("dpexp_tests::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """An operator that PyTorch does not know."""
+    return x / 2
+
+
+halved.register_fake(torch.empty_like)
+
+
+class Halving(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return halved(x)
+
+
+class Adding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(8, dtype=x.dtype)
+
+
+def unknown_operator(model: Any, mesh: Any) -> nn.Module:
+    model.middle[0] = Halving()
+    return split(model, mesh)
+
+
+def plain_tensor(model: Any, mesh: Any) -> nn.Module:
+    model.middle[0] = Adding()
+    return split(model, mesh)
+
+
+class Attention(nn.Module):
+    """Four heads; ``groups`` of them share keys and values."""
+
+    def __init__(self, groups: int = 4, masks: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, size) for size in (8, 2 * groups, 2 * groups, 8))
+        self.masks = masks
+
+    def forward(self, x: torch.Tensor) -> Any:
+        tokens = x.view(len(x), -1, 8)
+        q, k, v = (part(tokens).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mask: Any = torch.ones(len(tokens[0]), len(tokens[0]), dtype=torch.bool).tril()
+        if hasattr(q, "device_mesh"):
+            mask = distribute_tensor(mask, q.device_mesh, [Replicate()])
+        chosen = {"attn_mask": mask} if self.masks else {"is_causal": True}
+        made = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **chosen)
+        return self.o(made.transpose(1, 2).flatten(2)).flatten(1)
+
+
+def heads(model: Any, mesh: Any) -> nn.Module:
+    by_columns = ColwiseParallel(use_local_output=False)
+    return parallelize_module(model, mesh["tp"], dict.fromkeys("qkv", by_columns) | {"o": RowwiseParallel()})
+
+
+MODELS = {
+    "Attention": Attention,
+    "grouped": lambda: Attention(groups=2),
+    "masked": lambda: Attention(masks=True),
+}
 LAYOUTS: dict[str, Parallelize] = {
     "split": split,
     "scaled": scaled,
     "summed": summed,
     "on one rank": on_one_rank,
+    "unknown operator": unknown_operator,
+    "plain tensor": plain_tensor,
 }
 
 
@@ -109,6 +170,28 @@ def evaluated(group: ProcessGroup, layout: str) -> str:
     return proven(of_tp(group), layout, trains=False)
 
 
+def refused(group: ProcessGroup, layout: str) -> str:
+    with pytest.raises(NotImplementedError) as raised:
+        trained(group, layout)
+    return str(raised.value)
+
+
+def attention(group: ProcessGroup, model: str) -> tuple[str, float, list[str]]:
+    """The cause of a failure, the largest error of a gradient, and the notes."""
+    torch.manual_seed(1)
+    ranks = of_tp(group)
+    mesh = ranks.device_mesh(HOST)
+    result = Equivalence(
+        MODELS[model](),
+        lambda model: lay_out(heads, model, mesh, (HOST,), Timer(), ranks),
+        [Batch((torch.randn(rows, 24),), torch.randn(rows, 24), rows, rows) for rows in (6, 5)],
+        Objective(loss=nn.functional.mse_loss),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ranks,
+    ).result()
+    return result.cause, result.worst["gradients"].error, [*result.notes]
+
+
 def kind_of_output(group: ProcessGroup) -> str:
     placed = lay_out(split, Net(), of_tp(group).device_mesh(HOST), (HOST,), Timer(), of_tp(group))
     with torch.no_grad():
@@ -129,7 +212,9 @@ def agreed(group: ProcessGroup) -> list[str]:
 
 
 CASES = (
-    *(f"trained:{layout}" for layout in LAYOUTS),
+    *(f"trained:{layout}" for layout in ("split", "scaled", "summed", "on one rank")),
+    *("refused:unknown operator", "refused:plain tensor"),
+    *(f"attention:{model}" for model in MODELS),
     *("evaluated:split", "evaluated:scaled", "evaluated:summed", "kind_of_output", "agreed"),
 )
 
@@ -169,3 +254,27 @@ def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
     first, second = of_ranks("agreed")
     assert first.startswith("the first module: not located, rank 1 raised ValueError: no such thing")
     assert second == "found"
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        (
+            "unknown operator",
+            "PyTorch has no sharding rule for dpexp_tests.halved.default",
+        ),
+        ("plain tensor", "aten.add.Tensor gets a DTensor beside a plain tensor"),
+    ],
+)
+def test_an_operator_that_dtensors_cannot_pass_is_named_with_its_module(layout: str, why: str) -> None:
+    text = of_ranks(f"refused:{layout}")
+    assert text.startswith(f"module 'middle.0': {why}. Give the module plain tensors")
+    assert text.endswith("torch.distributed.tensor.experimental.register_sharding")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_attention_of_dtensors_on_a_cpu_equals_a_single_device(model: str) -> None:
+    cause, error, notes = of_ranks(f"attention:{model}")
+    assert cause == ""
+    assert error < 1e-12
+    assert notes == [NOTE]
