@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.verification.limits.compare import Limits, Parts, parts, relative_error, whole_error
+from dpexp.verification.limits.compare import Difference, Limits, Parts, parts, relative_error, whole_error
 from dpexp.verification.result import VerificationError
 
 DOUBLE = torch.float64
@@ -75,6 +75,25 @@ def test_many_numbers_are_compared_as_few_are() -> None:
     assert len(several.norms) == 2
     assert several.norms == pytest.approx([float(expected[start::2].norm()) for start in (0, 1)])
     assert several.apart == pytest.approx([1e-20, 0.0])
+
+
+def test_a_number_that_a_sum_has_left_may_be_off_as_larger_ones_beside_it_are() -> None:
+    rng = torch.Generator().manual_seed(0)
+    expected = torch.rand(1 << 16, generator=rng, dtype=DOUBLE) + 0.5
+    expected[7] = 2.0**-30
+    rounded = expected + 2.0**-53 * torch.randn(1 << 16, generator=rng, dtype=DOUBLE).round()
+    rounded[7] = expected[7] + 2.0**-52
+    wrong = rounded.clone()
+
+    def judged(found: torch.Tensor) -> Difference:
+        return Limits(1e-12, 1e-4).judge("gradients", 1, {"": parts(found, expected)})[""]
+
+    assert judged(rounded).ratio < 1
+    assert judged(rounded).limit == 1e-12, "nothing was measured, and the tolerance is the usual one"
+    wrong[7] = expected[7] + 2.0**-46
+    assert judged(wrong).ratio > 1, "the others are far more exact"
+    wrong[7] = -expected[7]
+    assert judged(wrong).error == pytest.approx(2.0)
 
 
 def test_measured_rounding_allows_what_it_explains_and_no_more() -> None:

@@ -21,8 +21,9 @@ _CHUNK = 1 << 22
 _GAP, _SPAN = 10, 30
 """Between two parts of a tensor is no number within so many powers of two; a part spans so many at most."""
 
-NEAR, BITS = 2.0**30, 8
-"""A number may be off by so many last bits of numbers that are at most so many times as large."""
+NEAR, BITS = 2.0**40, 8
+"""A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
+times what these are off by: of a sum that cancels, a small number is left."""
 
 _LOWEST, _POWERS = -1100, 2200
 """The powers of two of float64: more than so many, and less than so many of them."""
@@ -53,10 +54,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Parts:
-    """One tensor by magnitude: the norm of each part, and how far apart what was found is in it."""
+    """One tensor by magnitude: the norm of each part, and how far apart what was found is in it.
+
+    ``counts``: how many numbers each has, where there are several.
+    """
 
     norms: Sequence[float]
     apart: Sequence[float]
+    counts: Sequence[int] = (1,)
 
 
 Noise = Mapping[tuple[str, int, str], Sequence[float]]
@@ -84,16 +89,25 @@ class Limits:
     def _worst(self, kind: str, step: int, name: str, tensor: Parts, whole: float) -> Difference:
         noise = [*self.noise.get((kind, step, name), ()), *[0.0] * len(tensor.norms)]
         of_parts = []
-        for norm, apart, measured in zip(tensor.norms, tensor.apart, noise, strict=False):
-            near = math.hypot(*(each for each in tensor.norms if norm < each <= NEAR * norm))
-            assumed = min(BITS * self.eps * near, self.most * norm)  # more must be measured
-            allowed = min(max(measured, assumed), self.most * whole)
-            is_rounding = allowed > self.most * norm  # nothing else is left of it
-            size = allowed / self.tolerance if is_rounding else norm
+        each_part = zip(tensor.norms, tensor.apart, tensor.counts, noise, strict=False)
+        for norm, apart, count, measured in each_part:
+            beside = min(self._beside(tensor, norm, count), self.most * norm)  # more must be measured
+            allowed = beside if apart <= beside else min(max(measured, beside), self.most * whole)
+            is_rounding = apart <= beside or allowed > self.most * norm  # nothing else is left of it
+            size = max(norm, allowed / self.tolerance) if is_rounding else norm
             limit = max(self.tolerance, allowed / size) if allowed else self.tolerance
             error, share = _ratio(apart, size), _ratio(apart, whole)
             of_parts.append(Difference(kind, error, name, step, limit, apart, share))
         return worst(of_parts)
+
+    def _beside(self, tensor: Parts, norm: float, count: int) -> float:
+        """How far apart a part may be, since each of its numbers is as exact as larger ones beside it."""
+        size, off = norm / math.sqrt(count), 0.0
+        for other, apart, numbers in zip(tensor.norms, tensor.apart, tensor.counts, strict=False):
+            if size < other / math.sqrt(numbers) <= NEAR * size:
+                rounded = max(self.eps * other, min(apart, self.tolerance * other))
+                off = max(off, rounded / math.sqrt(numbers))
+        return BITS * off * math.sqrt(count)
 
 
 def worst(differences: Iterable[Difference]) -> Difference:
@@ -129,7 +143,7 @@ def _by_magnitude(found: torch.Tensor, expected: torch.Tensor) -> Parts:
     starts = _starts(torch.stack([torch.bincount(each, minlength=_POWERS) for each in powers]).sum(0))
     if len(starts) == 1:
         return Parts((magnitude(expected),), (distance(found, expected),))
-    norms, apart = [0.0] * len(starts), [0.0] * len(starts)
+    norms, apart, counts = [0.0] * len(starts), [0.0] * len(starts), [0] * len(starts)
     for a, b, of_numbers in zip(_chunks(found), _chunks(expected), powers, strict=True):
         owners = torch.bucketize(of_numbers, torch.tensor(starts), right=True) - 1
         difference = _difference(a, b)
@@ -137,7 +151,8 @@ def _by_magnitude(found: torch.Tensor, expected: torch.Tensor) -> Parts:
             chosen = owners == part
             norms[part] = math.hypot(norms[part], _finite_norm(b[chosen]))
             apart[part] = math.hypot(apart[part], _norm(difference[chosen]))
-    return Parts([_bounded(norm) for norm in norms], [_not_nan(each) for each in apart])
+            counts[part] += int(chosen.sum())
+    return Parts([_bounded(norm) for norm in norms], [_not_nan(each) for each in apart], counts)
 
 
 def _powers(part: torch.Tensor) -> torch.Tensor:

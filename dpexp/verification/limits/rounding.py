@@ -7,6 +7,7 @@ trains again, and every operation reads its inputs up to one bit away from where
 Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -39,12 +40,17 @@ def largest(draws: Iterable[Noise]) -> Noise:
     return noise
 
 
+_FACTORS = 1 << 18
+"""So many random numbers of each type are drawn: of them each piece of a tensor reads some in a row."""
+
+
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operations read by a random part of its last bit; ``draw`` numbers the random numbers."""
 
     def __init__(self, draw: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._rng = torch.Generator().manual_seed(draw)
+        self._rng, self._places = torch.Generator().manual_seed(draw), random.Random(draw)
+        self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
@@ -57,9 +63,20 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
             return tensor
-        factor = torch.rand(tensor.shape, generator=self._rng, dtype=torch.float64)
-        factor.mul_(2).sub_(1).mul_(torch.finfo(tensor.dtype).eps).add_(1)
-        return (tensor * factor).to(tensor.dtype)
+        moved = tensor.clone()  # with the strides, which some operations prescribe, and without gaps
+        numbers = torch.view_as_real(moved) if moved.is_complex() else moved
+        numbers = numbers.as_strided((numbers.numel(),), (1,))
+        factors = self._factors_of(numbers.dtype)
+        for part in torch.split(numbers, _FACTORS // 2):
+            first = self._places.randrange(_FACTORS - len(part))
+            part.addcmul_(part, factors[first : first + len(part)], value=torch.finfo(part.dtype).eps)
+        return moved
+
+    def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._factors:
+            drawn = torch.rand(_FACTORS, generator=self._rng, dtype=torch.float64)
+            self._factors[dtype] = drawn.mul_(2).sub_(1).to(dtype)
+        return self._factors[dtype]
 
 
 def _is_written(argument: Any) -> bool:

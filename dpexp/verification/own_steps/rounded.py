@@ -1,4 +1,7 @@
-"""Rounded: how far a single device is from itself in one of the run's steps, when it rounds otherwise."""
+"""Rounded: how far a single device is from itself in one of the run's steps, when it rounds otherwise.
+
+Each ``draw`` is another way to round.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import on_host
 from dpexp.verification.limits.compare import Noise, Parts, Tensors, parts_of
-from dpexp.verification.limits.rounding import DRAWS, OtherwiseRounded, OtherwiseRoundedTrainer, largest
+from dpexp.verification.limits.rounding import OtherwiseRounded, OtherwiseRoundedTrainer
 from dpexp.verification.own_steps.rows import RandomStates, set_random_states
 from dpexp.verification.own_steps.state import State, give_gradients
 from dpexp.verification.steps.model_copy import copied
@@ -34,36 +37,29 @@ class Rounded:
     before: State
     random: RandomStates
 
-    def of_step(self, batch: Batch, expected: Step) -> Noise:
+    def of_step(self, batch: Batch, expected: Step, draw: int) -> Noise:
         """Of what is computed before the optimizer."""
+        rounded = self._trainer(draw)
+        step = computed(rounded, batch, with_loss=True)
+        buffers = parts_of(rounded.buffers(), self.reference.buffers())
+        return self._apart(parts_of_step(step, expected) | {"buffers": buffers})
 
-        def drawn(draw: int) -> Noise:
-            rounded = self._trainer(draw)
-            step = computed(rounded, batch, with_loss=True)
-            buffers = parts_of(rounded.buffers(), self.reference.buffers())
-            return self._apart(parts_of_step(step, expected) | {"buffers": buffers})
-
-        return largest(map(drawn, range(DRAWS)))
-
-    def of_update(self, given: Step, updates: Callable[[Tensors, Tensors], Mapping[str, Parts]]) -> Noise:
+    def of_update(
+        self, given: Step, updates: Callable[[Tensors, Tensors], Mapping[str, Parts]], draw: int
+    ) -> Noise:
         """Of what the optimizer makes of the gradients ``given``."""
-        expected = self.reference.full_parameters()
-
-        def drawn(draw: int) -> Noise:
-            rounded = self._trainer(draw)
-            give_gradients(rounded, given.gradients)
-            with OtherwiseRounded(draw):
-                rounded.update()
-            found = rounded.full_parameters()
-            return self._apart(
-                {
-                    "parameters": parts_of(found, expected),
-                    "updates": updates(found, expected),
-                    "optimizer": parts_of(optimizer_numbers(rounded), optimizer_numbers(self.reference)),
-                }
-            )
-
-        return largest(map(drawn, range(DRAWS)))
+        rounded, expected = self._trainer(draw), self.reference.full_parameters()
+        give_gradients(rounded, given.gradients)
+        with OtherwiseRounded(draw):
+            rounded.update()
+        found = rounded.full_parameters()
+        return self._apart(
+            {
+                "parameters": parts_of(found, expected),
+                "updates": updates(found, expected),
+                "optimizer": parts_of(optimizer_numbers(rounded), optimizer_numbers(self.reference)),
+            }
+        )
 
     def _trainer(self, draw: int) -> OtherwiseRoundedTrainer:
         model = copied(self.reference.placed.module, self.dtype)
