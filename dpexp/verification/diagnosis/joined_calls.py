@@ -1,6 +1,7 @@
 """Joined calls: the outputs of one module call in all replicas and ranks, as a single device has them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -19,8 +20,12 @@ def joined_call(
     call: int,
     calls: int,
     wanted: Sequence[torch.Tensor],
+    rows: Sequence[int],
 ) -> list[torch.Tensor] | None:
-    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
+    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined.
+
+    ``rows`` are those of the batch, by ``dp_rank``.
+    """
     parts: list[list[Sequence[torch.Tensor]]] = []  # of the rows; of each the outputs of its ranks
     for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
@@ -30,6 +35,10 @@ def joined_call(
             return None
         pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
         parts.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
+    everywhere = [[piece[index] for pieces in parts for piece in pieces] for index in range(len(wanted))]
+    is_split = partial(_is_split, () if any(len(pieces) > 1 for pieces in parts) else rows)
+    if any(map(is_split, everywhere, wanted)):
+        return [_of_split(is_split(*pair), *pair) for pair in zip(everywhere, wanted, strict=True)]
     together = [
         _cat([_of_rows([piece[index] for piece in pieces], expected) for pieces in parts if pieces], expected)
         for index, expected in enumerate(wanted)
@@ -68,6 +77,41 @@ def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor
         if is_complete and all(other == _without(tuple(expected.shape), dim) for other in others):
             return torch.cat([piece.to("cpu") for piece in pieces], dim)
     return None
+
+
+def _is_split(rows: Sequence[int], pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> bool:
+    """Whether ranks share out the rows otherwise than a batch: by expert, say.
+
+    ``rows`` of a batch has each of them, unless ranks share these.
+    """
+    if len(pieces) < 2 or any(piece.dim() != expected.dim() or not piece.dim() for piece in pieces):
+        return False
+    shapes = {tuple(piece.shape[1:]) for piece in pieces} | {tuple(expected.shape[1:])}
+    if len(shapes) > 1 or sum(map(len, pieces)) != len(expected):
+        return False
+    if rows and len(rows) != len(pieces):
+        return False
+    shares = zip(pieces, rows, strict=False)
+    return not rows or any(len(piece) * sum(rows) != share * len(expected) for piece, share in shares)
+
+
+def _of_split(is_split: bool, pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
+    """What ranks that share out the rows have together.
+
+    They may have the rows in an order of their own: the same numbers are enough. A count of rows is a sum.
+    """
+    if is_split:
+        found, wanted = torch.cat([piece.to("cpu") for piece in pieces]), expected.to("cpu")
+        if found.is_complex() or distance(found, wanted) == 0:
+            return found
+        arranged = torch.empty_like(wanted, dtype=found.dtype).flatten()
+        return arranged.index_copy_(0, wanted.flatten().argsort(), found.flatten().sort().values).view_as(
+            wanted
+        )
+    candidates = [_of_rows(pieces, expected)]
+    if all(piece.shape == expected.shape for piece in pieces):
+        candidates.append(torch.stack([piece.to("cpu") for piece in pieces]).sum(0).to(expected.dtype))
+    return min(candidates, key=lambda found: distance(found, expected))
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:

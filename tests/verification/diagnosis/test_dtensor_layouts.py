@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from in_ranks import in_ranks
-from torch import nn
+from torch import distributed, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.tensor import Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -122,6 +123,85 @@ def heads(model: Any, mesh: Any) -> nn.Module:
     return parallelize_module(model, mesh["tp"], dict.fromkeys("qkv", by_columns) | {"o": RowwiseParallel()})
 
 
+class Order(nn.Module):
+    """The rows by expert, and how many each expert gets; of ranks each has those of some rows."""
+
+    rank, size = 0, 1
+
+    def forward(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = torch.arange(len(chosen)).chunk(self.size)[self.rank]
+        return own[chosen[own].argsort(stable=True)], chosen[own].bincount(minlength=3)
+
+
+class Negated(Order):
+    def forward(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        order, counts = super().forward(chosen)
+        return order, -counts
+
+
+class Routed(nn.Module):
+    """A mixture of experts: each row goes to the one that the router prefers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.order, self.expert = nn.Linear(6, 3), Order(), nn.Linear(6, 4)
+        self.together = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best, chosen = self.router(x).softmax(-1).max(-1)
+        order, _ = self.order(chosen)
+        made = self.expert(x[order]) * best[order, None]
+        return self.together(torch.zeros(len(x), 4, dtype=x.dtype).index_add(0, order, made))
+
+
+class Sum(torch.autograd.Function):
+    """Over all ranks; each has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return all_reduce(x, "sum", distributed.group.WORLD).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class Summed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sum.apply(x)
+
+
+class TooLarge(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 1.5
+
+
+def routed(model: Any, mesh: Any, *, synchronized: tuple[str, ...] = ("router", "expert")) -> nn.Module:
+    """Each rank computes the rows of some tokens; gradients of these modules are summed."""
+    model.order.rank, model.order.size = mesh.get_rank(), mesh.size()
+    model.together = Summed()
+    for name in synchronized:
+        for parameter in model.get_submodule(name).parameters():
+            parameter.register_hook(lambda gradient: Sum.apply(gradient))
+    return model  # type: ignore[no-any-return]
+
+
+def router_apart(model: Any, mesh: Any) -> nn.Module:
+    """As torchtitan had it: the gradient of the router is that of a rank's tokens."""
+    return routed(model, mesh, synchronized=("expert",))
+
+
+def counts_kept_apart(model: Any, mesh: Any) -> nn.Module:
+    """``order`` counts otherwise, which nothing reads; the gradient of the router is wrong."""
+    model.order.__class__ = Negated
+    return router_apart(model, mesh)
+
+
+def expert_too_large(model: Any, mesh: Any) -> nn.Module:
+    model.expert.__class__ = TooLarge
+    return routed(model, mesh)
+
+
 MODELS = {
     "Attention": Attention,
     "grouped": lambda: Attention(groups=2),
@@ -134,7 +214,14 @@ LAYOUTS: dict[str, Parallelize] = {
     "on one rank": on_one_rank,
     "unknown operator": unknown_operator,
     "plain tensor": plain_tensor,
+    "routed": routed,
+    "router apart": router_apart,
+    "counts kept apart": counts_kept_apart,
+    "expert too large": expert_too_large,
 }
+
+
+OF_ROUTED = (routed, router_apart, counts_kept_apart, expert_too_large)
 
 
 def batches(*rows: int) -> list[Batch]:
@@ -147,7 +234,7 @@ def proven(group: TorchProcessGroup, layout: str, trains: bool = True) -> str:
     torch.manual_seed(1)
     mesh = group.device_mesh(HOST)
     equivalence = Equivalence(
-        Net(),
+        Routed() if LAYOUTS[layout] in OF_ROUTED else Net(),
         lambda model: lay_out(LAYOUTS[layout], model, mesh, (HOST,), Timer(), group),
         batches(6, 5),
         Objective(loss=nn.functional.mse_loss),
@@ -213,6 +300,7 @@ def agreed(group: ProcessGroup) -> list[str]:
 
 CASES = (
     *(f"trained:{layout}" for layout in ("split", "scaled", "summed", "on one rank")),
+    *(f"trained:{layout}" for layout in ("routed", "router apart", "counts kept apart", "expert too large")),
     *("refused:unknown operator", "refused:plain tensor"),
     *(f"attention:{model}" for model in MODELS),
     *("evaluated:split", "evaluated:scaled", "evaluated:summed", "kind_of_output", "agreed"),
@@ -278,3 +366,21 @@ def test_attention_of_dtensors_on_a_cpu_equals_a_single_device(model: str) -> No
     assert cause == ""
     assert error < 1e-12
     assert notes == [NOTE]
+
+
+def test_rows_that_a_layout_splits_over_ranks_are_compared_together() -> None:
+    assert of_ranks("trained:routed") == ""
+    apart = of_ranks("trained:router apart").removeprefix("step 1 (6 rows): gradients (router.")
+    assert "; the first gradient in backward order that differs is of parameter 'router." in apart
+    assert "first output" not in apart
+    assert apart.endswith("each rank has a part of it: the sum over the ranks that share rows is missing")
+    assert "of module 'expert': it is 1.5 times" in of_ranks("trained:expert too large")
+
+
+def test_a_module_inside_of_a_right_one_is_named_last() -> None:
+    text = of_ranks("trained:counts kept apart")
+    parts = text.split("; ")
+    assert parts[1].startswith("the first gradient in backward order that differs is of parameter 'router.")
+    assert parts[2] == "each rank has a part of it: the sum over the ranks that share rows is missing"
+    assert parts[3].startswith("the first output in forward order that differs is of module 'order'")
+    assert parts[3].endswith("(that of a module around it is right)")

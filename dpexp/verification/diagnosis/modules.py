@@ -1,0 +1,106 @@
+"""Modules: the first one in forward order whose output differs from the single device's.
+
+A layout may share out rows inside a module, by expert say: where the output of a module around it is right,
+a difference inside is by design, or has no effect, and what is surer is said before it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+import torch
+
+from dpexp.verification.diagnosis import patterns
+from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.full_calls import full_calls
+from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
+from dpexp.verification.limits.compare import relative_error, whole_error
+from dpexp.verification.steps.recorder import Calls, widened
+from dpexp.verification.steps.side_by_side import Failure, SideBySide
+
+Outputs: TypeAlias = Sequence[torch.Tensor]
+Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
+
+
+class FirstModule:
+    """Every rank must make one and call ``text``; ``is_sure`` unless the module around it is right."""
+
+    def __init__(self, sides: SideBySide, failure: Failure, ranks: Agreement) -> None:
+        self.failure, self.group, self.limits = failure, sides.group, sides.limits
+        self._ranks, self.is_sure = ranks, True
+
+    def text(self) -> str:
+        """The first module in forward order whose output differs: as a whole, or else in a part."""
+        full = full_calls(self.failure.found.calls, self._ranks)
+        by_rank: list[Calls] = self._ranks.all_gather(full if self._has_rows() else {})
+        for error in (whole_error, _error_of_parts):
+            wrong, right = self._judged_modules(by_rank, error)
+            sure = [number for number, name in wrong.items() if not _around(name) & right]
+            if wrong:
+                key, found, wanted = next(islice(self._outputs(by_rank), (sure or [*wrong])[0], None))
+                text = self._describe_module(key, by_rank, found, wanted, error)
+                self.is_sure = bool(sure)
+                return text if sure else f"{text} (that of a module around it is right)"
+        return ""
+
+    def _judged_modules(self, by_rank: Sequence[Calls], error: Error) -> tuple[dict[int, str], set[str]]:
+        """The numbers and names of calls whose outputs differ, and the modules with none of these."""
+        called, wrong = set[str](), dict[int, str]()
+        for number, (key, found, wanted) in enumerate(self._outputs(by_rank)):
+            called.add(key[0])
+            if any(error(*pair) > self.limits.tolerance for pair in zip(found, wanted, strict=True)):
+                wrong[number] = key[0]
+        return wrong, called - set(wrong.values())
+
+    def _outputs(self, by_rank: Sequence[Calls]) -> Iterator[tuple[Key, Outputs, Outputs]]:
+        """The outputs of each call that both sides have made, in forward order: found and expected."""
+        expected, counts = self.failure.expected, Counter[Key]()
+        together = self.group.mesh.ranks_by_dp_rank
+        rows = [len(piece) for piece in torch.arange(self.failure.batch.rows).chunk(self.group.dp_size)]
+        for key in expected.modules:
+            of_chunks = [calls for _, calls in sorted(expected.calls[key].items())]
+            calls = min(map(len, of_chunks))
+            if counts[key] >= calls:
+                continue  # of another chunk
+            wanted = joined_chunks([each[counts[key]] for each in of_chunks])
+            for found_key in self._levels(by_rank, key[0]):
+                found = joined_call(by_rank, together, found_key, counts[key], calls, wanted, rows)
+                if found is not None and len(found) == len(wanted):
+                    yield found_key, found, wanted
+            counts[key] += 1
+
+    def _has_rows(self) -> bool:
+        rows: slice = self.group.rows(self.failure.batch.rows)
+        return bool(rows.stop > rows.start)
+
+    @staticmethod
+    def _levels(by_rank: Sequence[Calls], name: str) -> list[Key]:
+        """The module itself, then the wrappers around it, from the innermost on."""
+        return sorted({key for calls in by_rank for key in calls if key[0] == name}, key=lambda key: -key[1])
+
+    def _describe_module(
+        self, key: Key, by_rank: Sequence[Calls], found: Outputs, wanted: Outputs, error: Error
+    ) -> str:
+        is_wrapper = key != self._levels(by_rank, key[0])[0]
+        module = f"module '{key[0]}'" if key[0] else "the model itself"
+        where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
+        pairs = zip(found, wanted, strict=True)
+        pair = next((f, w) for f, w in pairs if error(f, w) > self.limits.tolerance)
+        text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
+        return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
+
+
+def _around(name: str) -> set[str]:
+    """The modules around one: those of ``a.b`` are ``a`` and the model itself, which is ``""``."""
+    keys = name.split(".") if name else []
+    return {".".join(keys[:count]) for count in range(len(keys))}
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    wide = widened(tensor)
+    return wide if wide.is_floating_point() or wide.is_complex() else wide.double()
+
+
+def _error_of_parts(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return relative_error({"": found}, {"": expected})
