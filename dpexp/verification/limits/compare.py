@@ -25,8 +25,8 @@ NEAR, BITS = 2.0**40, 8
 """A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
 times what these are off by: of a sum that cancels, a small number is left."""
 
-_LOWEST, _POWERS = -1100, 2200
-"""The powers of two of float64: more than so many, and less than so many of them."""
+_FRACTION, _POWERS = 52, 1 << 11
+"""The bits of a float64 that are not its sign and its power of two, and how many of these there are."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -156,10 +156,9 @@ def _by_magnitude(found: torch.Tensor, expected: torch.Tensor) -> Parts:
 
 
 def _powers(part: torch.Tensor) -> torch.Tensor:
-    """The power of two of each number, from 1 on; 0 for zeros and for what is not finite."""
-    sizes = part.abs()
-    powers = torch.frexp(sizes).exponent - _LOWEST
-    return powers.masked_fill_(~sizes.isfinite() | (sizes == 0), 0)
+    """The power of two of each number, from 1 on, as its bits have it; 0 for zeros and what is not finite."""
+    powers = part.abs().view(torch.int64) >> _FRACTION
+    return powers.masked_fill_(powers == _POWERS - 1, 0)
 
 
 def _starts(counts: torch.Tensor) -> list[int]:

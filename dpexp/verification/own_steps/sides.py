@@ -188,8 +188,8 @@ class OwnSides(SideBySide):
         if found.shape != expected.shape:
             return Parts([distance(expected, initial)], [math.inf])
         changed = (found != initial) | (expected != initial)
-        found, expected, initial = found[changed], expected[changed], initial[changed]
-        rounded = ROUNDED * count * torch.finfo(expected.dtype).eps * magnitude(expected)
+        written = expected if bool(changed.all()) else expected[changed]
+        rounded = ROUNDED * count * torch.finfo(expected.dtype).eps * magnitude(written)
         return Parts([distance(expected, initial)], [max(0.0, distance(found, expected) - rounded)])
 
     # --- rounding ---
