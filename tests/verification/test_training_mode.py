@@ -211,7 +211,26 @@ def _seeded_alike(model: Any, mesh: Any) -> Any:
     return ddp(model, mesh)
 
 
+def _buffers_of(rank: int) -> Any:
+    """DDP in which the buffers of this rank go to all before each forward; of none if it is negative."""
+
+    def lay_out(model: nn.Module, mesh: Any) -> Any:
+        laid_out = DistributedDataParallel(model, broadcast_buffers=False)
+
+        def send(module: Any, inputs: Any) -> None:
+            for buffer in module.buffers() if rank >= 0 else ():
+                distributed.broadcast(buffer, rank)
+
+        laid_out.register_forward_pre_hook(send)
+        return laid_out
+
+    return lay_out
+
+
 LAYOUTS: dict[str, tuple[Any, str]] = {
+    "buffers of rank 0": (_buffers_of(0), ""),
+    "buffers of rank 1": (_buffers_of(1), "had left"),
+    "buffers of each rank": (_buffers_of(-1), ""),
     "ddp": (ddp, ""),
     "train": (lambda model, mesh: ddp(model.train(), mesh), ""),
     "converted": (lambda model, mesh: ddp(nn.SyncBatchNorm.convert_sync_batchnorm(model), mesh), ""),

@@ -78,5 +78,7 @@ class Locator:
                 "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
             )
             texts.append(writer)
+        elif is_buffer and self.sides.began_apart(tensor):
+            texts.append("the forward began with other numbers than this rank, or the first one, had left")
         by_rank: list[list[str]] = self._ranks.all_gather(texts)
         return next(chain.from_iterable(by_rank), "")

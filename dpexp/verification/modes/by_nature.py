@@ -64,11 +64,15 @@ class WrittenByShards:
         }
 
     def replace_buffers(
-        self, layout: Trainer, reference: Trainer, compared: Collection[str] = ()
+        self,
+        layout: Trainer,
+        reference: Trainer,
+        compared: Collection[str] = (),
+        carried: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Give the layout the reference's values of such buffers; returns the buffers to compare.
 
-        Those in ``compared`` have been compared before.
+        Those in ``compared`` have been compared before, and those ``carried`` are replaced later.
         """
         expected, found = reference.buffers(), layout.buffers()
         for name in self.names(layout, "buffers") & expected.keys():
@@ -81,7 +85,8 @@ class WrittenByShards:
             else:
                 if name not in compared:
                     self._note(name, whole_error(found[name], value))
-                found[name].copy_(value)
+                if name not in carried:
+                    found[name].copy_(value)
         return {name: tensor for name, tensor in found.items() if name in expected}
 
     def replace_parameters(self, layout: Trainer, reference: Trainer, names: set[str]) -> None:

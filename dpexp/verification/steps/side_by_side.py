@@ -33,6 +33,7 @@ from dpexp.verification.limits.compare import (
 )
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.modes.by_nature import WrittenByShards, is_statistic
+from dpexp.verification.modes.carried import Carried, farther
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.modes.random_draws import Draws, Seeds, drawing_modules
 from dpexp.verification.paths.unreached import Unreached
@@ -119,7 +120,8 @@ class SideBySide:
     def __post_init__(self) -> None:
         self._initial = {name: tensor.clone() for name, tensor in self.reference.full_parameters().items()}
         self.errors = Errors(self.limits, self.group, self.measures)
-        self.unreached = Unreached()
+        self.unreached, self.carried = Unreached(), Carried()
+        self._began: Mapping[str, Parts] = {}
         self.steps = 0
         self.notes: list[str] = []
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
@@ -177,7 +179,7 @@ class SideBySide:
             self.layout, bool(part.rows), lambda: self._compare(found.step, expected.step, batch, part)
         )
         try:
-            with found.hooks(), suppress(StepEndedError):
+            with found.hooks(), self.carried.hooks(self.layout), suppress(StepEndedError):
                 self.layout.step(part, found)
         except Exception as error:
             has_other_shapes = found.step.outputs and _shapes(found.step) != _shapes(expected.step)
@@ -195,9 +197,9 @@ class SideBySide:
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         """Raises DiffersError where the steps of the two sides differ before their optimizers."""
         self._combine(found, expected, part)
-        buffers, expected_buffers = self._buffers_of(part)
+        self._began, (buffers, expected_buffers) = self.carried.begun, self._buffers_of(found, part)
         kinds = parts_of_step(found, expected)
-        kinds["buffers"] = parts_of(self._completed(buffers), expected_buffers)
+        kinds["buffers"] = farther(parts_of(self._completed(buffers), expected_buffers), self._began)
         if self.measures and self.steps > 1:  # for the cause of a difference
             self.errors.failed(self.steps - 1, self._after())
         failed = self.errors.failed(self.steps, kinds)
@@ -206,22 +208,35 @@ class SideBySide:
         if self.amplifies:
             self._equalize(expected)
 
-    def _buffers_of(self, part: Batch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _buffers_of(
+        self, found: Step, part: Batch
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Those to compare, of both sides; afterwards the layout has those that the single device keeps.
 
         A single device that computes in chunks has the statistics that batch norms of this rank must have.
+        Ranks carry those of modules that they have called into the next step.
         """
         expected, statistics = self.reference.buffers(), dict[str, torch.Tensor]()
+        self.carried = Carried()
         if isinstance(self.reference.placed.module, Chunked) and part.rows:
             of_chunks = self.reference.placed.module.buffers_after
             of_this = of_chunks[min(self.group.dp_rank, len(of_chunks) - 1)]
-            own = {name: of_this[name] for name in expected if is_statistic(name)}
-            expected |= own
+            kept = {name: tensor.clone() for name, tensor in expected.items() if is_statistic(name)}
+            expected |= {name: of_this[name] for name in kept}
             statistics = {
-                name: tensor.clone() for name, tensor in self.layout.buffers().items() if name in own
+                name: tensor.clone() for name, tensor in self.layout.buffers().items() if name in kept
             }
-        buffers = self.written.replace_buffers(self.layout, self.reference, statistics.keys())
+            if self.group.dp_size > 1:
+                self.carried = Carried.of(statistics, kept, {name for name, _ in found.calls})
+        buffers = self.written.replace_buffers(
+            self.layout, self.reference, statistics.keys(), self.carried.own.keys()
+        )
         return buffers | statistics, expected
+
+    def began_apart(self, buffer: str) -> bool:
+        """Whether the latest step began with other numbers in a buffer than the one before has left."""
+        began = {buffer: self._began[buffer]} if buffer in self._began else {}
+        return any(each.ratio > 1 for each in self.limits.judge("buffers", self.steps, began).values())
 
     def _combine(self, found: Step, expected: Step, part: Batch) -> None:
         """Give the layout's step the outputs, gradients and loss of all ranks."""
