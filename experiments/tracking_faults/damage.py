@@ -11,6 +11,7 @@ from typing import Any
 
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.runs.sweep_records import RECORDS
 from dpexp.tracking.delivery.ledger import LEDGER
 
 Damage = Callable[[Path, random.Random], None]
@@ -94,6 +95,36 @@ def replace_by_text(name: str) -> Damage:
     return replace
 
 
+def in_sweep(folder: Path, rng: random.Random) -> Path:
+    """The file of a Record that a sweep has of its runs, or of itself, drawn at random."""
+    return rng.choice(sorted((folder / RECORDS).glob("*.json")))
+
+
+def swap_in_sweep(folder: Path, rng: random.Random) -> None:
+    """Exchange two of the Records that a sweep has."""
+    one, other = rng.sample(sorted((folder / RECORDS).glob("*.json")), 2)
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def replace_in_sweep(folder: Path, rng: random.Random) -> None:
+    """Put the Record that another sweep has of its runs in place of one of this sweep's."""
+    others = [path for path in folder.parent.glob(f"*/{RECORDS}") if path.parent != folder]
+    shutil.copyfile(in_sweep(rng.choice(sorted(others)).parent, rng), in_sweep(folder, rng))
+
+
+SWEEPS_RECORDS: dict[str, tuple[int, Damage]] = {
+    "bit flipped in a sweep's Record": (3, lambda folder, rng: flip(in_sweep(folder, rng), rng)),
+    "Records exchanged in a sweep": (3, swap_in_sweep),
+    "Record of another sweep in a sweep": (3, replace_in_sweep),
+    "Record without a seal in a sweep": (
+        3,
+        lambda folder, rng: replace_by_text(str(in_sweep(folder, rng).relative_to(folder)))(folder, rng),
+    ),
+}
+"""Damage that only the folder of a sweep can have."""
+
 FILES: list[dict[str, tuple[int, Damage]]] = [
     {
         f"bit flipped in {RECORD}": (24, lambda folder, rng: flip(folder / RECORD, rng)),
@@ -104,6 +135,7 @@ FILES: list[dict[str, tuple[int, Damage]]] = [
         f"{RECORD} without a seal": (6, replace_by_text(RECORD)),
         f"{LEDGER} without a seal": (6, replace_by_text(LEDGER)),
         "run deleted in MLflow": (23, delete_mlflow_run),
+        **SWEEPS_RECORDS,
     },
     {"database deleted": (1, delete_database)},
     {

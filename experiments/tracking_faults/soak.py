@@ -3,7 +3,8 @@
 ::
 
     processes    start runs, signal them at random moments, resume some, let a server drip its answers to some,
-                 keep some off the store --> reap, sync --> check, and no run in MLflow that was kept off
+                 lock the store of some, keep some off the store, kill the fold of some
+                 --> reap, sync, reproduce --> check, repair: no run in MLflow that was kept off, nothing left
     sweeps       signal sweeps at random moments --> resume --> every cell finished once; check
     files        flip bytes in what derives from a journal, replace it, delete MLflow runs
                  --> check, repair, check
@@ -23,6 +24,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -40,10 +42,10 @@ sys.path.insert(0, str(ROOT))
 
 import psutil
 import typer
-from damage import FILES, Damage, mlflow_runs
+from damage import FILES, SWEEPS_RECORDS, Damage, mlflow_runs
 
 from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import JOURNAL
+from dpexp.record.journal.journal import JOURNAL, RESERVE, SWEEP_STRATEGY
 
 HERE = Path(__file__).resolve().parent
 COMMON = ("--no-check", "--quiet", "--track-timeout", "60", "--threads", "1")
@@ -52,6 +54,13 @@ OFF = (*SINGLE, "--no-track")
 RESUMED = ("hybrid", "--virtual", "1", "--steps", "3000", "--snapshot-every", "100", *COMMON)
 SWEEP = ("single", "--devices", "cpu", "--steps", "300", "--repeat", "1", "--no-check", "--threads", "1")
 RANKS = ("ddp", "--devices", "2", "--steps", "300", "--snapshot-every", "20", *COMMON)
+KILLED_FOLD = """
+import os, signal, sys
+from pathlib import Path
+from dpexp.record.journal.fold import finish
+os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+finish(Path(sys.argv[1]))
+"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,8 @@ class Signals:
     deletes_folder: bool = False
     resumes: bool = False
     drips: bool = False
+    locks: bool = False
+    kills_fold: bool = False
 
 
 PROCESSES: dict[str, tuple[int, Signals]] = {
@@ -79,7 +90,12 @@ PROCESSES: dict[str, tuple[int, Signals]] = {
     "SIGKILL to a run without tracking": (8, Signals([("run", signal.SIGKILL)], first=0.3, words=OFF)),
     "SIGTERM, then resumed": (5, Signals([("run", signal.SIGTERM)], 0.4, 0.9, RESUMED, resumes=True)),
     "SIGKILL, then resumed": (5, Signals([("run", signal.SIGKILL)], 0.4, 0.9, RESUMED, resumes=True)),
+    "SIGKILL to both, then to the fold": (
+        4,
+        Signals([("uploader", signal.SIGKILL), ("run", signal.SIGKILL)], 0.5, 0.9, kills_fold=True),
+    ),
     "answers that drip": (5, Signals([], drips=True)),
+    "database that is locked": (4, Signals([], locks=True)),
 }
 """{fault: (how many of 200, what is done)}. Every run starts in a folder with a ``dpexp`` that is not ours."""
 
@@ -106,7 +122,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a script in a folder, with these environment variables added."""
     command = [sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]]
-    env = os.environ | {"DPEXP_HOME": str(home)} | variables
+    env = os.environ | {"DPEXP_HOME": str(home)} | dict(variables)
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | options
     return subprocess.Popen(command, env=env, cwd=folder, text=True, **options)
 
@@ -144,6 +160,8 @@ def disturb(home: Path, name: str, fault: Signals, after_s: float) -> None:
     (folder / "dpexp").mkdir(parents=True)
     (folder / "dpexp" / "__init__.py").write_text("raise ImportError('of the working directory')")
     store = {"MLFLOW_TRACKING_URI": dripping_server()} if fault.drips else {}
+    if fault.locks:
+        store = {"MLFLOW_TRACKING_URI": locked_database(home)}
     process = start(home, "run.py", *fault.words, "--run-name", name, folder=folder, variables=store)
     main = psutil.Process(process.pid)
     time.sleep(after_s)
@@ -162,6 +180,10 @@ def disturb(home: Path, name: str, fault: Signals, after_s: float) -> None:
         runs = [row["run_id"] for row in output(home, "list") if row["name"] == name]
         for run_id in (run_id for run_id in runs if (home / "snapshots" / run_id).exists()):
             assert start(home, "run.py", *fault.words, "--run-name", name, "--resume", run_id).wait() == 0
+    if fault.kills_fold:
+        for run_id in [row["run_id"] for row in output(home, "list") if row["name"] == name]:
+            journal = home / "runs" / run_id / JOURNAL
+            subprocess.run([sys.executable, "-c", KILLED_FOLD, str(journal)], cwd=ROOT, check=False)
 
 
 @functools.cache
@@ -185,17 +207,36 @@ def dripping_server() -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def undisturbed_s(home: Path, words: Sequence[str], at_once: int) -> float:
+@functools.cache
+def locked_database(home: Path) -> str:
+    """The address of a store that another process is writing, and does not end."""
+    path = home / "locked" / "mlflow.db"
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as store:
+        store.execute("VACUUM INTO ?", (str(path),))
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    locks.append(connection)
+    return f"sqlite:///{path}"
+
+
+locks: list[sqlite3.Connection] = []
+"""Connections that lock a store until this process ends."""
+
+
+def undisturbed_s(home: Path, words: Sequence[str], at_once: int, name: str = "undisturbed") -> float:
     """Seconds that undisturbed runs take, so many at a time; the first ones also create the store."""
     began = time.monotonic()
-    runs = [start(home, "run.py", *words, "--run-name", "undisturbed") for _ in range(at_once)]
+    runs = [start(home, "run.py", *words, "--run-name", name) for _ in range(at_once)]
     assert [run.wait() for run in runs] == [0] * at_once
     return time.monotonic() - began
 
 
 def disturb_processes(home: Path, faults: int, rng: random.Random, at_once: int) -> dict[str, Tally]:
     """Start and disturb runs; afterwards ``reap`` and ``sync`` once, and ``check`` must find nothing."""
-    run_s = {words: undisturbed_s(home, words, at_once) for words in (SINGLE, OFF, RESUMED, RANKS)}
+    run_s: dict[Sequence[str], float]
+    run_s = {words: undisturbed_s(home, words, at_once) for words in (SINGLE, RESUMED, RANKS)}
+    run_s[OFF] = undisturbed_s(home, OFF, at_once, "undisturbed without tracking")
     plan = [(kind, fault) for kind, (n, fault) in PROCESSES.items() for _ in range(scaled(n, faults))]
     rng.shuffle(plan)
     after = [run_s[tuple(fault.words)] * rng.uniform(fault.first, fault.last) for _, fault in plan]
@@ -204,17 +245,36 @@ def disturb_processes(home: Path, faults: int, rng: random.Random, at_once: int)
         for n, job in enumerate(jobs):
             job.result()
             typer.echo(f"{n + 1} of {len(plan)}: {plan[n][0]} after {after[n]:.1f} s", err=True)
+    off = {row["run_id"] for row in output(home, "list") if not is_tracked(home, row)}
     assert [start(home, "runs.py", command).wait() for command in ("reap", "sync")] == [0, 0]
+    start(home, "runs.py", "reproduce", "--runs", "1", "undisturbed without tracking").wait()
     runs = {row["name"]: row for row in output(home, "list")}
     found = check(home)
-    left = found and (check(home, "--repair"), check(home))[1]
+    check(home, "--repair")
+    left = found and check(home)
     tallies: dict[str, Tally] = {}
-    for n, (kind, fault) in enumerate(plan):
+    for n, (kind, _) in enumerate(plan):
         row = runs.get(f"fault {n}")
         ended = row is not None and row["status"] in ("finished", "failed", "killed")
-        leaked = row is not None and fault.words == OFF and is_in_store(home, row["run_id"])
-        count(tallies, kind, row and row["run_id"], found, left, leaked or not (row is None or ended))
+        is_well = row is None or (ended and not leftovers(home, row["run_id"]))
+        leaked = row is not None and row["run_id"] in off and is_in_store(home, row["run_id"])
+        count(tallies, kind, row and row["run_id"], found, left, leaked or not is_well)
+    for row in (row for row in output(home, "list") if not is_tracked(home, row)):
+        if not row["name"].startswith("fault"):
+            leaked = is_in_store(home, row["run_id"])
+            count(tallies, "reproduced without tracking", row["run_id"], found, left, leaked)
     return tallies
+
+
+def is_tracked(home: Path, row: Mapping[str, Any]) -> bool:
+    """Whether a run was started with tracking; of a journal without its first lines nothing says so."""
+    return bool(load(home / "runs" / row["run_id"]).config.get("track"))
+
+
+def leftovers(home: Path, run_id: str) -> list[str]:
+    """What killed processes have left in the folder of a run."""
+    names = [path.name for path in (home / "runs" / run_id).rglob(".*")]
+    return [name for name in names if name.endswith(".tmp") or name == RESERVE]
 
 
 def is_in_store(home: Path, run_id: str) -> bool:
@@ -229,12 +289,17 @@ def is_in_store(home: Path, run_id: str) -> bool:
 
 def disturb_sweeps(home: Path, faults: int, rng: random.Random) -> dict[str, Tally]:
     """Signal sweeps of two cells and resume them: each cell must have finished once, and be in MLflow."""
-    kinds = {f"{number.name} to a sweep": number for number in (signal.SIGTERM, signal.SIGKILL)}
+    kinds: dict[str, tuple[int, signal.Signals, Sequence[str]]] = {
+        "SIGTERM to a sweep": (6, signal.SIGTERM, SWEEP),
+        "SIGKILL to a sweep": (6, signal.SIGKILL, SWEEP),
+        "SIGKILL to a sweep without tracking": (2, signal.SIGKILL, (*SWEEP, "--no-track")),
+    }
+    plan = [(kind, *how[1:]) for kind, how in kinds.items() for _ in range(scaled(how[0], faults))]
     began, tallies = time.monotonic(), dict[str, Tally]()
     assert start(home, "sweep.py", *SWEEP, "--seed", "0,1").wait() == 0
     sweep_s = time.monotonic() - began
-    for n, (kind, number) in enumerate((k, v) for k, v in kinds.items() for _ in range(scaled(6, faults))):
-        words = (*SWEEP, "--seed", f"{2 * n + 2},{2 * n + 3}")
+    for n, (kind, number, options) in enumerate(plan):
+        words = (*options, "--seed", f"{2 * n + 2},{2 * n + 3}")
         process, after_s = start(home, "sweep.py", *words), sweep_s * rng.uniform(0.1, 0.9)
         time.sleep(after_s)
         process.send_signal(number)
@@ -246,6 +311,9 @@ def disturb_sweeps(home: Path, faults: int, rng: random.Random) -> dict[str, Tal
         names = [each.name for each in records if each.parent == sweep.run_id and each.status == "finished"]
         found = {sweep.run_id} & check(home)
         is_lost = sorted(names) != sorted({*names}) or len(names) != 2 or sweep.status != "finished"
+        if "--no-track" in words:
+            assert [start(home, "runs.py", command).wait() for command in ("reap", "sync")] == [0, 0]
+            is_lost |= is_in_store(home, sweep.run_id)
         count(tallies, kind, sweep.run_id, found, found, is_lost)
         typer.echo(f"{kind} after {after_s:.1f} s: finished {sorted(names)}", err=True)
     return tallies
@@ -263,10 +331,17 @@ def damage_files(
     while todo:
         check(home, "--repair")
         bad = check(home)
-        whole = [r for r in output(home, "list") if r["status"] == "finished" and r["run_id"] not in bad]
+        whole = [
+            row
+            for row in output(home, "list")
+            if (row["status"], row["delivered"]) == ("finished", "yes") and row["run_id"] not in bad
+        ]
         assert whole, "no whole run is left to damage"
-        pairs = list(zip(rng.sample(whole, len(whole)), todo, strict=False))
-        todo = todo[len(pairs) :]
+        pairs = []
+        for row in rng.sample(whole, len(whole)):
+            if suiting := next((one for one in todo if suits(one[0], row)), None):
+                todo.remove(suiting)
+                pairs.append((row, suiting))
         journals = [home / "runs" / row["run_id"] / JOURNAL for row, _ in pairs]
         undamaged = [journal.read_bytes() for journal in journals]
         for row, (_, damage) in pairs:
@@ -281,6 +356,11 @@ def damage_files(
         for journal, content in zip(journals, undamaged, strict=True):  # for the next round
             journal.write_bytes(content)
     return tallies
+
+
+def suits(kind: str, row: Mapping[str, Any]) -> bool:
+    """Whether a kind of damage can be done to a run: only a sweep's folder has Records of others."""
+    return row["strategy"] == SWEEP_STRATEGY or kind not in SWEEPS_RECORDS
 
 
 def scaled(n: int, faults: int) -> int:

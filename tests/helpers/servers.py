@@ -109,13 +109,14 @@ class Proxy:
 
     ``down`` refuses connections until ``up``; with ``hangs`` it accepts them and never answers; after
     ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
-    that went to the server; ``received`` holds the bytes that clients sent.
+    that went to the server; ``received`` holds the bytes that clients sent. Answers take ``delay_s`` longer.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
         self.hangs = False
+        self.delay_s = 0.0
         self.swallow_after = -1
         self.requests = 0
         self.received = b""
@@ -173,6 +174,7 @@ class Proxy:
             while data := server.recv(1 << 16):
                 if 0 <= self.swallow_after < self.requests:
                     break
+                time.sleep(self.delay_s)
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

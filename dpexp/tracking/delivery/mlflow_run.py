@@ -129,7 +129,7 @@ class MlflowRun:
 
         experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
         if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
-            log_traces(self.store.uri, experiment_id, run_id, view)
+            self.store.bounded(lambda: log_traces(self.store.uri, experiment_id, run_id, view))
 
     def _figures(self, view: RecordView) -> None:
         with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:

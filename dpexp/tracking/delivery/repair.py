@@ -9,8 +9,8 @@ from dpexp.tracking.delivery import check
 from dpexp.tracking.delivery.ledger import LEDGER
 from dpexp.tracking.delivery.sync import deliver, is_child
 from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.store import patience
 from dpexp.tracking.store.store import Store
-from dpexp.tracking.store.whole_answers import late_answers
 
 REPAIRS = 2  # of one run in a check: the first may uncover what needs another
 
@@ -40,13 +40,13 @@ def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -
     Raises StoreError; where that is about some of the runs, after the rows of all others. A server whose
     answer was late is asked nothing more.
     """
-    failures, late_before = [], late_answers()
+    failures = []
     for folder in sorted(runs, key=is_child) if mend else runs:
         try:
             found, left = _repaired(home, folder, with_store, mend)
         except RunNotComparedError as error:
             failures.append(str(error))
-            if late_answers() > late_before:
+            if patience.is_over():
                 break
             continue
         for problem in dict.fromkeys([*found, *left]):

@@ -80,13 +80,14 @@ def lost(home: Path) -> list[Path]:
     """
     store = Store.from_environment(home)
     delivered = [folder for folder in folders(home / "runs") if ledger.is_complete(folder, store.name)]
-    if delivered and check.exists(store):
-        store.open()
     try:
+        if delivered and check.exists(store):
+            store.open()
         return [folder for folder in delivered if not check.is_stored(store, folder)]
     except Exception as error:  # any store, any driver
         kind = LateServerError if store.is_late else StoreError
-        raise kind(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+        what = "" if isinstance(error, StoreError) else f"the store {store.name} cannot be asked: "
+        raise kind(f"{what}{short_message(error)}") from error
 
 
 def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
@@ -123,7 +124,7 @@ def deliver(
     store = Store.from_environment(home)
     for folder in sorted(runs, key=is_child) if new_run else runs:
         if store.is_late:
-            raise LateServerError(f"the server {store.name} {LATE}: no other run was tried")
+            raise LateServerError(f"the store {store.name} {LATE}: no other run was tried")
         if not again and ledger.is_complete(folder, store.name):
             yield DeliveryResult(folder.name, "already")
         elif not _has_ended(folder):

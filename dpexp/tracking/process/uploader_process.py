@@ -38,6 +38,7 @@ from dpexp.tracking.delivery.upload import LOG, Upload
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.process import system
 from dpexp.tracking.process.uploader import Delivery, how_to_deliver
+from dpexp.tracking.store import patience
 from dpexp.tracking.store.store import Store
 
 FLUSH_INTERVAL_S = 2.0
@@ -147,6 +148,7 @@ class UploaderProcess:
         deadline = time.monotonic() + _GRACE_S
         while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
             time.sleep(0.02)
+        patience.renew()
         try:
             self._send(self._open_upload(journal).complete())
         except Exception as error:  # any store, any driver
@@ -157,6 +159,7 @@ class UploaderProcess:
     def _advance(self, journal: Path) -> None:
         if time.monotonic() < self._retry_at:
             return
+        patience.renew()
         try:
             self._open_upload(journal).advance()
         except Exception as error:  # any store, any driver: retried, and the last delivery reports it

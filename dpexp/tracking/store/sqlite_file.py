@@ -126,6 +126,8 @@ class SqliteFile:
         try:
             revision = _revision(self.path)
         except sqlite3.DatabaseError as error:
+            if "database is locked" in str(error):
+                raise StoreError(f"another process keeps the store {self.path} locked: try later") from error
             message = f"the store {self.path} cannot be used ({first_line(error)}): move it away"
             raise StoreError(f"{message}, then a new one is created") from error
         if revision is None:

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from dpexp.config.names import folder_name
@@ -22,8 +23,10 @@ from dpexp.record.redact import redact
 from dpexp.tracking.content import content
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
+from dpexp.tracking.store import patience
+from dpexp.tracking.store.patience import answer_s, within
 from dpexp.tracking.store.sqlite_file import SqliteFile
-from dpexp.tracking.store.whole_answers import bound_answers, late_answers, within
+from dpexp.tracking.store.whole_answers import BoundedClient, bound_answers, from_database, from_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -43,6 +46,7 @@ CLIENT_DEFAULTS = {
 }
 """With MLflow's own defaults a call waits for minutes. Variables that the user set are kept."""
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -53,7 +57,6 @@ class Store:
     home: Path
     artifacts: Path
     sqlite_file: SqliteFile | None
-    _late_before: int = field(default_factory=late_answers, init=False)
 
     @classmethod
     def from_environment(cls, home: Path) -> Store:
@@ -67,8 +70,8 @@ class Store:
 
     @property
     def is_late(self) -> bool:
-        """Whether the server has not given a whole answer in time since it was opened."""
-        return late_answers() > self._late_before
+        """Whether this process asks nothing more: an answer was late, or all together."""
+        return patience.is_over()
 
     @property
     def name(self) -> str:
@@ -92,7 +95,7 @@ class Store:
             self.sqlite_file.check()
 
     def open(self) -> MlflowClient:
-        """Make the store usable. Raises StoreError, within 3 s for a server that does not answer."""
+        """Make the store usable. Raises StoreError, within its bound for a server that does not answer."""
         return self.client
 
     @functools.cached_property
@@ -103,15 +106,21 @@ class Store:
 
         if self.is_remote:
             bound_answers()
-            self._late_before = late_answers()
         if self.sqlite_file is not None:
             self.sqlite_file.create()
         else:
             probe(self.uri)
         try:
-            return MlflowClient(self.uri)
+            client = self.bounded(lambda: MlflowClient(self.uri))
+            return client if self.is_remote else cast("MlflowClient", BoundedClient(client, self.bounded))
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
+
+    def bounded(self, request: Callable[[], _T]) -> _T:
+        """What a call to the store returns or raises, which ends within its bound (``whole_answers``)."""
+        if self.is_remote:
+            return request()  # each of its requests has a bound
+        return from_file(request) if self.sqlite_file is not None else from_database(request)
 
     def active_run(self, mlflow_run_id: str, run_id: str) -> Any:
         """The MLflow run of a run, as MLflow returns it; None if it was deleted, or is another run's."""
@@ -174,10 +183,11 @@ def import_mlflow() -> None:
         import mlflow.tracking  # noqa: F401
     except ImportError as error:
         raise StoreError(f"mlflow cannot be imported here ({first_line(error)})") from error
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs what it raises
 
 
 def probe(uri: str) -> None:
-    """Raises StoreError unless a server answers within 3 s. Sends credentials to databases only."""
+    """Raises StoreError unless a server answers in time. Sends credentials to databases only."""
     kind = scheme(uri).partition("+")[0]
     _check_login(uri)
     try:
@@ -207,8 +217,9 @@ def _probe_database(uri: str, default_port: int) -> None:
     parts = urlsplit(uri)
     address = (parts.hostname or "localhost", parts.port or default_port)
     socket.create_connection(address, timeout=PROBE_TIMEOUT_S).close()
+    engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool)
     try:
-        sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
+        within(answer_s(), lambda: engine.connect().close())
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
         raise StoreError(f"the database {redact(uri)} cannot be used: {short_message(error)}") from error
 

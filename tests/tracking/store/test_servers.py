@@ -1,15 +1,19 @@
 """Delivery to servers: an MLflow server on PostgreSQL, and networks that fail in several ways."""
 
 import base64
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import journals
+import psutil
 import pytest
+import sqlalchemy
 from command_lines import ROOT, script, shared, wait
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, history, only_run
@@ -266,6 +270,84 @@ def test_a_password_that_must_be_encoded_is_reported_without_it(
     message = str(raised.value)
     assert "***@127.0.0.1:1/x" in message
     assert not [part for part in ("hunt", "ertwo", "8812", "me.invalid") if part in message]
+
+
+def short_bound(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(seconds))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+
+def test_a_server_that_always_answers_just_in_time_ends_the_command(
+    runs: Path, proxy: Proxy, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer may take two seconds, and takes one; all together may take six seconds beyond theirs."""
+    for number in range(2):
+        finish(journals.complete(runs, f"slow-{number}"))
+    short_bound(monkeypatch, 2)
+    proxy.delay_s = 1.0
+    synced = script("runs.py", "sync", MLFLOW_TRACKING_URI=proxy.address)
+    assert synced.returncode == 3
+    assert "in time" in synced.stderr
+    assert "slow-1" not in synced.stderr, "it is not tried"
+    monkeypatch.undo()
+    monkeypatch.setenv("DPEXP_HOME", str(runs.parent))
+    address = f"http://127.0.0.1:{server}"
+    assert script("runs.py", "sync", MLFLOW_TRACKING_URI=address).returncode == 0
+    assert steps_of(address, "slow-1") == list(range(100))
+
+
+@contextlib.contextmanager
+def stopped(database: str) -> Iterator[None]:
+    """All processes of PostgreSQL are stopped: it accepts connections, and says nothing."""
+    port = str(urlsplit(database).port)
+    (main,) = [p for p in psutil.process_iter(["cmdline"]) if ["-p", port] == (p.info["cmdline"] or [])[3:5]]
+    processes = [main, *main.children()]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+@contextlib.contextmanager
+def locked(database: str) -> Iterator[None]:
+    """Another program keeps the table of runs locked."""
+    engine = sqlalchemy.create_engine(database)
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE"))
+        yield
+    engine.dispose()
+
+
+@pytest.mark.parametrize("stalled", [stopped, locked], ids=["stopped", "locked"])
+def test_a_database_that_stalls_ends_the_command(
+    database: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    stalled: Callable[[str], contextlib.AbstractContextManager[None]],
+) -> None:
+    home = tmp_path_factory.mktemp("s")
+    monkeypatch.setenv("DPEXP_HOME", str(home))
+    run_ids = [f"{stalled.__name__}-{number}" for number in range(2)]
+    for run_id in run_ids:
+        finish(journals.complete(home / "runs", run_id, experiment="stalls"))
+    assert script("runs.py", "sync", run_ids[0], MLFLOW_TRACKING_URI=database).returncode == 0
+    with stalled(database), monkeypatch.context() as short:
+        short_bound(short, 1)
+        for words in (
+            ("sync", run_ids[1]),
+            ("sync",),
+            ("check", "--store"),
+            ("check", "--store", "--repair"),
+        ):
+            ended = script("runs.py", *words, MLFLOW_TRACKING_URI=database)
+            assert ended.returncode == 3, (words, ended.stdout)
+            assert "does not give a whole answer in time" in ended.stderr
+            assert ended.stderr.count("\n") <= 2
+    assert script("runs.py", "sync", MLFLOW_TRACKING_URI=database).returncode == 0
+    assert steps_of(database, run_ids[1]) == list(range(100))
 
 
 def test_a_journal_from_a_machine_without_mlflow_is_delivered_here(
