@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,10 @@ from dpexp.record.record import JournalError
 
 _SHARED = "DPEXP_SHARED"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_EARLIER = re.compile(r"\..+\.(?:json|jsonl|pt)\.([0-9]{1,10})")
+"""What versions before 1.0 called a temporary file: with the id of its process, and without a lock."""
+_WRITTEN_S = 60.0
+"""A file of that name that has not changed for so long is not being written, also by a process elsewhere."""
 
 
 def is_shared() -> bool:
@@ -136,13 +141,27 @@ def _is_locked(file: BinaryIO) -> bool:
     return True
 
 
+def is_temporary(name: str) -> bool:
+    """Whether ``write_atomically`` makes files of this name, or has made them."""
+    return name.startswith(".") and bool(_TEMPORARY.fullmatch(name) or _EARLIER.fullmatch(name))
+
+
 def remove_temporary(folder: Path, names: Iterable[str]) -> None:
     """Remove the files of these names that ``write_atomically`` made, and whose writers have died."""
-    for name in filter(_TEMPORARY.fullmatch, names):
+    for name in filter(is_temporary, names):
         gone = contextlib.suppress(OSError)  # its writer lives, or has just ended; or it is another user's
         with gone, open(folder / name, "rb", opener=_without_following) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / name).unlink()
+            earlier = _EARLIER.fullmatch(name)
+            if earlier is None or not _may_be_written(file, int(earlier[1])):
+                (folder / name).unlink()
+
+
+def _may_be_written(file: BinaryIO, process: int) -> bool:
+    """Whether the process of this id is alive, here or elsewhere, and may be writing the file."""
+    if os.path.exists(f"/proc/{process}"):
+        return True
+    return time.time() - os.fstat(file.fileno()).st_mtime < _WRITTEN_S
 
 
 def _without_following(path: str, flags: int) -> int:

@@ -9,7 +9,7 @@ from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.journal.kept import keep, lost_bytes
-from dpexp.record.journal.leftovers import remove_leftovers
+from dpexp.record.journal.leftovers import remove_leftovers, remove_seen
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, read_derived, seal, warn_of
 from dpexp.record.record import JournalError, Record
@@ -78,6 +78,7 @@ def finish(journal: Path) -> Record:
 
 def load(folder: Path) -> Record:
     """The Record of a run's folder: ``record.json`` of a run that has ended, else the journal's fold."""
+    remove_seen(folder)
     return _read(folder) or fold(folder / JOURNAL)
 
 

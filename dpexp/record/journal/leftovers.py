@@ -4,8 +4,15 @@ import contextlib
 import os
 from pathlib import Path
 
-from dpexp.record.journal.durable import remove_temporary
+from dpexp.record.journal.durable import is_temporary, remove_temporary
 from dpexp.record.journal.journal import JOURNAL, RESERVE, is_open
+
+
+def remove_seen(folder: Path) -> None:
+    """Call ``remove_leftovers`` where there is one beside the journal: one look of whoever reads the run."""
+    with contextlib.suppress(OSError):
+        if any(name == RESERVE or is_temporary(name) for name in os.listdir(folder)):
+            remove_leftovers(folder)
 
 
 def remove_leftovers(folder: Path) -> None:

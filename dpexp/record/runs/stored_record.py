@@ -13,6 +13,7 @@ from typing import Any
 from dpexp.record import json_text
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal.leftovers import remove_seen
 from dpexp.record.journal.seal import changed, made_from
 from dpexp.record.record import Record, check_schema
 
@@ -56,6 +57,7 @@ class RecordReader:
 
         ``by_length`` misses a changed byte of the journal. Raises JournalError.
         """
+        remove_seen(folder)
         try:
             content = (folder / RECORD).read_bytes()
             source = made_from(content)

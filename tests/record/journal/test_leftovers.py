@@ -1,5 +1,6 @@
 """What a process that was killed at any moment left in a run's folder is removed, and nothing else."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from command_lines import ROOT, script
 
 from dpexp.record.journal.durable import remove_temporary, write_atomically
-from dpexp.record.journal.fold import finish, fold
+from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, RESERVE, Journal
 from dpexp.record.journal.leftovers import remove_leftovers
 
@@ -44,6 +45,25 @@ def test_nothing_stays_of_a_process_that_was_killed_in_the_middle_of_the_fold(
 ) -> None:
     script("runs.py", *words, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert names(folder) == {JOURNAL, RECORD}
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", "killed")], ids=lambda w: w[0])
+def test_whoever_reads_a_run_removes_what_a_killed_fold_left(folder: Path, words: tuple[str, ...]) -> None:
+    script("runs.py", *words)
+    assert names(folder) == {JOURNAL}
+
+
+def test_those_of_earlier_versions_are_removed_unless_a_process_may_be_writing_them(folder: Path) -> None:
+    load(folder)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    old, dead, alive = (f".{RECORD}.{pid}" for pid in (ended.pid, 2**22 + 1, os.getpid()))
+    for name in (old, dead, alive):
+        (folder / name).write_text("{")
+    for name in (old, alive):
+        os.utime(folder / name, (0, 0))
+    remove_leftovers(folder)
+    assert names(folder) == {JOURNAL, dead, alive}, "one of a minute ago may be that of a process elsewhere"
 
 
 def test_reap_removes_reserved_files_and_those_of_snapshots(dpexp_home: Path, runs: Path) -> None:
