@@ -56,6 +56,11 @@ def scatter(inputs: Any, devices: Sequence[DeviceId], dim: int = 0) -> Any:
     return tuple(chunks) if isinstance(inputs, torch.Tensor) else chunks
 
 
+def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[DeviceId]) -> None:
+    """Raises ValueError for arguments of a call that ``scatter_kwargs`` would refuse."""
+    _chunk_count(_batch_sizes({"inputs": args, **kwargs}, 0), to_devices(devices))
+
+
 def scatter_kwargs(
     inputs: Any, kwargs: dict[str, Any] | None, devices: Sequence[DeviceId], dim: int = 0
 ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:

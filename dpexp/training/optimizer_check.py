@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dpexp.config.alike import listed
-from dpexp.config.errors import ConfigError, describe
+from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.strategies.modules.tables import PlacedTable, is_mapped
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.optimizer_names import FOR_SPARSE
@@ -92,11 +92,14 @@ def _try(choice: OptimizerChoice, gradient: torch.Tensor) -> torch.optim.Optimiz
 
 
 def _check_shapes(choice: OptimizerChoice, model: nn.Module) -> None:
-    """Make the optimizer of parameters without memory, in the shapes of those that are trained."""
+    """Make the optimizer of parameters without memory, in the shapes of those that are trained.
+
+    One that reads numbers, which are not there, gets a copy of theirs.
+    """
     trained = [each for each in model.parameters() if each.requires_grad and not is_lazy(each)]
-    shapes = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="meta")) for each in trained]
     try:
-        choice.make(shapes)
+        choice.make([nn.Parameter(torch.empty_like(each, device="meta")) for each in trained])
     except ConfigError as error:
-        if not isinstance(error.__cause__, NotImplementedError):  # else it reads numbers, which are not there
+        if "meta" not in text_of(error.__cause__ or error).lower():
             raise
+        choice.make([nn.Parameter(each.detach().clone()) for each in trained])

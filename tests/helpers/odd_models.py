@@ -92,11 +92,63 @@ class Routed(Two):
         return outputs
 
 
+class Scalar(Two):
+    """Has a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+class Zero(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.head.bias)
+
+
+class Mixing(nn.Linear):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ mask)
+
+
+class Masked(Two):
+    """One mask for all rows of a batch, which a block gets beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Mixing(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        return self.head(torch.tanh(self.first(x, mask=mask)))
+
+
 class Differential(Two):
     """Takes the gradient of its outputs with respect to its inputs in its forward, as force fields do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()
         outputs: torch.Tensor = self.head(torch.tanh(self.first(x)))
-        (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+        (slope,) = self.compute(outputs.sum(), x, create_graph=True)
         return outputs + slope.sum(1, keepdim=True)
+
+    def compute(self, *args: Any, **options: Any) -> Any:
+        return torch.autograd.grad(*args, **options)
+
+
+class Imported(Differential):
+    """The same by a function that its file has imported."""
+
+    compute = staticmethod(torch.autograd.grad)
+
+
+class Reads(torch.optim.SGD):
+    """Looks at the numbers of its parameters when it is made."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        if not all(float(each.detach().abs().sum()) for each in parameters):
+            raise ValueError("a parameter is zero")
+        super().__init__(parameters, lr)

@@ -1,5 +1,6 @@
 """Odd models: layouts and verification take what is unusual in a model."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,9 +92,25 @@ def test_a_forward_that_takes_gradients_itself_runs(strategy: str, options: Any)
 FSDP: Any = {"model": "odd_models:Differential", "devices": "cpu", "options": {"block": ("first",)}}
 
 
-def test_fsdp_refuses_a_forward_that_takes_gradients_itself_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"fsdp frees the weights .* calls torch\.autograd\.grad"):
-        prepare(
-            RunConfig("fsdp", model="odd_models:Differential", devices="cpu", options={"block": ("first",)})
-        )
-    assert torch.autograd.grad.__module__ == "torch.autograd"
+@pytest.mark.parametrize("model", ["Differential", "Imported"])
+def test_fsdp_refuses_a_forward_that_takes_gradients_itself_before_the_run(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"fsdp frees the weights .* this forward computes gradients"):
+        prepare(RunConfig("fsdp", model=f"odd_models:{model}", devices="cpu", options={"block": ("first",)}))
+
+
+def test_fsdp_refuses_a_scalar_parameter_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"fsdp splits parameters by their rows, and scale is a scalar"):
+        prepare(RunConfig("fsdp", model="odd_models:Scalar", devices="cpu", options={"block": ("first",)}))
+
+
+def test_block_refuses_a_mask_of_all_tokens_before_the_run() -> None:
+    config = RunConfig("block", model="odd_models:Masked", virtual=2, options={"block": ("first",)})
+    with pytest.raises(ConfigError, match=r"--block first: mask has 5 rows and inputs\[0\] has 30"):
+        prepare(config)
+
+
+def test_an_optimizer_that_looks_at_numbers_gets_them_before_the_run() -> None:
+    config = RunConfig("single", model="odd_models:Two", devices="cpu", optimizer="odd_models:Reads")
+    assert verify(prepare(config)).passed
+    with pytest.raises(ConfigError, match="odd_models:Reads raised ValueError: a parameter is zero"):
+        prepare(replace(config, model="odd_models:Zero"))

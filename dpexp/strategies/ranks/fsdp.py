@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError
@@ -83,6 +84,18 @@ def _collective(name: str) -> Callable[..., Any]:
     return found
 
 
+class _RefusesGradients(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators that autograd runs inside raise ConfigError, however it was called."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            raise ConfigError(
+                "fsdp frees the weights of a block after its forward, and this forward computes gradients "
+                "(torch.autograd.grad, say), which needs them again: use ddp, which keeps them"
+            )
+        return func(*args, **(kwargs or {}))
+
+
 class Fsdp(Strategy):
     """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
 
@@ -97,6 +110,12 @@ class Fsdp(Strategy):
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
         check_no_hooks(model, "fsdp")
+        scalars = [name for name, each in model.named_parameters() if not each.dim()]
+        if scalars:
+            raise ConfigError(
+                f"fsdp splits parameters by their rows, and {listed(scalars)} is a scalar: make it a vector "
+                "of one number (torch.ones(1)), or use ddp"
+            )
         names = [
             name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse
         ]
@@ -108,19 +127,8 @@ class Fsdp(Strategy):
 
     @contextmanager
     def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
-        computes = torch.autograd.grad
-
-        def refuse(*args: Any, **options: Any) -> Any:
-            raise ConfigError(
-                "fsdp frees the weights of a block after its forward, and this forward calls "
-                "torch.autograd.grad, which needs them again: use ddp, which keeps them"
-            )
-
-        torch.autograd.grad = refuse
-        try:
+        with _RefusesGradients():  # type: ignore[no-untyped-call]
             yield
-        finally:
-            torch.autograd.grad = computes
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         from torch.distributed.fsdp import (
