@@ -30,7 +30,7 @@ from dpexp.verification.comparison import in_dtype, on_host
 from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.limits.compare import Difference, Tensors, distance, magnitude
 from dpexp.verification.modes.mode import Mode
-from dpexp.verification.paths.reaching import Pieces, reaching
+from dpexp.verification.paths.reaching import Pieces, reached_by_all
 from dpexp.verification.result import TOLERANCE, Result, VerificationError
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
@@ -140,9 +140,9 @@ def _equivalence(
     """The equivalence to show, and notes about what of the model it is shown for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     objective, trains = prepared.data.objective, not prepared.config.eval
-    reached = reaching(model, objective, compared[0], _pieces(prepared), trains)
-    by_rank = prepared.strategy.group.all_gather([each.what for each in reached.batches])
-    made = [each for each in reached.batches if all(each.what in whats for whats in by_rank)]
+    group = prepared.strategy.group
+    pieces = Pieces.of_layout(group, prepared.selection.used)
+    made = reached_by_all(model, objective, compared[0], pieces, trains, group)
     if not (in_full or prepared.strategy.needs.full_tables):
         model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
     _check_not_mapped(model)
@@ -153,19 +153,13 @@ def _equivalence(
         compared,
         objective,
         _optimizer(prepared),
-        prepared.strategy.group,
+        group,
         dtype,
         made=made,
         evaluates=True,
         report=report,
     )
     return equivalence, notes
-
-
-def _pieces(prepared: Prepared) -> Pieces:
-    """How the layout may split a batch. Ranks that share rows may cut them into micro-batches."""
-    group = prepared.strategy.group
-    return Pieces(group.dp_size, max(1, len(prepared.selection.used)), group.size != group.dp_size)
 
 
 def _optimizer(prepared: Prepared) -> OptimizerChoice | None:

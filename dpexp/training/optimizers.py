@@ -26,7 +26,7 @@ class Optimizers:
         clip_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
-        self.members, self._clip_norm = members, clip_norm
+        self.members, self.clip_norm = members, clip_norm
         self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
         self._prefetch = placed.prefetch
@@ -43,8 +43,8 @@ class Optimizers:
         if self.accumulate > 1:
             for gradient in _gradients(self._parameters).values():
                 _values(gradient).div_(self.accumulate)
-        if self._clip_norm is not None:
-            clip(self._parameters, self._shards, self._clip_norm)
+        if self.clip_norm is not None:
+            clip(self._parameters, self._shards, self.clip_norm)
         self._step()
         return True
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.devices import HOST
+from dpexp.devices import HOST, place
 from dpexp.distributed.device_mesh import as_mesh
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
@@ -23,6 +25,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
 from dpexp.verification.equivalence import Equivalence
+from dpexp.verification.paths.reaching import Pieces, reached_by_all
 from dpexp.verification.result import Result, VerificationError
 from dpexp.verification.untouched import Untouched
 
@@ -39,6 +42,9 @@ def prove(
     reduction: str = "",
 ) -> Result:
     """Train a copy of the model in a layout beside one on a single device, in float64, a step for each batch.
+
+    Then, as a run's verification does, a step for each of some batches that are made of the first one (one
+    row, equal rows, the most uneven split, rare ids), and an evaluation without gradients.
 
     ``parallelize(model, mesh)`` lays the copy out over a DeviceMesh of all ranks; if there is no mesh,
     ``parallelize(model, devices)`` over a list. Ranks along dimensions named dp* split the rows of a batch.
@@ -67,7 +73,10 @@ def prove(
         objective = Objective(model, loss=loss, reduction=reduction)
         make = optimizer or partial(torch.optim.SGD, lr=0.01)
         untouched = Untouched(model, global_batches[0], objective, make)
-        result = Equivalence(model, laid_out, global_batches, objective, make, group).result()
+        pieces = Pieces.of_layout(group, used)
+        made = reached_by_all(_on_host(model), objective, global_batches[0], pieces, True, group)
+        equivalence = Equivalence(model, laid_out, global_batches, objective, make, group)
+        result = replace(equivalence, made=made, evaluates=True).result()
         changed = next(filter(None, group.all_gather(untouched.changed())), "")
     if changed:
         cause = f"it has changed what every model computes: {changed}"
@@ -77,6 +86,12 @@ def prove(
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result
+
+
+def _on_host(model: nn.Module) -> nn.Module:
+    if all(tensor.device == HOST for tensor in (*model.parameters(), *model.buffers())):
+        return model
+    return place(copy.deepcopy(model), HOST)
 
 
 def _batch(inputs: Any, targets: Any) -> Batch:

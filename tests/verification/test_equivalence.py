@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from dpexp.engine.verify import Verification, batches, verify
 from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
+from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.result import Result
@@ -116,6 +117,32 @@ def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
 
 
 # --- the batches of a run -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OtherNorm(Shards):
+    """Finds the norm of all gradients to be ``factor`` times as large."""
+
+    factor: float
+
+    def total_norm(self, gradients: Any) -> torch.Tensor:
+        return self.factor * super().total_norm(gradients)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("limit", [1e-6, 1e6])
+def test_a_norm_that_is_wrong_is_found_whether_the_run_clips_by_it_or_not(
+    limit: float, accumulate: int
+) -> None:
+    def verified(factor: float) -> Verification:
+        options = {"clip_norm": limit, "accumulate": accumulate, "lr": 0.1}
+        prepared = prepare(RunConfig.from_dict({"strategy": "single", **options}))
+        planted = Planted(lambda model: replace(on_host(model), shards=OtherNorm(factor)))
+        return verify(replace(prepared, strategy=planted))
+
+    assert verified(1.0).passed
+    for factor in (0.4, 3.0):
+        assert "parameters (fc." in verified(factor).cause
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from dpexp import tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.verification.paths.looked_up import Lookup, looked_up
 from dpexp.verification.touched_rows import large_tables
@@ -62,6 +63,11 @@ class Pieces:
     replicas: int = 1
     is_fixed: bool = False
 
+    @classmethod
+    def of_layout(cls, group: ProcessGroup, devices: Sequence[torch.device]) -> Pieces:
+        """Those that a layout may make. Ranks that share rows may cut them into micro-batches."""
+        return cls(group.dp_size, max(1, len(devices)), group.size != group.dp_size)
+
     @property
     def count(self) -> int:
         """Pieces of a batch that has rows for all of them."""
@@ -90,6 +96,15 @@ def reaching(model: nn.Module, objective: Objective, first: Batch, pieces: Piece
     return Reached(
         tuple(each for each in made if not why[each.what]), {what: text for what, text in why.items() if text}
     )
+
+
+def reached_by_all(
+    model: nn.Module, objective: Objective, first: Batch, pieces: Pieces, trains: bool, group: ProcessGroup
+) -> list[Made]:
+    """The batches that every rank has made; every rank must call this."""
+    reached = reaching(model, objective, first, pieces, trains)
+    by_rank = group.all_gather([each.what for each in reached.batches])
+    return [each for each in reached.batches if all(each.what in whats for whats in by_rank)]
 
 
 def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:

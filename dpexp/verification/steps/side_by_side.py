@@ -69,6 +69,9 @@ class RefusedBatchError(Exception):
 ROUNDED = 8
 """Additions to a parameter, which round it, for each of which its update may be off by a last bit."""
 
+CLIPS = (0.5, 2.0)
+"""Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
+
 
 @dataclass
 class Failure:
@@ -207,6 +210,7 @@ class SideBySide:
             raise DiffersError(Failure(self._cause_before(failed), batch, found, expected))
         if self.amplifies:
             self._equalize(expected)
+        self._clip(expected)
 
     def _buffers_of(
         self, found: Step, part: Batch
@@ -258,6 +262,14 @@ class SideBySide:
             gradient, value = parameter.grad, expected.gradients.get(name)
             if gradient is not None and value is not None and not gradient.is_sparse | value.is_sparse:
                 shards.load_full_tensor(name, gradient, value)
+
+    def _clip(self, expected: Step) -> None:
+        """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
+        norm = math.hypot(*map(magnitude, expected.gradients.values()))
+        for optimizers in (self.layout.optimizers, self.reference.optimizers):
+            if optimizers is not None and optimizers.clip_norm is not None:
+                update = self.steps // optimizers.accumulate
+                optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
 
     def _completed(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the tensors of parameters and buffers that only other ranks have, as stages of a pipeline."""
