@@ -130,7 +130,7 @@ def _state(devices: Sequence[torch.device], threads: int) -> Callable[[], Abstra
     """A function that gives the thread that calls it this one's state: threads, modes, default device."""
     inference = torch.is_inference_mode_enabled()
     kinds = {"cpu", *(device.type for device in devices)}
-    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if _is_autocast_enabled(kind)]
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if is_autocast_enabled(kind)]
     cache_enabled = torch.is_autocast_cache_enabled()
     default_device = torch.get_default_device()
     observers = _python_dispatch._get_current_dispatch_mode_stack()
@@ -153,7 +153,8 @@ def _state(devices: Sequence[torch.device], threads: int) -> Callable[[], Abstra
     return enter
 
 
-def _is_autocast_enabled(kind: str) -> bool:
+def is_autocast_enabled(kind: str) -> bool:
+    """Whether this thread computes under autocast on devices of this kind."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ PROCESS: dict[str, dict[str, Any]] = {
     "hybrid": {"virtual": 1},
     "hybrid of replicas": {"virtual": 3},
     "hybrid sparse": {"virtual": 1, **SPARSE},
+    "hybrid mapped": {"virtual": 1, **SPARSE, "table_file": tempfile.gettempdir(), "dtype": "float32"},
     "hybrid ahead": {"virtual": 2, **SPARSE, "pipeline": True, "lookahead": 2},
     "place": {"virtual": 2, "place": ("block1=cpu:1", "block2=cpu")},
     "custom": {"virtual": 3, "layout": f"{LAYOUT}:replicated"},
@@ -52,6 +54,22 @@ RANKS: dict[str, dict[str, Any]] = {
 FEW = ("ddp unused", "custom of rows")
 """Those whose gradients come together as in another: they train with some optimizers."""
 FOR_SPARSE = ("sgd", "adam", "adagrad", "rowwise_adagrad")
+FOR_FILES = ("sgd", "rowwise_adagrad")
+
+AUTOCAST: dict[str, tuple[tuple[str, int], ...]] = {
+    "single": (),
+    "whole": (("", 4),),
+    "block": (("embedding", 2), ("block1", 2), ("block2", 2)),
+    "functional": (("", 3),),
+    "hybrid of replicas": (("", 3),),
+    "place": (),
+}
+"""Layouts that are judged under autocast to bfloat16, and which of their modules have how many replicas."""
+MIXED = (
+    Training("mse", "momentum", autocast=True),
+    Training("tokens", "adam", clip_norm=0.05, autocast=True),
+    Training("huber", "sgd", accumulate=2, autocast=True),
+)
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
@@ -91,9 +109,10 @@ class Case:
             "accumulate": training.accumulate,
             "clip_norm": training.clip_norm,
             "warmup": training.warmup,
+            **({"autocast": "bfloat16", "dtype": "float32"} if training.autocast else {"dtype": "float64"}),
         }
         fixed: dict[str, Any] = {"batch_size": BATCH, "steps": STEPS, "phase_steps": 0, "threads": 1}
-        fixed |= {"dtype": "float64", "check": False, "track": False}
+        fixed |= {"check": False, "track": False}
         return RunConfig.from_dict(values | fixed | LOSSES.get(training.loss, {}) | self.options)
 
 
@@ -103,6 +122,8 @@ def possible(layout: str, options: dict[str, Any], values: dict[str, Any]) -> bo
     if values["accumulate"] > 1 and by_tokens:
         return False
     if (options.get("sparse") or layout in FEW) and values["optimizer"] not in FOR_SPARSE:
+        return False
+    if "table_file" in options and values["optimizer"] not in FOR_FILES:
         return False
     return options.get("shard_by") != "column" or values["optimizer"] != "rowwise_adagrad"
 
@@ -117,18 +138,28 @@ def cases(layouts: dict[str, dict[str, Any]]) -> list[Case]:
         for layout, values in itertools.product(layouts, itertools.product(*OPTIONS.values()))
         if possible(layout, layouts[layout], dict(zip(OPTIONS, values, strict=True)))
     ]
-    pairs = [_pairs(values, of_options=layouts is PROCESS) for values in every]
-    missing, found = set().union(*pairs), []
+    bits: dict[Any, int] = {}
+    pairs = [_pairs(values, bits, of_options=layouts is PROCESS) for values in every]
+    missing, found = (1 << len(bits)) - 1, []
     while missing:
-        best = max(range(len(every)), key=lambda number: len(missing & pairs[number]))
-        missing -= pairs[best]
+        best = max(range(len(every)), key=lambda number: (missing & pairs[number]).bit_count())
+        missing &= ~pairs[best]
         found.append(every[best])
     return [_case(layouts, **values) for values in found]
 
 
-def _pairs(values: dict[str, Any], *, of_options: bool) -> frozenset[Any]:
+def under_autocast(layout: str) -> list[Case]:
+    """Trainings of a layout of one process under autocast."""
+    trainings = (replace(training, pieces=AUTOCAST[layout]) for training in MIXED)
+    return [Case(layout, PROCESS[layout], training) for training in trainings]
+
+
+def _pairs(values: dict[str, Any], bits: dict[Any, int], *, of_options: bool) -> int:
+    """The pairs of a training as bits, which are numbered as they occur."""
     pairs = itertools.combinations(values.items(), 2)
-    return frozenset(pair for pair in pairs if of_options or pair[0][0] == "layout")
+    return sum(
+        1 << bits.setdefault(pair, len(bits)) for pair in pairs if of_options or pair[0][0] == "layout"
+    )
 
 
 def _case(layouts: dict[str, dict[str, Any]], layout: str, **values: Any) -> Case:

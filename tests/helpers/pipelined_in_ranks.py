@@ -34,7 +34,7 @@ ROWS, DIM = 24, 4
 FIRST = 2  # the first step learns which lookups there are, and the second had begun before
 MANY = f"{Path(__file__).with_name('sharded_in_ranks.py')}:Net"
 ONE = f"embedding:rows={ROWS},dim={DIM}"
-STEPS = {2: 120, 3: 40}
+STEPS = {2: 48, 3: 24}
 """Steps on each stream, by the number of ranks."""
 STREAMS = {
     "every id the same": ({"shard_by": "row"}, lambda rng, _: torch.full((6,), 3)),
@@ -203,6 +203,8 @@ def streams(group: ProcessGroup) -> None:
 def tables(group: ProcessGroup) -> None:
     """Tables of every kind; of the last batch of an epoch the last of three ranks has no rows."""
     for name, values in TABLES.items():
+        if name == "26 tables" and group.size > 2:
+            continue  # what they share is the same, and dear: ``fused`` counts it
         shape = {"model": MANY, "data": "random:samples=20", "batch_size": 9} | values
         shape |= {"sparse": not values.get("eval")}
         plain = {key: value for key, value in shape.items() if key != "lookahead"}
@@ -210,7 +212,7 @@ def tables(group: ProcessGroup) -> None:
         for each in (plain, shape | {"pipeline": True}):
             prepared, steps = prepared_trainer(group, **each)
             run = Run(steps)
-            for epoch in range(3):
+            for epoch in range(2):
                 run.train(list(prepared.local_batches(epoch)))
             runs.append(run)
         serial, pipelined = runs

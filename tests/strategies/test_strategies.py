@@ -297,6 +297,15 @@ def test_replicas_compute_in_the_dtype_of_autocast(strategy: str) -> None:
         assert placed.module(torch.randn(30, 5)).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("strategy", ["whole", "block", "functional"])
+def test_an_evaluation_after_steps_under_autocast_is_without_it(strategy: str) -> None:
+    prepared = prepare(RunConfig(strategy, virtual=2, autocast="bfloat16"))
+    used, batch = prepared.selection.used, next(prepared.batches(0))
+    trainer = prepared.trainer(prepared.strategy.place(prepared.model, used, Timer(used)))
+    trainer.step(batch)
+    assert trainer.evaluate(batch).dtype is torch.float32
+
+
 class Keywords(nn.Module):
     """Calls its submodules with keyword arguments."""
 
@@ -339,7 +348,7 @@ def test_submodules_may_be_called_with_keyword_arguments(strategy: str, options:
 def test_functional_gathers_on_the_output_device() -> None:
     used = devices.virtual(2)
     library: Any = dpexp.parallel
-    call = DataParallelCall(nn.Linear(5, 2), used, library, Timer(used), torch.device("meta"), "")
+    call = DataParallelCall(nn.Linear(5, 2), used, library, Timer(used), torch.device("meta"))
     assert call(torch.zeros(6, 5)).device.type == "meta"
 
 

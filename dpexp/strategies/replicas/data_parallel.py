@@ -21,8 +21,8 @@ from dpexp.config.errors import ConfigError, available
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DataParallelOptions
 from dpexp.data.batch import Batch
-from dpexp.devices import HOST, accelerators, autocast, is_virtual, label, running_on
-from dpexp.parallel.parallel_apply import share_of_threads
+from dpexp.devices import HOST, accelerators, is_virtual, label, running_on
+from dpexp.parallel.parallel_apply import is_autocast_enabled, share_of_threads
 from dpexp.strategies.base import Devices, Strategy
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.modules.wrappers import Wrapper
@@ -60,27 +60,31 @@ class Replicating(Strategy):
 
 @dataclass(frozen=True)
 class Replica:
-    """A call of one replica: labelled with its number and device, timed, and under the run's autocast.
-
-    ``torch.nn.parallel`` turns autocast on in its threads, but without the dtype.
-    """
+    """A call of one replica: labelled with its number and device, timed, and under the caller's autocast."""
 
     module: nn.Module
     number: int
     device: torch.device
     timer: Timer
-    autocast_dtype: str
+    autocast_dtype: torch.dtype | None
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        kind, dtype = self.device.type, self.autocast_dtype
+        autocast = nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype)
         timed = self.timer.replica("parallel_apply", self.number, self.device)
-        with running_on(self.device, self.number), timed, autocast(self.device, self.autocast_dtype):
+        with running_on(self.device, self.number), timed, autocast:
             return self.module(*inputs, **kwargs)
 
 
-def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer, dtype: str) -> list[Any]:
-    """Calls of the replicas, for ``parallel_apply``; on the CPU that of dpexp labels them itself."""
-    if not timer.is_recording and not dtype and all(device.type == "cpu" for device in devices):
+def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer) -> list[Any]:
+    """Calls of the replicas, for ``parallel_apply``; on the CPU that of dpexp labels them itself.
+
+    ``torch.nn.parallel`` turns the caller's autocast on in its threads, but without the dtype.
+    """
+    if not timer.is_recording and all(device.type == "cpu" for device in devices):
         return list(replicas)
+    kind = devices[0].type
+    dtype = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
     numbered = enumerate(zip(replicas, devices, strict=False))
     return [Replica(module, i, device, timer, dtype) for i, (module, device) in numbered]
 
@@ -94,7 +98,6 @@ class _Timed(Wrapper):
     """The four steps as phases; the base class before a DataParallel class."""
 
     timer: Timer
-    autocast_dtype: str
     gathers_on: torch.device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -113,7 +116,7 @@ class _Timed(Wrapper):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("parallel_apply"):
-            calls = labelled(replicas, self.replica_devices, self.timer, self.autocast_dtype)
+            calls = labelled(replicas, self.replica_devices, self.timer)
             return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +149,6 @@ def data_parallel_module(
         wrapper = PortableDataParallel(module, list(devices), gathers_on)
     wrapper.gathers_on = output
     wrapper.timer = timer
-    wrapper.autocast_dtype = config.autocast
     wrapper.replica_devices = tuple(devices)
     return wrapper
 

@@ -39,7 +39,7 @@ class Functional(Replicating):
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
         library = nn.parallel if uses_torch(self.config.backend, devices) else parallel
-        module = DataParallelCall(place(model, first), devices, library, timer, output, self.config.autocast)
+        module = DataParallelCall(place(model, first), devices, library, timer, output)
         used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
         return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
 
@@ -48,7 +48,7 @@ class DataParallelCall(Wrapper):
     """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
 
     The rows of the inputs are split over the devices. The module is on the first. ``library`` has the
-    primitives, ``autocast`` is the dtype of mixed precision.
+    primitives.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class DataParallelCall(Wrapper):
         library: Any,
         timer: Timer,
         output: torch.device,
-        autocast: str,
     ) -> None:
         super().__init__()
         self.module = module
@@ -66,7 +65,6 @@ class DataParallelCall(Wrapper):
         self.output = output
         self.library = library
         self.timer = timer
-        self.dtype = autocast
 
     def forward(self, *inputs: Any) -> Any:
         devices, library, phase = self.replica_devices, self.library, self.timer.phase
@@ -79,7 +77,7 @@ class DataParallelCall(Wrapper):
             chunks = library.scatter(inputs, devices)
         used = devices[: len(chunks)]
         with phase("parallel_apply"):
-            calls = labelled(replicas[: len(used)], used, self.timer, self.dtype)
+            calls = labelled(replicas[: len(used)], used, self.timer)
             outputs = library.parallel_apply(calls, chunks, devices=used)
         with phase("gather", self.output):
             return library.gather(outputs, self.output)
