@@ -107,10 +107,14 @@ class FirstGradient:
         for chosen in (names, names[:1]):
             usable = [name for name in chosen if name in found and all(name in each for each in by_shard)]
             columns = [_vector(each, expected, usable) for each in by_shard]
-            shares = patterns.coefficients(_vector(found, expected, usable), columns) if usable else None
+            if not usable:
+                continue
+            pair = _vector(found, expected, usable), _vector(expected, expected, usable)
+            are_known = len(self._shard_counts()) == 1
+            shares = patterns.coefficients(*pair, columns, 1 if are_known else count)
             if shares is not None:
                 unit = "rank" if self.group.dp_size > 1 else "shard"
-                return _Shape(shares=shares, rows=rows, weights=weights, unit=unit)
+                return _Shape(shares=shares, rows=rows, weights=weights, unit=unit, are_known=are_known)
         return None
 
     def _gradients_of_shards(self, count: int) -> tuple[list[int], list[float], list[Tensors]]:
@@ -146,6 +150,7 @@ class _Shape:
     rows: Sequence[int] = ()
     unit: str = "shard"
     weights: Sequence[float] = ()
+    are_known: bool = True
 
     def text(self) -> str:
         """In words."""
@@ -155,7 +160,9 @@ class _Shape:
             return patterns.of_factor(self.scale, self.shards, self.unit)
         if not self.shares:
             return ""
-        return patterns.of_coefficients(self.shares, self.rows, self.unit, self.weights)
+        return patterns.of_coefficients(
+            self.shares, self.rows, self.unit, self.weights, are_known=self.are_known
+        )
 
     def is_own(self, rank: int) -> bool:
         """Whether it is a multiple of the gradient of this rank's rows."""

@@ -13,6 +13,8 @@ from dpexp.config.ranges import consecutive, span
 
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
+EXPLAINED = 1e-3
+"""A pattern that leaves more than this share of a difference does not explain it."""
 
 
 def is_close(found: float, expected: float) -> bool:
@@ -21,7 +23,7 @@ def is_close(found: float, expected: float) -> bool:
 
 
 def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The number c of ``found = c * expected``; None if there is none."""
+    """The number c of ``found = c * expected``; None if there is none that explains the difference."""
     found, expected = found.flatten(), expected.flatten()
     if found.shape != expected.shape or not bool(found.isfinite().all()):
         return None
@@ -30,7 +32,13 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
         return None
     scale = float(torch.vdot(expected, found).real) / norm
     residual = float(torch.linalg.vector_norm(found - scale * expected))
-    return scale if residual <= CLOSE * math.sqrt(norm) * max(1.0, abs(scale)) else None
+    if residual > CLOSE * math.sqrt(norm) * max(1.0, abs(scale)):
+        return None
+    return scale if is_close(scale, 1) or _explains(residual, found, expected) else None
+
+
+def _explains(residual: float, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return residual <= EXPLAINED * float(torch.linalg.vector_norm(found - expected))
 
 
 def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
@@ -46,20 +54,25 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
     return f"it is {scale:.6g} times the single device's"
 
 
-def coefficients(found: torch.Tensor, shards: Sequence[torch.Tensor]) -> list[float] | None:
-    """The factors of the shards' gradients that add up to the gradient; None if they do not determine it."""
+def coefficients(
+    found: torch.Tensor, expected: torch.Tensor, shards: Sequence[torch.Tensor], least: int = 1
+) -> list[float] | None:
+    """The factors of the shards' gradients that add up to the gradient, if these explain that it is wrong.
+
+    None if they do not determine it; ``least`` is how many numbers there must be beyond those of the factors.
+    """
     parts = [_as_real(shard) for shard in shards]
-    columns, found = torch.stack(parts, dim=1), _as_real(found)
-    if len(columns) < len(shards) or not bool(found.isfinite().all()):
+    columns, found, expected = torch.stack(parts, dim=1), _as_real(found), _as_real(expected)
+    if len(columns) < len(shards) + least or not bool(found.isfinite().all()):
         return None
     scales = torch.linalg.vector_norm(columns, dim=0).clamp_min(1e-300)
     solution = torch.linalg.lstsq(columns / scales, found[:, None], driver="gelsd")
     if int(solution.rank) < len(shards):
         return None
     fitted = solution.solution[:, 0] / scales
-    residual = torch.linalg.vector_norm(columns @ fitted - found)
-    is_fit = float(residual) <= CLOSE * float(torch.linalg.vector_norm(found))
-    return fitted.tolist() if is_fit else None
+    residual = float(torch.linalg.vector_norm(columns @ fitted - found))
+    is_fit = residual <= CLOSE * float(torch.linalg.vector_norm(found))
+    return fitted.tolist() if is_fit and _explains(residual, found, expected) else None
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,11 +80,17 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def of_coefficients(
-    found: Sequence[float], rows: Sequence[int], unit: str = "shard", weights: Sequence[float] = ()
+    found: Sequence[float],
+    rows: Sequence[int],
+    unit: str = "shard",
+    weights: Sequence[float] = (),
+    *,
+    are_known: bool = True,
 ) -> str:
     """The factors of the shards, which have this many rows, in words.
 
-    ``weights`` are the right ones, where they are not the shares of the rows.
+    ``weights`` are the right ones, where they are not the shares of the rows. Of shards that are not known to
+    be there only a usual error is evidence.
     """
     count, total = len(rows), sum(rows)
     weights = weights or [n / total for n in rows]
@@ -95,6 +114,8 @@ def of_coefficients(
     if 0 < len(counted) < count:
         missing = [str(shard) for shard in range(count) if shard not in counted]
         return f"the rows of {unit} {', '.join(missing)} (of {count}) are missing in it"
+    if not are_known:
+        return ""
     shares = ", ".join(f"{a:.4g}" for a in found)
     return f"it weights {unit}s of {named} rows by {shares}"
 
@@ -112,12 +133,14 @@ def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
     limit = CLOSE * float(torch.linalg.vector_norm(b)) / math.sqrt(len(b))
     origin = _origins(a, b, limit)
     wrong = [row for row in range(len(a)) if not torch.linalg.vector_norm(a[row] - b[row]) <= limit]
-    if sorted(origin) == list(range(len(b))):
+    if sorted(origin) == list(range(len(b))) and _are_distinct(b, limit):
         order = ", ".join(_spans(origin))
         return f"its rows are in another order, those of the single device as {order}: shards are swapped"
     where = ", ".join(_spans(wrong))
     if len(wrong) == len(a):
         return ""
+    if not _are_distinct(b, limit):  # which row it is does not show
+        return f"rows {where} differ, the others are right"
     if not a[wrong].any():
         why = "a sum over ranks is missing, or rows are dropped" if ranks > 1 else "rows are dropped"
         return f"rows {where} are zero, the others are right: {why}"
@@ -146,6 +169,13 @@ def _origins(found: torch.Tensor, expected: torch.Tensor, limit: float) -> list[
     nearest = apart.min(dim=1)
     is_equal = nearest.values <= limit
     return torch.where(is_equal, nearest.indices, -1).tolist()
+
+
+def _are_distinct(rows: torch.Tensor, limit: float) -> bool:
+    """Whether no two rows are equal, as those of masks and counts are."""
+    apart = torch.cdist(_as_real_rows(rows), _as_real_rows(rows))
+    apart.fill_diagonal_(math.inf)
+    return bool((apart > limit).all())
 
 
 def _spans(rows: Sequence[int]) -> list[str]:
