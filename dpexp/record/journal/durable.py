@@ -5,10 +5,12 @@ for a group that shares a home, the umask decides.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -97,9 +99,26 @@ def share(path: Path) -> None:
             path.chmod(path.stat().st_mode | 0o666 & ~umask)
 
 
+class NotAFileError(OSError, ValueError):
+    """Where a file should be is a pipe, a device or a link, which is not followed."""
+
+
 def private_opener(path: str, flags: int) -> int:
-    """The ``opener`` of ``open`` for a file of DPEXP_HOME."""
-    return os.open(path, flags, 0o666 if is_shared() else 0o600)
+    """The ``opener`` of ``open`` for a file of DPEXP_HOME. Raises NotAFileError, and never waits."""
+    mode = 0o666 if is_shared() else 0o600
+    if os.path.islink(path):
+        raise NotAFileError(errno.ELOOP, "is a link, not a file", path)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFileError(errno.EINVAL, "is not a file", path)
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of DPEXP_HOME. Raises OSError, and NotAFileError for what is none."""
+    with open(path, "rb", opener=private_opener) as file:
+        return file.read()
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = True) -> None:
@@ -150,7 +169,7 @@ def remove_temporary(folder: Path, names: Iterable[str]) -> None:
     """Remove the files of these names that ``write_atomically`` made, and whose writers have died."""
     for name in filter(is_temporary, names):
         gone = contextlib.suppress(OSError)  # its writer lives, or has just ended; or it is another user's
-        with gone, open(folder / name, "rb", opener=_without_following) as file:
+        with gone, open(folder / name, "rb", opener=private_opener) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             earlier = _EARLIER.fullmatch(name)
             if earlier is None or not _may_be_written(file, int(earlier[1])):
@@ -162,10 +181,6 @@ def _may_be_written(file: BinaryIO, process: int) -> bool:
     if os.path.exists(f"/proc/{process}"):
         return True
     return time.time() - os.fstat(file.fileno()).st_mtime < _WRITTEN_S
-
-
-def _without_following(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:

@@ -233,7 +233,7 @@ def _reserve(folder: Path) -> None:
 def _open_locked(path: Path) -> Any:
     """An existing journal's file, locked for its new writer."""
     try:
-        file = open(path, "r+b", buffering=0)  # noqa: SIM115 - closed by Journal.close
+        file = open(path, "r+b", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
     except OSError as error:
         raise JournalError(f"cannot append to {path}: {error.strerror}") from error
     try:
@@ -265,7 +265,7 @@ def _close_in_forked_children() -> None:
 
 def is_open(path: Path) -> bool:
     """Whether the journal's writer is alive: it holds the lock until it closes the journal or dies."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=private_opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

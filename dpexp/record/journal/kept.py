@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.seal import made_from, unseal
 
 KEPT = "record.before-damage.json"
@@ -21,8 +22,8 @@ def keep(record: Path, run_id: str, size: int, *, is_damaged: bool = False) -> N
     """
     kept = record.with_name(KEPT)
     try:
-        data, _ = unseal(record.read_bytes())
-    except FileNotFoundError:
+        data, _ = unseal(read_file(record))
+    except OSError:  # there is none
         return
     except ValueError:  # damaged too, or of a version without seals
         data = {"run_id": run_id, "damage": kept.exists()}
@@ -37,7 +38,7 @@ def keep(record: Path, run_id: str, size: int, *, is_damaged: bool = False) -> N
 def _source_bytes(path: Path, run_id: str, size: int) -> int:
     """The length of this run's journal that a sealed file was made from, if it is beyond ``size``; else 0."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
         source = made_from(content)
         if source is None or source["bytes"] <= size or unseal(content)[0].get("run_id") != run_id:
             return 0

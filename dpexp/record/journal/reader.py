@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpexp.record import json_text
+from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Row
 
 _LATEST_MS = 250_000_000_000_000
@@ -45,7 +46,7 @@ class JournalReader:
         return 0 not in self._checksums
 
     def __iter__(self) -> Iterator[Row]:
-        with open(self.path, "rb") as file:
+        with open(self.path, "rb", opener=private_opener) as file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -20,6 +20,7 @@ from typing import Any
 
 from dpexp.config.process import command
 from dpexp.record import json_text
+from dpexp.record.journal.durable import read_file
 
 MADE_FROM, CRC = "made_from", "crc"
 _MARK = b',\n "crc": "'
@@ -28,7 +29,7 @@ _SOURCE = b'\n "made_from": '
 
 def checksum(path: Path) -> dict[str, Any]:
     """The length and checksum of a file. Raises OSError."""
-    content = path.read_bytes()
+    content = read_file(path)
     return {"bytes": len(content), "crc": f"{zlib.crc32(content):08x}"}
 
 
@@ -89,7 +90,7 @@ def read_derived(path: Path, journal: Path, *, by_length: bool = False) -> dict[
 
     Raises OSError where there is none, and ValueError where it is damaged or the journal is another.
     """
-    data, source = unseal(path.read_bytes())
+    data, source = unseal(read_file(path))
     if difference := changed(source, journal, by_length=by_length):
         raise ValueError(difference)
     return data

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpexp.record import json_text
 from dpexp.record.consistency.contradictions import contradictions
+from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, is_open
 from dpexp.record.journal.leftovers import remove_leftovers
@@ -73,10 +74,12 @@ def _sweep_problems(folder: Path, record: Record) -> Iterator[Problem]:
 def _derived(path: Path, record: Record, made_from: dict[str, Any]) -> str:
     """What is wrong with the Record's file; empty for one that the journal gave, with this Record."""
     try:
-        data, source = unseal(path.read_bytes())
+        data, source = unseal(read_file(path))
     except FileNotFoundError:
         return "missing: the run died, and was not closed"
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:
         return str(error)
     if source != made_from:
         return "the journal has changed since it was made"

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from dpexp.config.process import command
-from dpexp.record.journal.durable import make_folder, private_files, write_atomically
+from dpexp.record.journal.durable import make_folder, private_files, read_file, write_atomically
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.record import JournalError
@@ -18,9 +18,14 @@ SYSTEM = "system.jsonl"
 def journals(path: Path) -> list[Path]:
     """The journals at a path: a journal itself, that of a run's folder, or all in a folder of runs."""
     if not path.is_dir():
-        return [path]
+        return [_followed(path)]
     journal = path / JOURNAL
-    return [journal] if journal.exists() else sorted(path.glob(f"*/{JOURNAL}"))
+    return [*map(_followed, [journal] if journal.exists() else sorted(path.glob(f"*/{JOURNAL}")))]
+
+
+def _followed(path: Path) -> Path:
+    """What a link of the user leads to: in DPEXP_HOME no link is followed."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def import_journal(journal: Path, runs: Path) -> Path:
@@ -66,7 +71,7 @@ def _copy(journal: Path, folder: Path) -> None:
 
 
 def _merge(journal: Path, folder: Path) -> None:
-    present, imported = (folder / JOURNAL).read_bytes(), journal.read_bytes()
+    present, imported = read_file(folder / JOURNAL), read_file(journal)
     if present.startswith(imported):
         return
     if not imported.startswith(present) or is_open(folder / JOURNAL):

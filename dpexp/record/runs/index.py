@@ -62,7 +62,7 @@ def delete_run(folder: Path) -> None:
     """
     hidden = folder.with_name(f".removed-{folder.name}")
     try:
-        if (folder / JOURNAL).exists() and is_open(folder / JOURNAL):
+        if (folder / JOURNAL).is_file() and not (folder / JOURNAL).is_symlink() and is_open(folder / JOURNAL):
             raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
         if hidden.exists():
             shutil.rmtree(hidden)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Record
 
 _KEY = ".origin-key-{user}"
@@ -47,7 +48,7 @@ def _path(home: Path) -> Path:
 def _key(home: Path) -> bytes:
     """This user's key; empty if there is none, or one that others could read or have written."""
     try:
-        with open(_path(home), "rb") as file:
+        with open(_path(home), "rb", opener=private_opener) as file:
             status = os.fstat(file.fileno())
             is_private = status.st_uid == os.getuid() and not status.st_mode & 0o077
             return file.read() if is_private else b""

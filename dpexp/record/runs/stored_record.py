@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.record import json_text
+from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.record.journal.leftovers import remove_seen
@@ -59,7 +60,7 @@ class RecordReader:
         """
         remove_seen(folder)
         try:
-            content = (folder / RECORD).read_bytes()
+            content = read_file(folder / RECORD)
             source = made_from(content)
             is_current = source is not None and not changed(source, folder / JOURNAL, by_length=by_length)
         except OSError:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpexp.record import json_text
-from dpexp.record.journal.durable import make_folder, write_atomically
+from dpexp.record.journal.durable import make_folder, read_file, write_atomically
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.journal.journal import JOURNAL, RUN_ID, encode_line, is_open
 from dpexp.record.journal.seal import CRC, MADE_FROM, changed, checksum, made_from, seal, unseal
@@ -56,7 +56,7 @@ def wrong_records(sweep: Path) -> dict[str, str]:
 def _wrong(sweep: Path, name: str) -> str:
     """What is wrong with a file; empty for one that a journal gave which has not changed since."""
     try:
-        content = _path(sweep, name).read_bytes()
+        content = read_file(_path(sweep, name))
         source = made_from(content) or unseal(content)[1]
         run_id = str(source.get(_RUN, ""))
         if (source.get(_SWEEP), source.get(_NAME)) != (sweep.name, name) or not RUN_ID.fullmatch(run_id):
@@ -77,7 +77,7 @@ def is_of_earlier_run(folder: Path, record: Record) -> bool:
         return False
     sweep = folder.with_name(record.parent)
     try:
-        source = made_from(_path(sweep, record.name).read_bytes()) or {}
+        source = made_from(read_file(_path(sweep, record.name))) or {}
         other = source.get(_RUN, record.run_id)
         if other == record.run_id or is_open(sweep / JOURNAL) or _wrong(sweep, record.name):
             return False
@@ -127,7 +127,7 @@ def _journals(sweep: Path) -> Iterator[tuple[str, Path]]:
 def _seal_earlier(sweep: Path, name: str) -> bool:
     """Keep a program's Record that an earlier version wrote without a seal: there is no other source."""
     try:
-        data: Row = json_text.loads(_path(sweep, name).read_bytes())
+        data: Row = json_text.loads(read_file(_path(sweep, name)))
         record = Record.from_dict(data)
     except (OSError, ValueError, TypeError, AttributeError, JournalError):
         return False

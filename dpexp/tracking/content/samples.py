@@ -12,6 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from dpexp.record.journal.durable import NotAFileError
 from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import Record, Row
@@ -47,7 +48,7 @@ class MetricSamples:
                 self._note_lengths()
             self._apply(entry)
             replaced |= changes
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotAFileError):
             for entry in self._system:  # its place in the file is its step, whichever process wrote it
                 self._apply(entry | {"from": dict.fromkeys(entry.get("extend", {}), self._system.lines - 1)})
         if self._journal.entries and self._journal.lost_first:  # the line that names the run

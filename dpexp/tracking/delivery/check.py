@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dpexp.record.journal.durable import NotAFileError, read_file
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.seal import checksum
@@ -49,6 +50,9 @@ def ledger_problems(folder: Path) -> list[Problem]:
         entries = ledger.read_undamaged(folder)
     except FileNotFoundError:
         return []
+    except NotAFileError as error:
+        what = f"{ledger.LEDGER}: {error.strerror}"
+        return [Problem(folder.name, "ledger", what, _if_damaged(folder))]
     except OSError as error:
         return [Problem(folder.name, "ledger", f"{ledger.LEDGER}: {error.strerror}")]
     except ValueError as error:
@@ -86,7 +90,7 @@ def has_more(folder: Path, entry: LedgerEntry) -> bool:
     """
     if not entry.complete:
         return False
-    begin = (folder / JOURNAL).read_bytes()[: entry.journal_bytes]
+    begin = read_file(folder / JOURNAL)[: entry.journal_bytes]
     crc = f"{zlib.crc32(begin):08x}"
     if len(begin) == entry.journal_bytes and entry.journal_crc in ("", crc):
         return False

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record.journal.durable import write_atomically
+from dpexp.record.journal.durable import read_file, write_atomically
 from dpexp.record.journal.journal import JOURNAL, RUN_ID
 from dpexp.record.journal.seal import checksum, seal, unseal
 from dpexp.record.record import Record
@@ -58,7 +58,7 @@ def read_undamaged(folder: Path) -> dict[str, LedgerEntry]:
 
     Raises another OSError where it cannot be read, and ValueError where it is damaged, or another run's.
     """
-    data, source = unseal((folder / LEDGER).read_bytes())
+    data, source = unseal(read_file(folder / LEDGER))
     if (run_id := source.get(_RUN, folder.name)) != folder.name:
         raise ValueError(f"it is that of run {run_id}")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record.journal.durable import private_files
+from dpexp.record.journal.durable import private_files, private_opener
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.record import JournalError, present
@@ -176,7 +176,8 @@ def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> Delivery
     except (DeliveryLockedError, StoreError, JournalError) as error:
         return DeliveryResult(folder.name, NOT_DELIVERED, str(error))
     except Exception as error:  # any store, any driver
-        with contextlib.suppress(OSError), open(folder / LOG, "a") as log:  # the disk may be full
+        full = contextlib.suppress(OSError)  # the disk may be
+        with full, open(folder / LOG, "a", opener=private_opener) as log:
             log.write(redact(traceback.format_exc()))
         return DeliveryResult(folder.name, NOT_DELIVERED, short_message(error))
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import psutil
 
+from dpexp.record.journal.durable import private_opener
 from dpexp.record.journal.journal import encode_line
 from dpexp.record.journal.reader import JournalReader
 
@@ -38,7 +39,10 @@ class Sampler:
 
     def _sample_until_stopped(self) -> None:
         psutil.cpu_percent()  # the first call only starts the clock
-        with contextlib.suppress(OSError, psutil.Error), open(self._path, "ab", buffering=0) as file:
+        with (
+            contextlib.suppress(OSError, psutil.Error),
+            open(self._path, "ab", 0, opener=private_opener) as file,
+        ):
             number, stopped = _continue(self._path, file), False
             while not stopped:
                 file.write(encode_line(self._entry(number)))

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpexp.config.process import home
-from dpexp.record.journal.durable import private_files
+from dpexp.record.journal.durable import private_files, private_opener
 from dpexp.record.journal.journal import is_open
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
@@ -177,7 +177,7 @@ class UploaderProcess:
 
 def _log(journal: Path, text: str) -> None:
     """Append to the log beside the journal, without credentials. The first text creates it."""
-    with contextlib.suppress(OSError), open(journal.with_name(LOG), "a") as file:
+    with contextlib.suppress(OSError), open(journal.with_name(LOG), "a", opener=private_opener) as file:
         file.write(redact(text) + "\n")
 
 
