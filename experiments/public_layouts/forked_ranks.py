@@ -16,10 +16,12 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR"
 def run(ranks: int, call: Callable[[], None], folder: Path, patience_s: float) -> bool:
     """Call a function in each of so many ranks, and wait; False if they took longer, and were killed.
 
+    With none it is called in one process without ranks.
     What rank N prints is in ``printed-N`` of the folder.
     """
     world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
-    children = [_started(call, world | {"RANK": rank, "LOCAL_RANK": rank}, folder) for rank in range(ranks)]
+    worlds = [world | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)] or [{}]
+    children = [_started(call, each, folder) for each in worlds]
     return _wait_for(children, patience_s)
 
 
@@ -28,7 +30,7 @@ def _started(call: Callable[[], None], world: dict[str, int], folder: Path) -> i
     if child:
         return child
     try:
-        printed = os.open(folder / f"printed-{world['RANK']}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        printed = os.open(folder / f"printed-{world.get('RANK', 0)}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(printed, 1)
         os.dup2(printed, 2)
         os.environ |= ENVIRONMENT | {name: str(value) for name, value in world.items()}

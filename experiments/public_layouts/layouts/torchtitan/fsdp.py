@@ -3,7 +3,7 @@
 from parallelized import parallelized
 
 MESH = "dp=2"
-MODELS = ("llama3",)
+MODELS = ("llama3", "llama4", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3")
 
 
 def parallelize(model, mesh):

@@ -44,7 +44,10 @@ def qwen3(**options):
 
 
 def qwen3_tied():
-    return qwen3(enable_weight_tying=True)
+    """As parallelize_qwen3 makes it on a single device."""
+    model = qwen3(enable_weight_tying=True)
+    model.output.weight = model.tok_embeddings.weight
+    return model
 
 
 def qwen3_moe():

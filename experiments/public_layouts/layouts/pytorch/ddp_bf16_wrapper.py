@@ -1,0 +1,13 @@
+"""Gradients become bfloat16 before another hook reduces them."""
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+MESH = "dp=2"
+MODELS = ("net",)
+
+
+def parallelize(model, mesh):
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+    return model

@@ -1,0 +1,17 @@
+"""Two micro-batches, and gradients are reduced after the second alone."""
+
+from accumulated import Accumulated
+from torch.distributed.fsdp import fully_shard
+
+MESH = "dp=2"
+MODELS = ("chain",)
+OPTIONS = {"data": "models.py:pairs:samples=16", "batch_size": 8}
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+
+    def before(number):
+        model.set_requires_gradient_sync(number == 1)
+
+    return Accumulated(model, before)

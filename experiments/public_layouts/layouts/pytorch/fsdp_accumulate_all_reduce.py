@@ -1,0 +1,17 @@
+"""Two micro-batches over split replicas; the replicas are averaged after the second alone."""
+
+from accumulated import Accumulated
+from torch.distributed.fsdp import fully_shard
+
+MESH = "dp_replicate=2,dp_shard=2"
+MODELS = ("chain",)
+OPTIONS = {"data": "models.py:pairs:samples=16", "batch_size": 8}
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+
+    def before(number):
+        model.set_requires_all_reduce(number == 1)
+
+    return Accumulated(model, before)

@@ -1,0 +1,73 @@
+"""A pipeline as a module: its forward runs the whole schedule, backward included, and its backward hands out the gradients.
+
+Schedules of torch.distributed.pipelining compute forwards and backwards of micro-batches in an order of their own. So the forward
+returns the loss, and the gradients that the schedule has left in the parameters go through autograd once more.
+"""
+
+import torch
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.nn import functional
+
+MICRO_BATCHES = 4
+
+
+class Ready(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx, loss, gradients, *parameters):
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, of_loss):
+        return None, None, *(None if each is None else of_loss * each for each in ctx.gradients)
+
+
+class Layers(nn.Module):
+    """Some layers of the model, with their names."""
+
+    def __init__(self, names, model):
+        super().__init__()
+        self.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Pipelined(nn.Module):
+    """The stages of this rank; ``places`` are the numbers of all stages, by rank."""
+
+    def __init__(self, model, mesh, schedule, places, **options):
+        super().__init__()
+        rank, names, count = mesh.get_local_rank(), list(model.layers), sum(map(len, places))
+        size = len(names) // count
+        parts = {n: Layers(names[n * size : (n + 1) * size], model) for n in places[rank]}
+        self.layers = nn.ModuleDict(
+            {name: layer for part in parts.values() for name, layer in part.layers.items()}
+        )
+        device = torch.device("cpu")
+        stages = [PipelineStage(part, n, count, device, group=mesh.get_group()) for n, part in parts.items()]
+        self.ends = {"first": 0 in parts, "last": count - 1 in parts}
+        self.last_rank = next(rank for rank, numbers in enumerate(places) if count - 1 in numbers)
+        is_single = len(places[0]) == 1
+        self.run = schedule(
+            stages[0] if is_single else stages, MICRO_BATCHES, loss_fn=functional.mse_loss, **options
+        )
+
+    def forward(self, x, targets):
+        parameters, losses = list(self.parameters()), []
+        for parameter in parameters:
+            parameter.grad = None
+        taken = {"target": targets, "losses": losses} if self.ends["last"] else {}
+        with torch.enable_grad():
+            self.run.step(*((x,) if self.ends["first"] else ()), **taken)
+        loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), dtype=x.dtype)
+        distributed.broadcast(loss, self.last_rank)
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return Ready.apply(loss, gradients, *parameters)

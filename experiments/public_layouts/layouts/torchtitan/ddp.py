@@ -1,0 +1,10 @@
+"""A replica on each data rank."""
+
+from parallelized import parallelized
+
+MESH = "dp=2"
+MODELS = ("llama3", "llama4", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3")
+
+
+def parallelize(model, mesh):
+    return parallelized(model, mesh, dp_replicate=2)

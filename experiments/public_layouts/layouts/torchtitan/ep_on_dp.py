@@ -1,0 +1,10 @@
+"""Experts over the data ranks: tokens go to the rank that has their expert."""
+
+from parallelized import parallelized
+
+MESH = "dp=2"
+MODELS = ("llama4", "qwen3_moe", "deepseek_v3", "deepseek_v3_scored_before")
+
+
+def parallelize(model, mesh):
+    return parallelized(model, mesh, dp_shard=2, ep=2)
