@@ -2,11 +2,11 @@
 
 import torch
 from pipelined import Ready
-from torch import nn
+from torch import distributed, nn
 
 
 class Accumulated(nn.Module):
-    """Two micro-batches a step; ``before(number)`` is called before each. The rows must be even."""
+    """Two micro-batches a step; ``before(is_last)`` is called before each."""
 
     def __init__(self, model, before):
         super().__init__()
@@ -14,15 +14,25 @@ class Accumulated(nn.Module):
         self.__dict__["model"] = model
 
     def forward(self, x, targets):
-        parameters, losses = list(self.parameters()), []
+        parameters, loss = list(self.parameters()), torch.zeros((), dtype=x.dtype)
         for parameter in parameters:
             parameter.grad = None
+        parts = zip(x.tensor_split(2), targets.tensor_split(2), strict=True)
         with torch.enable_grad():
-            for number, part in enumerate(zip(x.chunk(2), targets.chunk(2), strict=True)):
-                self.before(number)
-                losses.append(self.model(*part) / 2)
-                losses[-1].backward()
+            for number, part in enumerate(parts):
+                self.before(number == 1)
+                share = len(part[0]) / max(len(x), 1)
+                of_part = self.model(*part) * share if share else self.model(part[0]).sum()
+                (of_part * weight(x)).backward()
+                loss += of_part.detach()
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        return Ready.apply(torch.stack(losses).sum().detach(), gradients, *parameters)
+        return Ready.apply(loss, gradients, *parameters)
+
+
+def weight(x):
+    """What a rank's mean counts for in the mean over the ranks, by its rows."""
+    rows = torch.tensor(float(len(x)))
+    distributed.all_reduce(rows)
+    return len(x) * distributed.get_world_size() / rows.item()

@@ -11,7 +11,7 @@ OPTIONS = {"data": "models.py:pairs:samples=16", "batch_size": 8}
 def parallelize(model, mesh):
     fully_shard(model, mesh=mesh)
 
-    def before(number):
-        model.set_requires_all_reduce(number == 1)
+    def before(is_last):
+        model.set_requires_all_reduce(is_last)
 
     return Accumulated(model, before)

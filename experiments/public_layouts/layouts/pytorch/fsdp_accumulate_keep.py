@@ -11,8 +11,8 @@ OPTIONS = {"data": "models.py:pairs:samples=16", "batch_size": 8}
 def parallelize(model, mesh):
     fully_shard(model, mesh=mesh)
 
-    def before(number):
-        model.set_reshard_after_backward(number == 1)
-        model.set_is_last_backward(number == 1)
+    def before(is_last):
+        model.set_reshard_after_backward(is_last)
+        model.set_is_last_backward(is_last)
 
     return Accumulated(model, before)
