@@ -22,7 +22,7 @@ import typer
 from experiments.public_layouts import checks, forked_ranks, records, tables
 from experiments.public_layouts.cells import Cell, cells
 
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 """A run that takes longer is killed, and its cell was not run."""
 
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "dpexp.run", "dpexp.engine.loop")

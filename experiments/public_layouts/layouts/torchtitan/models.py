@@ -2,6 +2,7 @@
 
 import torch
 from on_cpu import lets_run_on_cpu
+from torch import nn
 from torch.nn import functional
 from torchtitan.models.deepseek_v3 import DeepSeekV3Model, DeepSeekV3ModelArgs
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
@@ -22,10 +23,13 @@ def experts(**options):
 
 
 def made(kind, arguments):
-    """A model with torchtitan's own initialization."""
+    """A model with buffers of its own initialization, which draws weights too small for one as narrow as this."""
     arguments.moe_impl = "standard"
     model = kind(arguments)
     model.init_weights(buffer_device=torch.device("cpu"))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return model
 
 
