@@ -17,7 +17,9 @@ def gradient(dtype, factor):
 
 
 distributed.init_process_group("gloo")
-found = {dtype: gradient(dtype, 4.0) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
+found = {
+    dtype: gradient(dtype, 4.0) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
 print("a gradient of 1, divided by 4:", ", ".join(f"{value} in {dtype}" for dtype, value in found.items()))
 assert found[torch.float32] == found[torch.bfloat16] == 0.25
 assert found[torch.float16] == found[torch.float64] == 0.25**2

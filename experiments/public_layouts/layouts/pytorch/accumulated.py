@@ -1,7 +1,7 @@
 """Gradient accumulation as a module: its forward takes all micro-batches, forward and backward, as a training loop would."""
 
 import torch
-from pipelined import Ready
+from schedules import gradients_of, with_gradients
 from torch import distributed, nn
 
 
@@ -14,21 +14,19 @@ class Accumulated(nn.Module):
         self.__dict__["model"] = model
 
     def forward(self, x, targets):
-        parameters, loss = list(self.parameters()), torch.zeros((), dtype=x.dtype)
-        for parameter in parameters:
-            parameter.grad = None
-        parts = zip(x.tensor_split(2), targets.tensor_split(2), strict=True)
-        with torch.enable_grad():
+        loss = torch.zeros((), dtype=x.dtype)
+
+        def run():
+            parts = zip(x.tensor_split(2), targets.tensor_split(2), strict=True)
             for number, part in enumerate(parts):
                 self.before(number == 1)
                 share = len(part[0]) / max(len(x), 1)
                 of_part = self.model(*part) * share if share else self.model(part[0]).sum()
                 (of_part * weight(x)).backward()
-                loss += of_part.detach()
-        gradients = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        return Ready.apply(loss, gradients, *parameters)
+                loss.add_(of_part.detach())
+
+        gradients = gradients_of(self, run)
+        return with_gradients(self, loss, gradients)
 
 
 def weight(x):

@@ -5,24 +5,12 @@ returns the loss, and the gradients that the schedule has left in the parameters
 """
 
 import torch
+from schedules import gradients_of, with_gradients
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional
 
 MICRO_BATCHES = 4
-
-
-class Ready(torch.autograd.Function):
-    """A loss whose gradients are known already, its weight among the ranks included."""
-
-    @staticmethod
-    def forward(ctx, loss, gradients, *parameters):
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, of_loss):
-        return None, None, *ctx.gradients
 
 
 class Layers(nn.Module):
@@ -59,15 +47,9 @@ class Pipelined(nn.Module):
         )
 
     def forward(self, x, targets):
-        parameters, losses = list(self.parameters()), []
-        for parameter in parameters:
-            parameter.grad = None
+        losses = []
         taken = {"target": targets, "losses": losses} if self.ends["last"] else {}
-        with torch.enable_grad():
-            self.run.step(*((x,) if self.ends["first"] else ()), **taken)
+        gradients = gradients_of(self, lambda: self.run.step(*((x,) if self.ends["first"] else ()), **taken))
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), dtype=x.dtype)
         distributed.broadcast(loss, self.last_rank)
-        gradients = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        return Ready.apply(loss, gradients, *parameters)
+        return with_gradients(self, loss, gradients)

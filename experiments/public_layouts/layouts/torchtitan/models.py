@@ -37,6 +37,19 @@ def llama3():
     return made(Transformer, TransformerModelArgs(**SHAPE, n_layers=2, n_kv_heads=2, multiple_of=16))
 
 
+class WithLoss(Transformer):
+    """The same, which computes the loss where it gets targets."""
+
+    def forward(self, tokens, targets=None):
+        logits = super().forward(tokens)
+        return logits if targets is None else loss(logits, targets)
+
+
+def llama3_with_loss():
+    """Six layers, of which stages take some."""
+    return made(WithLoss, TransformerModelArgs(**SHAPE, n_layers=6, n_kv_heads=2, multiple_of=16))
+
+
 def llama4():
     shape = SHAPE | {"n_layers": 2, "n_kv_heads": 2, "multiple_of": 16}
     return made(Transformer4, TransformerModelArgs4(**shape, moe_args=experts(top_k=1)))
@@ -75,6 +88,12 @@ def deepseek_v3_scored_before():
 
 def tokens(samples=9):
     return torch.randint(VOCABULARY, (samples, LENGTH)), torch.randint(VOCABULARY, (samples, LENGTH))
+
+
+def texts(samples=8):
+    """Tokens with targets that the model itself takes."""
+    inputs, targets = tokens(samples)
+    return [{"tokens": x, "targets": y} for x, y in zip(inputs, targets, strict=True)]
 
 
 def loss(outputs, targets):

@@ -1,0 +1,11 @@
+"""torchtitan's pipeline of two ranks, schedule Interleaved1F1B."""
+
+from pipelined import Pipelined
+
+MESH = "pp=2"
+MODELS = ("llama3_with_loss",)
+OPTIONS = {"data": "models.py:texts", "loss": "", "batch_size": 4}
+
+
+def parallelize(model, mesh):
+    return Pipelined(model, mesh, "Interleaved1F1B")
