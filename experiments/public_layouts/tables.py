@@ -166,7 +166,7 @@ def of_findings(found: Sequence[Outcome]) -> str:
         (
             each.cell.name,
             each.where,
-            f"{each.error:.1e}",
+            _size(each),
             each.finding["cause"],
             _upstream(each.finding),
             _script(each.finding),
@@ -175,24 +175,28 @@ def of_findings(found: Sequence[Outcome]) -> str:
         if each.says == WRONG
     ]
     defined = [
-        (each.cell.name, each.where, f"{each.error:.1e}", each.finding["cause"])
+        (each.cell.name, each.where, _size(each), each.finding["cause"])
         for each in found
         if each.says == DEFINITION
     ]
-    idle = [
-        (each.cell.name, each.finding.get("cause") or _said(each))
-        for each in found
-        if each.says in (NOT_RUN, OPEN)
-    ]
+    causes: dict[str, list[str]] = {}
+    for each in found:
+        if each.says in (NOT_RUN, OPEN):
+            causes.setdefault(each.finding.get("cause") or _said(each), []).append(each.cell.name)
     return "\n\n".join(
         _table(titles, rows)
         for titles, rows in (
             (("wrong", "where", "relative error", "cause", "upstream", "without dpexp"), wrong),
             (("by definition", "where", "relative error", "why"), defined),
-            (("not run", "reason"), idle),
+            (("not run", "reason"), [(", ".join(names), cause) for cause, names in causes.items()]),
         )
         if rows
     )
+
+
+def _size(outcome: Outcome) -> str:
+    """How wrong it is, as its run or the finding says."""
+    return str(outcome.finding.get("size") or f"{outcome.error:.1e}")
 
 
 def _said(outcome: Outcome) -> str:
