@@ -139,6 +139,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def abandon(self) -> None:
+        """Close a journal of which no line could be written, and remove its folder."""
+        self._file.close()
+        _remove([self.folder, self.folder.parent])
+
     def _append_separately(self) -> None:
         """Two lines: first the values (how the run ended), then the samples."""
         errors = []
@@ -205,8 +210,9 @@ class NullJournal(Journal):
 
 
 def _create(runs: Path, folder: Path) -> Any:
-    """The new journal's file, locked, with its reserved file beside it and durable names."""
+    """The new journal's file, locked, with its reserved file beside it and durable names; or no folder."""
     check_writable(runs)
+    new = [path for path in (folder, runs, runs.parent) if not path.exists()]
     try:
         make_folder(runs, exist_ok=True)
         make_folder(folder)
@@ -218,10 +224,20 @@ def _create(runs: Path, folder: Path) -> Any:
     except FileExistsError:
         raise JournalError(f"{folder}: this run has a journal already; a run id is used once") from None
     except OSError as error:
+        _remove(new)
         raise JournalError(
             f"cannot write a journal at {folder}: {error.strerror}; DPEXP_HOME is the folder of the runs"
         ) from error
     return file
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    """Remove the folder of a run that cannot begin, and those above it where they are empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for name in (JOURNAL, RESERVE):
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _reserve(folder: Path) -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Row, new_run_id
+from dpexp.record.record import JournalError, Row, new_run_id
 from dpexp.record.runs.origin import sign
 
 PARENT = "DPEXP_PARENT"
@@ -14,10 +14,11 @@ PARENT = "DPEXP_PARENT"
 def begin(home: Path, run_id: str, facts: Row, *, resumes: bool) -> Journal:
     """The journal with these facts: a new one, under a new id where it has none, or that of the run.
 
-    Raises JournalError where it cannot be written.
+    Raises JournalError where it cannot be written: then a new run leaves nothing.
     """
     runs = home / "runs"
-    if resumes and (runs / run_id).exists():
+    continues = resumes and (runs / run_id).exists()
+    if continues:
         journal = Journal.reopen(runs / run_id)
         changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}
         journal.set(changed, ended=None, error=None)
@@ -25,5 +26,10 @@ def begin(home: Path, run_id: str, facts: Row, *, resumes: bool) -> Journal:
         journal = Journal(runs, run_id or new_run_id())
         journal.set(facts, parent=os.environ.get(PARENT, ""))
     journal.set(origin=sign(home, journal.folder.name, facts["config"]))
-    journal.flush()
+    try:
+        journal.flush()
+    except JournalError:
+        if not continues:
+            journal.abandon()
+        raise
     return journal

@@ -1,0 +1,35 @@
+"""A run that cannot begin, as on a full disk, leaves nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_lines import ROOT
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from dpexp.record.record import JournalError
+from dpexp.record.runs.begin import begin
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+try:
+    begin(Path(sys.argv[1]), "", {"config": {"text": "x" * 80_000}}, resumes=False)
+except JournalError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [1000, 70_000], ids=["no room to keep", "no room for the first line"])
+@pytest.mark.parametrize("made", [True, False], ids=["runs", "no runs yet"])
+def test_a_run_that_cannot_begin_leaves_no_folder(dpexp_home: Path, limit: int, made: bool) -> None:
+    """A limit on the size of files, as a full disk, lets small ones be written."""
+    home = dpexp_home if made else dpexp_home / "new"
+    other = home / "runs" / "other"
+    if made:
+        other.mkdir(parents=True)
+    command = [sys.executable, "-c", LIMITED, str(home), str(limit)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "File too large" in done.stdout, done.stderr
+    left = [path for path in home.rglob("*") if not path.name.startswith(".origin-key")]
+    assert left == ([home / "runs", other] if made else [])
