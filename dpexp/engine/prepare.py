@@ -1,7 +1,6 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, describe
 from dpexp.config.factories.factory import Factory
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
@@ -169,7 +168,7 @@ def prepare(
     dataset = source.dataset(model, config.seed).to(dtype)
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)
-    untouched = _untouched(config, strategy, model, dataset, optimizer)
+    untouched, untouched_note = _untouched(config, strategy, model, dataset, optimizer)
     strategy.prepare(model, selection.used)
     check_model(model, trains=not config.eval, copies=config.check)
     if not config.eval:
@@ -181,24 +180,26 @@ def prepare(
     if one_batch:
         first, trains = next(prepared.batches(0)), not config.eval
         note = try_one_batch(model, dataset, first, strategy, trains=trains, autocast=config.autocast)
-        prepared.note = "; ".join(filter(None, (source.note, note, cache_note)))
+        prepared.note = "; ".join(filter(None, (source.note, note, cache_note, untouched_note)))
     return prepared
 
 
 def _untouched(
     config: RunConfig, strategy: Strategy, model: nn.Module, data: Dataset, optimizer: OptimizerChoice
-) -> Untouched | None:
+) -> tuple[Untouched | None, str]:
     """What a single device computes before a user's layout is called; None for other strategies.
 
-    Nor where the model does not take the data: the batch that is tried next says why.
+    Nor where it computes nothing, of which there is a note: of a model that does not take the data, the batch
+    that is tried next says why.
     """
     if not (config.check and strategy.needs.user_code):
-        return None
+        return None, ""
     batch = next(data.batches(config.batch_size, seed=config.seed, epoch=0))
     trains = None if config.eval else optimizer
-    with suppress(Exception):
-        return Untouched(model, batch, data.objective, trains, getattr(torch, config.dtype))
-    return None
+    try:
+        return Untouched(model, batch, data.objective, trains, getattr(torch, config.dtype)), ""
+    except Exception as error:  # of any kind: it is the user's model
+        return None, f"not seen: what the layout changes for every model, since it raises {describe(error)}"
 
 
 def _optimizer(config: RunConfig, factory: Factory) -> OptimizerChoice:

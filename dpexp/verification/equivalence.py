@@ -125,9 +125,8 @@ class Equivalence:
         batches = [batch for batch in self.batches if mode.chunks.smallest(batch.rows) > 1]
         if not mode.leaves_out(self.model):
             return together
-        if mode.chunks.are_synchronized or not batches:
-            why = "SyncBatchNorm needs all chunks at once" if batches else "its chunks have one row"
-            return together.noted(f"not compared in training mode: {why}")
+        if not batches:
+            return together.noted("not compared in training mode: its chunks have one row")
         try:
             return together.with_training(self._best_of(*mode.in_training(), batches))
         except SingleDeviceError as error:

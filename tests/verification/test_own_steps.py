@@ -12,6 +12,7 @@ from engine_runs import recorded
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
+from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
@@ -128,6 +129,48 @@ def test_what_a_user_s_layout_defines_itself_is_not_compared_in_training_mode(dp
     row = recorded(dpexp_home, config).verification["last_step"]
     assert (row["steps"], row["passed"]) == (0, None)
     assert "in training mode is its own" in row["note"]
+
+
+class Refuses(nn.Linear):
+    """Does not compute a batch of ten rows in float32, unless a layout lets it."""
+
+    lenient = False
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 10 and x.dtype == torch.float32 and not self.lenient:
+            raise RuntimeError("ten rows")
+        return super().forward(x)
+
+
+def lenient(model: Any, devices: Devices) -> nn.Module:
+    model.lenient = True
+    return model  # type: ignore[no-any-return]
+
+
+def test_a_step_that_a_single_device_does_not_compute_is_no_step_of_the_run(dpexp_home: Path) -> None:
+    config = RunConfig(
+        "custom", model=f"{__file__}:Refuses", options={"layout": f"{__file__}:lenient"}, **STEPS
+    )
+    with pytest.raises(VerificationError, match=r"a single device raises RuntimeError: ten rows .*, the run"):
+        recorded(dpexp_home, config)
+
+
+class OnlyFloat32(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise ValueError("not in float64")
+        return super().forward(x)
+
+
+def test_what_keeps_a_single_device_from_its_step_before_the_layout_is_in_the_note() -> None:
+    config = RunConfig("custom", model=f"{__file__}:OnlyFloat32", options={"layout": f"{__file__}:lenient"})
+    assert "it raises ValueError: not in float64" in prepare(config).note
 
 
 # --- wrong ones ------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class RowsTogether:
 @dataclass(frozen=True)
 class RowsInChunks:
     """``drawing`` are modules whose forward draws random numbers by itself. With a ``note``, which says what
-    the layout does otherwise by definition, random layers are in eval mode.
+    the layout does otherwise by definition, random layers are in eval mode; so are synchronized batch norms.
     """
 
     chunks: Chunks
@@ -125,8 +125,12 @@ class RowsInChunks:
         return self.chunks.split(model, self.seeds)
 
     def _silence(self, model: nn.Module) -> None:
-        for part in model.modules() if self.note else ():
-            if isinstance(part, nn.RNNBase):
+        for part in model.modules():
+            if self.chunks.are_synchronized and isinstance(part, _BatchNorm):
+                part.eval()  # it needs all chunks at once, and is compared with rows together
+            elif not self.note:
+                continue
+            elif isinstance(part, nn.RNNBase):
                 part.dropout = 0.0
             elif is_random_layer(part) or DRAWS in vars(part):
                 part.training = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.training.optimizer_choice import OptimizerFactory
@@ -23,7 +24,7 @@ from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
 from dpexp.verification.result import TOLERANCE
 from dpexp.verification.steps.model_copy import copied
-from dpexp.verification.steps.side_by_side import Failure, Report, no_report
+from dpexp.verification.steps.side_by_side import Failure, Report, SingleDeviceError, no_report
 from dpexp.verification.touched_rows import touched_rows
 
 FIRST = 4
@@ -116,6 +117,11 @@ class OwnSteps:
                     failure = self._sides.take(batch, part)
                 except NotComparableError as why:
                     self.note = f"not compared: {why}"
+                except SingleDeviceError as raised:
+                    self._layout.step(part)  # which raises the same, or computes something else
+                    return self._result(
+                        cause=f"a single device raises {describe(raised.cause)}, the run does not"
+                    )
                 else:
                     if failure:
                         located = Locator(self._sides, failure, self._copy, self._report)

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from dpexp import tensors
+from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
 from dpexp.strategies.placed import StepEndedError
@@ -33,8 +33,9 @@ from dpexp.verification.own_steps.rounded import Kinds, Rounded
 from dpexp.verification.own_steps.rows import RankStates, random_states
 from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
 from dpexp.verification.steps.recorder import Recorder, Step, computed
-from dpexp.verification.steps.side_by_side import DiffersError, Failure, SideBySide
+from dpexp.verification.steps.side_by_side import DiffersError, Failure, SideBySide, SingleDeviceError
 from dpexp.verification.steps.step_parts import parts_of_step
+from dpexp.verification.touched_rows import UnknownIdError
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after each addition to it."""
@@ -61,6 +62,7 @@ class OwnSides(SideBySide):
         super().__post_init__()
         self._exact = self.limits
         self._is_chunked = isinstance(self.reference.placed.module, Chunked)
+        self._is_on_host = all(devices.physical(each) == devices.HOST for each in self.layout.placed.devices)
         optimizers = self.reference.optimizers
         self._groups = groups(optimizers) if optimizers is not None else []
 
@@ -112,7 +114,8 @@ class OwnSides(SideBySide):
     def take(self, batch: Batch, part: Batch) -> Failure | None:
         """The run's step on its part of a global batch, beside the single device's.
 
-        Raises NotComparableError before the run's step. Every rank must call this.
+        Raises before the run's step: SingleDeviceError, and NotComparableError where that may be due to the
+        devices, or to the chunks. Every rank must call this.
         """
         self.steps += 1
         expected = self._expected(batch)
@@ -141,6 +144,9 @@ class OwnSides(SideBySide):
             try:
                 expected = computed(self.reference, batch, with_loss=True)
             except (RuntimeError, NotImplementedError) as error:
+                is_of_model = self._is_on_host and not self._is_chunked
+                if is_of_model and not isinstance(error, UnknownIdError):
+                    raise SingleDeviceError(error, "model") from error
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
             is_one = not (self.is_split or self.group.size > 1)
             if before != random_states() and not (is_one or self._is_chunked):
