@@ -158,6 +158,7 @@ def _equivalence(
         made=made,
         evaluates=True,
         report=report,
+        own_dtype=getattr(torch, prepared.config.dtype),
     )
     return equivalence, notes
 

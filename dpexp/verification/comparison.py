@@ -86,14 +86,19 @@ class Comparison:
         key = (failed.kind, failed.step, failed.tensor)
         return all(self.group.all_gather(failed.apart <= max(noise.get(key, (0.0,)))))
 
-    def _compared(self, limits: Limits) -> Result:
+    def unmeasured(self) -> Difference | None:
+        """What differs, which may be rounding; every rank must call this."""
+        limits = Limits(TOLERANCE[self.dtype], MOST[self.dtype], eps=torch.finfo(self.dtype).eps)
+        return self._compared(limits, locates=False).failed
+
+    def _compared(self, limits: Limits, *, locates: bool = True) -> Result:
         layout = self._layout(self.mode)
         mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
         failure = sides.run(self._batches) or self._evaluated(sides)
-        cause = self._located(sides, failure) if failure is not None else ""
+        cause = self._located(sides, failure) if failure is not None and locates else ""
         worst = sides.errors.of_all_ranks()
         notes += [
             *self._rounding_notes(limits, worst),

@@ -20,11 +20,12 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import Loss
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.verification.comparison import Comparison, LayOut
-from dpexp.verification.limits.rounding import NARROWER
+from dpexp.verification.limits.compare import Difference
+from dpexp.verification.limits.rounding import MOST, NARROWER
 from dpexp.verification.modes.mode import Mode, RowsInChunks, RowsTogether
 from dpexp.verification.modes.random_draws import more_quiet
 from dpexp.verification.paths.reaching import Made
-from dpexp.verification.result import Result
+from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.steps.side_by_side import (
     DrawsRandomNumbersError,
@@ -46,7 +47,8 @@ class Equivalence:
     model nor the random state of the host is changed. ``narrowed`` says why ``dtype`` is not a wider one.
     ``made`` are batches to step after these (``reaching``); ``not_verified`` has what refused some of them.
     ``evaluates``: the trained weights are compared in eval mode without gradients, too. ``report`` gets what
-    differs before it is located.
+    differs before it is located. ``own_dtype`` is the type in which the model is to train: a failure says
+    whether it is wrong in that, too, since libraries take other paths by type.
     """
 
     model: nn.Module
@@ -61,6 +63,7 @@ class Equivalence:
     evaluates: bool = False
     not_verified: tuple[str, ...] = ()
     report: Report = no_report
+    own_dtype: torch.dtype | None = None
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -70,18 +73,42 @@ class Equivalence:
         next narrower one. Raises what the model raises in every type, and NonfiniteError where the single
         device's loss is not finite.
         """
+        found = self._in_a_type_that_computes()
+        own = self.own_dtype
+        if found.failed is None or found.training_steps or own not in TOLERANCE or found.dtype == own:
+            return found
+        return replace(found, cause=f"{found.cause}; {self._in_types(found, found.failed, own)}")
+
+    def _in_types(self, found: Result, failed: Difference, own: torch.dtype) -> str:
+        """Whether the steps up to a failed one are wrong in the model's own type, too."""
+        wrong, other = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, own))
+        batches = [*self.batches, *(each.batch for each in self.made)][: failed.step]
+        comparison = replace(self._comparison(found.mode, batches), dtype=own, narrowed="", report=no_report)
+        try:
+            with kept_globals(), scalars_of_replicas():
+                same = comparison.unmeasured()
+        except Exception as error:  # of any kind: the failure is known
+            return f"in {wrong}; in {other}, the run's own type, it raises {describe(error)}"
+        if same is None and failed.share > MOST[own]:
+            return f"in {wrong} only: in {other}, the run's own type, it is right"
+        if same is not None and same.share > MOST[own]:
+            return f"in {wrong} and in {other}, the run's own type"
+        return f"in {wrong}; in {other}, the run's own type, an error of this size may be rounding"
+
+    def _in_a_type_that_computes(self) -> Result:
+        """In this type, or in the next narrower one in which the single device computes."""
         try:
             with kept_globals(), scalars_of_replicas():
                 return self._result_in_this_type()
         except SingleDeviceError as error:
             narrower, cause, where = NARROWER.get(self.dtype), error.cause, error.where
         except RefusedBatchError as error:
-            return self._without(error).result()
+            return self._without(error)._in_a_type_that_computes()
         if narrower is None:
             raise cause
         why = f"compared in {narrower}, since the {where} does not compute in {self.dtype}: {describe(cause)}"
         try:
-            return replace(self, dtype=narrower, narrowed=why).result()
+            return replace(self, dtype=narrower, narrowed=why)._in_a_type_that_computes()
         except type(cause):
             raise cause from None
 

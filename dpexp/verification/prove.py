@@ -76,7 +76,8 @@ def prove(
         pieces = Pieces.of_layout(group, used)
         made = reached_by_all(_on_host(model), objective, global_batches[0], pieces, True, group)
         equivalence = Equivalence(model, laid_out, global_batches, objective, make, group)
-        result = replace(equivalence, made=made, evaluates=True).result()
+        own = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
+        result = replace(equivalence, made=made, evaluates=True, own_dtype=own).result()
         changed = next(filter(None, group.all_gather(untouched.changed())), "")
     if changed:
         cause = f"it has changed what every model computes: {changed}"

@@ -155,6 +155,30 @@ def test_a_failure_costs_at_most_twice_a_verification(name: str, monkeypatch: py
     assert 0 < rows[0] <= 2 * steps_of_both_sides
 
 
+@pytest.mark.parametrize(
+    ("wrong", "factor", "types"),
+    [
+        (
+            (torch.float64,),
+            1 + 1e-7,
+            "; in float64; in float32, the run's own type, an error of this size may be rounding",
+        ),
+        ((torch.float64,), 2, "; in float64 only: in float32, the run's own type, it is right"),
+        ((torch.float64, torch.float32), 2, "; in float64 and in float32, the run's own type"),
+    ],
+)
+def test_a_message_says_in_which_types_a_layout_is_wrong(
+    wrong: tuple[torch.dtype, ...], factor: float, types: str
+) -> None:
+    def change(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = module(inputs)
+        return outputs * factor if inputs.dtype in wrong else outputs
+
+    cause = verified(wrapped("second", change)).cause
+    assert "module 'second'" in cause
+    assert cause.endswith(types)
+
+
 def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
 
