@@ -7,16 +7,12 @@ Each run is one or two forks of a process that has imported torch: a bug that ch
 its own process, and no run costs an import.
 """
 
-import contextlib
 import json
 import os
 import re
-import signal
-import socket
 import sys
 import tempfile
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -30,10 +26,10 @@ import kind_tables
 import typer
 from catalogue import RIGHT, Case, cases
 
+from experiments import forked_ranks
+
 PATIENCE_S = 120.0
 """A run that takes longer is killed, and its bug counts as not caught."""
-
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
 
 
 def preload() -> None:
@@ -45,11 +41,8 @@ def preload() -> None:
 def judged(case: Case, folder: Path) -> dict[str, Any]:
     """The verdict on one case, from a run in forks of this process, whose files are in the folder."""
     folder.mkdir()
-    world = {"WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "MASTER_PORT": free_port()}
-    children = [
-        started(case, world | {"RANK": rank, "LOCAL_RANK": rank}, folder) for rank in range(case.ranks)
-    ]
-    has_ended = wait_for(children)
+    ranks = case.ranks if case.ranks > 1 else 0
+    has_ended = forked_ranks.run(ranks, partial(run, case, folder), folder, PATIENCE_S)
     written = folder / "ended-0"
     if written.exists():
         found = json.loads(written.read_text())
@@ -70,25 +63,10 @@ def is_right(case: Case, ended: str, message: str) -> bool:
     return ended == "VerificationError" or is_refused
 
 
-def started(case: Case, world: dict[str, Any], folder: Path) -> int:
-    """Start a rank of the run, or the run, in a fork; its process id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        printed = os.open(folder / f"printed-{world['RANK']}", os.O_CREAT | os.O_WRONLY)
-        os.dup2(printed, 1)
-        os.dup2(printed, 2)
-        os.environ["DPEXP_HOME"] = str(folder)
-        if case.ranks > 1:
-            os.environ |= {name: str(value) for name, value in world.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        (folder / f"ended-{world['RANK']}").write_text(json.dumps(how_it_ends(case.options)))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+def run(case: Case, folder: Path) -> None:
+    """Run a case, as one of its ranks or alone, and write how it ends."""
+    os.environ["DPEXP_HOME"] = str(folder)
+    (folder / f"ended-{os.environ.get('RANK', 0)}").write_text(json.dumps(how_it_ends(case.options)))
 
 
 def how_it_ends(options: dict[str, Any]) -> dict[str, str]:
@@ -102,26 +80,6 @@ def how_it_ends(options: dict[str, Any]) -> dict[str, str]:
     except ConfigError as raised:
         error = raised
     return {"ended": type(error).__name__ if error else "finished", "message": str(error or "")}
-
-
-def wait_for(children: list[int]) -> bool:
-    """Wait until all have ended; kill them once they take too long, and return False."""
-    deadline, left = time.monotonic() + PATIENCE_S, set(children)
-    while left and time.monotonic() < deadline:
-        left = {child for child in left if not os.waitpid(child, os.WNOHANG)[0]}
-        time.sleep(0.01)
-    for child in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return not left
-
-
-def free_port() -> int:
-    """A port that no process of this machine listens at."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def shown(row: dict[str, Any], seconds: float) -> str:
@@ -139,7 +97,7 @@ def main(
     write: Annotated[bool, typer.Option(help="Write the verdicts of chosen ones too.")] = False,
 ) -> None:
     """Judge cases; without names all of them, and write the records and the tables."""
-    os.environ |= ENVIRONMENT
+    os.environ |= forked_ranks.ENVIRONMENT | {"PYTHONWARNINGS": "ignore"}
     preload()
     found = cases()
     if names:

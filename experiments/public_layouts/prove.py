@@ -19,7 +19,8 @@ sys.path[0] = str(ROOT)  # not this folder: its files are imported by their full
 
 import typer
 
-from experiments.public_layouts import checks, forked_ranks, records, tables
+from experiments import forked_ranks
+from experiments.public_layouts import checks, records, tables
 from experiments.public_layouts.cells import Cell, cells
 
 PATIENCE_S = 240.0

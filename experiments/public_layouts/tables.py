@@ -16,6 +16,8 @@ from experiments.public_layouts.cells import HERE, VERSIONS, Cell, cells
 README, FINDINGS = HERE / "README.md", HERE / "findings.toml"
 PROVEN, WRONG, DEFINITION, NOT_RUN, OPEN = "proven", "wrong", "by definition", "not run", "not judged"
 NOT_REPORTED = "not reported"
+OWN_ROWS = "each rank writes from its own rows"
+"""What a run's note says where buffers are those of a rank's rows."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Outcome:
     @property
     def shown(self) -> str:
         """A table's entry."""
-        return f"{self.error:.1e}" if self.is_proven else f"**{self.says}**" if self.differs else self.says
+        if self.is_proven and self.record is not None:
+            return f"{self.error:.1e}" + (" †" if OWN_ROWS in self.record.verification["note"] else "")
+        return f"**{self.says}**" if self.differs else self.says
 
 
 def outcomes(chosen: Iterable[Cell] | None = None) -> list[Outcome]:
