@@ -56,12 +56,14 @@ def sync(
 def reap() -> None:
     """Close the runs whose process died: write their Record and end their MLflow run.
 
-    What killed processes left in the folders of runs and snapshots is removed.
+    What killed processes left beside journals and snapshots, and in the temporary directory, is removed.
     """
     from dpexp.record.journal.leftovers import remove_leftovers
+    from dpexp.record.journal.temporary_folder import remove_dead_folders
     from dpexp.record.runs import index
     from dpexp.tracking.delivery import sync
 
+    remove_dead_folders()
     for folder in (*index.folders(runs_folder()), *index.folders(home() / "snapshots")):
         remove_leftovers(folder)
     dead = sync.dead(home())

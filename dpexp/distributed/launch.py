@@ -15,7 +15,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
+from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.redact import redact
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
@@ -56,8 +56,7 @@ def launch(
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
     """
-    with tempfile.TemporaryDirectory(prefix="dpexp-ranks-") as name, _environment(options, count, name):
-        folder = Path(name)
+    with temporary_folder("ranks") as folder, _environment(options, count, str(folder)):
         Job(config, quiet, sys.argv).write(folder)
         agent = _agent_config(options, count, folder)
         with _watchdog(options, folder):

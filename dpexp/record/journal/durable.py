@@ -109,10 +109,10 @@ def private_opener(path: str, flags: int) -> int:
     if os.path.islink(path):
         raise NotAFileError(errno.ELOOP, "is a link, not a file", path)
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise NotAFileError(errno.EINVAL, "is a directory" if stat.S_ISDIR(mode) else "is not a file", path)
+        raise NotAFileError(errno.EINVAL, "is a directory" if stat.S_ISDIR(kind) else "is not a file", path)
     return descriptor
 
 

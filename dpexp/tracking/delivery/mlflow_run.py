@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import MappingProxyType
 
 from dpexp import report
 from dpexp.config import names
+from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content
@@ -132,9 +132,9 @@ class MlflowRun:
             self.store.bounded(lambda: log_traces(self.store.uri, experiment_id, run_id, view))
 
     def _figures(self, view: RecordView) -> None:
-        with tempfile.TemporaryDirectory(prefix="dpexp-figures-") as folder:
-            if report.write_files(view, Path(folder)):
-                self.store.client.log_artifacts(self.run_id, folder)
+        with temporary_folder("figures") as folder:
+            if report.write_files(view, folder):
+                self.store.client.log_artifacts(self.run_id, str(folder))
 
 
 def _attempt(view: RecordView, writers: Mapping[str, Callable[[RecordView], None]]) -> list[str]:
