@@ -1,0 +1,12 @@
+"""Tensor parallelism where gradients of two micro-batches add up before a step."""
+
+from distributed import distributed
+
+MESH = "tp=2"
+FACTORY = "small:kind={}"
+MODELS = ("qwen3",)
+OPTIONS = {"accumulate": 2}
+
+
+def parallelize(model, mesh):
+    return distributed(model, tp_size=2)
