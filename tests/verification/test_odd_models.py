@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from odd_models import Hooked, Synchronized
+from planted import Planted, on_host
 from torch import nn
 
 import dpexp
@@ -16,6 +17,7 @@ from dpexp.engine.dry_run import predict
 from dpexp.engine.model_check import check_sync_batch_norm
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
+from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import HostSyncBatchNorm, on_host_ranks, without_ranks
 
 
@@ -114,3 +116,20 @@ def test_an_optimizer_that_looks_at_numbers_gets_them_before_the_run() -> None:
     assert verify(prepare(config)).passed
     with pytest.raises(ConfigError, match="odd_models:Reads raised ValueError: a parameter is zero"):
         prepare(replace(config, model="odd_models:Zero"))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_a_small_gradient_behind_float32_is_judged_by_its_own_rounding(share: float) -> None:
+    """The layout rounds the router otherwise, and has all of its gradient, or a part."""
+
+    def lay_out(model: Any) -> Placed:
+        model.router.halves = True
+        if share < 1:
+            model.router.weight.register_hook(lambda gradient: share * gradient)
+        return on_host(model)
+
+    prepared = prepare(RunConfig("single", model="odd_models:Gated", devices="cpu"))
+    found = verify(replace(prepared, strategy=Planted(lay_out)))
+    assert found.passed is (share == 1), found.cause
+    if share < 1:
+        assert "of parameter 'router.weight' (by 8.0e-01)" in found.cause

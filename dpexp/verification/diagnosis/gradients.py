@@ -24,6 +24,10 @@ UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
 
 
+BESIDE = 1e-5
+"""Smaller errors beside a large one are the rounding of a narrower type, in which a module computes."""
+
+
 class FirstGradient:
     """Every rank must make one and call ``text``, which also finds the ``pattern``."""
 
@@ -39,7 +43,9 @@ class FirstGradient:
         for of_rank in self._ranks.all_gather(self._judged()):
             apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
         order = [*dict.fromkeys(self.failure.expected.order), *sorted(apart)]
-        names = list(dict.fromkeys(name for name in order if name in apart and apart[name].ratio > 1))
+        wrong = {name for name, each in apart.items() if each.ratio > 1}
+        least = BESIDE * min(1.0, max((apart[name].error for name in wrong), default=0.0))
+        names = list(dict.fromkeys(name for name in order if name in wrong and apart[name].error >= least))
         if not names:
             return ""
         first = apart[names[0]].error

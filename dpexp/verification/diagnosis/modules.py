@@ -14,6 +14,7 @@ import torch
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.full_calls import full_calls
+from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
 from dpexp.verification.limits.compare import relative_error, whole_error
 from dpexp.verification.steps.recorder import Calls, widened
@@ -29,6 +30,7 @@ class FirstModule:
     def __init__(self, sides: SideBySide, failure: Failure, ranks: Agreement) -> None:
         self.failure, self.group, self.limits = failure, sides.group, sides.limits
         self._ranks, self.is_sure = ranks, True
+        self._limit = max(self.limits.tolerance, BESIDE * min(1.0, failure.worst.error))
 
     def text(self) -> str:
         """The first module in forward order whose output differs: as a whole, or else in a part."""
@@ -49,7 +51,7 @@ class FirstModule:
         called, wrong = set[str](), dict[int, str]()
         for number, (key, found, wanted) in enumerate(self._outputs(by_rank)):
             called.add(key[0])
-            if any(error(*pair) > self.limits.tolerance for pair in zip(found, wanted, strict=True)):
+            if any(error(*pair) > self._limit for pair in zip(found, wanted, strict=True)):
                 wrong[number] = key[0]
         return wrong, called - set(wrong.values())
 
@@ -86,7 +88,7 @@ class FirstModule:
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
         pairs = zip(found, wanted, strict=True)
-        pair = next((f, w) for f, w in pairs if error(f, w) > self.limits.tolerance)
+        pair = next((f, w) for f, w in pairs if error(f, w) > self._limit)
         text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
         return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
 
