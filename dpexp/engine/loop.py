@@ -1,7 +1,6 @@
 """Loop: a prepared run from its verification to its last pass. Facts go to the journal as they are found."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.measure import Measurement
@@ -15,6 +14,7 @@ from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification.limits.compare import Difference
+from dpexp.verification.modes.mode import Mode
 from dpexp.verification.result import VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
@@ -42,10 +42,10 @@ def _execute(
     on_flush: Callable[[], None],
     signals: SignalHandler,
 ) -> None:
-    _verify(prepared, journal, progress)
+    proven = _verify(prepared, journal, progress)
     _check_untouched(prepared, journal)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
-    own_steps = OwnVerification(prepared, journal, progress) if prepared.config.check else None
+    own_steps = OwnVerification(prepared, journal, progress, proven) if prepared.config.check else None
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     _check_lookups(prepared, lookups, placed)
@@ -70,26 +70,28 @@ def _execute(
     measurement.count_collectives()
 
 
-def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
+def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> Mode | None:
+    """Returns the mode in which training mode was compared, if it was."""
     if not prepared.config.check:
-        journal.set(verification=asdict(Verification(checked=False, note="not verified: --no-check")))
-        return
+        journal.set(verification=Verification(checked=False, note="not verified: --no-check").row())
+        return None
     progress.begin("verify")
 
     def report(difference: Difference, text: str) -> None:
         worst, limit = row_of(difference), difference.limit
         journal.set(
-            verification=asdict(Verification(True, tolerance=limit, passed=False, worst=worst, cause=text))
+            verification=Verification(True, tolerance=limit, passed=False, worst=worst, cause=text).row()
         )
         journal.flush()
         progress.report_difference(text)
 
     result = verify(prepared, report)
-    journal.set(verification=asdict(result))
+    journal.set(verification=result.row())
     if result.checked and not result.passed:
         what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
         note = f"{result.note}; {UNVERIFIED}" if result.note else UNVERIFIED
         raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)
+    return result.mode_in_training
 
 
 def _check_untouched(prepared: Prepared, journal: Journal) -> None:

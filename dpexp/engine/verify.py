@@ -47,7 +47,8 @@ class Verification:
     """The ``verification`` of a Record; errors are None if there was nothing to compare.
 
     ``worst`` is the largest error: what differs (``kind``), its step (from 1), the tensor and the error.
-    ``cause`` says where a failure begins and what it looks like.
+    ``cause`` says where a failure begins and what it looks like. ``mode_in_training`` is in no Record: the
+    mode of the steps in training mode, if there were any.
     """
 
     checked: bool
@@ -70,6 +71,11 @@ class Verification:
     unreached: Row | None = None
     first_steps: Row | None = None
     last_step: Row | None = None
+    mode_in_training: Mode | None = None
+
+    def row(self) -> Row:
+        """As in the Record."""
+        return {key: value for key, value in vars(self).items() if key != "mode_in_training"}
 
 
 def verify(prepared: Prepared, report: Report = no_report) -> Verification:
@@ -116,6 +122,7 @@ def _additions(result: Result) -> Row:
     return {
         "steps": result.steps,
         "training_steps": result.training_steps,
+        "mode_in_training": result.mode_in_training,
         "loss_error": result.error("loss"),
         "buffer_error": result.error("buffers"),
         "parameter_error": result.error("parameters"),

@@ -30,7 +30,8 @@ class VerificationError(RuntimeError):
 class Result:
     """The worst difference of each kind, what differs by nature (``notes``), and what ``failed``, and why.
 
-    ``mode`` is the one in which the model was compared, ``steps`` in training mode are counted apart.
+    ``mode`` is the one in which the model was compared, ``steps`` in training mode are counted apart;
+    ``mode_in_training`` is the one of these, if there are any.
     Unreached are modules that no step has called, and parameters that never had a gradient.
     """
 
@@ -42,6 +43,7 @@ class Result:
     dtype: torch.dtype = torch.float64
     failed: Difference | None = None
     training_steps: int = 0
+    mode_in_training: Mode | None = None
     unreached_modules: Sequence[str] = ()
     unreached_parameters: Sequence[str] = ()
 
@@ -92,6 +94,7 @@ class Result:
             cause=cause,
             failed=training.failed,
             training_steps=training.steps,
+            mode_in_training=training.mode,
             unreached_modules=[each for each in self.unreached_modules if each in training.unreached_modules],
             unreached_parameters=[
                 each for each in self.unreached_parameters if each in training.unreached_parameters

@@ -123,12 +123,30 @@ def replicas(model: Any, devices: Devices) -> nn.Module:
     return DataParallel(model, devices)
 
 
-def test_what_a_user_s_layout_defines_itself_is_not_compared_in_training_mode(dpexp_home: Path) -> None:
-    options = {"layout": f"{__file__}:replicas"}
-    config = RunConfig("custom", model=f"{__file__}:Normed", virtual=2, options=options, **STEPS)
-    row = recorded(dpexp_home, config).verification["last_step"]
-    assert (row["steps"], row["passed"]) == (0, None)
-    assert "in training mode is its own" in row["note"]
+def replicas_that_forget(model: Any, devices: Devices) -> nn.Module:
+    model[1].momentum = 0.1 if model[0].weight.dtype == torch.float64 else 0.2
+    return replicas(model, devices)
+
+
+def custom(model: type[nn.Module], layout: Any) -> RunConfig:
+    options = {"layout": f"{__file__}:{layout.__name__}"}
+    return RunConfig("custom", model=f"{__file__}:{model.__name__}", virtual=2, options=options, **STEPS)
+
+
+@pytest.mark.parametrize("model", [Dropped, Normed])
+def test_a_user_s_layout_is_compared_in_training_mode_as_it_was_proven(
+    dpexp_home: Path, model: type[nn.Module]
+) -> None:
+    row = recorded(dpexp_home, custom(model, replicas)).verification["last_step"]
+    assert (row["steps"], row["passed"], row["note"]) == (1, True, "")
+    assert row["buffer_error"] == (0.0 if model is Normed else None)
+
+
+def test_statistics_that_a_user_s_layout_keeps_otherwise_in_the_run_s_type_are_found(
+    dpexp_home: Path,
+) -> None:
+    with pytest.raises(VerificationError, match=r"buffers \(1\.running_mean\) differ"):
+        recorded(dpexp_home, custom(Normed, replicas_that_forget))
 
 
 class Refuses(nn.Linear):

@@ -17,6 +17,7 @@ from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import is_mapped
 from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.compare import Difference
+from dpexp.verification.modes.mode import Mode
 from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
 from dpexp.verification.touched_rows import LARGE, with_touched_rows
 
@@ -32,9 +33,14 @@ KINDS = {
 
 
 class OwnVerification:
-    """Made before the model is placed. A step that differs is recorded, and raises VerificationError."""
+    """Made before the model is placed. A step that differs is recorded, and raises VerificationError.
 
-    def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
+    ``proven`` is the mode in which training mode was compared before.
+    """
+
+    def __init__(
+        self, prepared: Prepared, journal: Journal, progress: ProgressBar, proven: Mode | None = None
+    ) -> None:
         self._prepared, self._journal, config = prepared, journal, prepared.config
         self._progress, self._entry = progress, "first_steps"
         self._first = min(FIRST, config.warmup)
@@ -49,7 +55,7 @@ class OwnVerification:
             return
         dtype = getattr(torch, config.dtype)
         self._own = OwnSteps(
-            model, prepared.data.objective, prepared.optimizer, dtype, config.autocast, self._report
+            model, prepared.data.objective, prepared.optimizer, dtype, config.autocast, self._report, proven
         )
 
     def _batches(self) -> list[Batch]:

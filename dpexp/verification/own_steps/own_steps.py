@@ -19,6 +19,7 @@ from dpexp.verification.limits.compare import Difference, Limits
 from dpexp.verification.limits.rounding import MOST
 from dpexp.verification.modes.by_nature import WrittenByShards
 from dpexp.verification.modes.chunks import Chunks
+from dpexp.verification.modes.mode import Mode
 from dpexp.verification.own_steps.rows import RankStates, as_the_layout
 from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
@@ -48,7 +49,7 @@ class OwnSteps:
     """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
 
     ``bind`` gives it the run's trainer. What counts as rounding depends on the run's type. ``report`` gets
-    what differs before it is located.
+    what differs before it is located. ``proven`` is the mode in which training mode was compared before.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class OwnSteps:
         dtype: torch.dtype,
         autocast: str = "",
         report: Report = no_report,
+        proven: Mode | None = None,
     ) -> None:
+        self._proven = proven
         self._objective, self._optimizer, self._report = objective, optimizer, report
         self._dtype, self._autocast = dtype, autocast
         self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
@@ -69,7 +72,7 @@ class OwnSteps:
         """Compare the model as placed, before any step."""
         layout, states = read_by_rows(trainer, self._rows), RankStates()
         chunks = Chunks.of(layout.placed, trainer.group)
-        module, why_not = as_the_layout(self._copy, layout.placed, chunks, states)
+        module, why_not = as_the_layout(self._copy, layout.placed, chunks, states, self._proven)
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         loss = self._objective.on_one_device
         reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)

@@ -18,6 +18,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import draws_random_numbers
 from dpexp.strategies.placed import Placed
 from dpexp.verification.modes.chunks import Chunks
+from dpexp.verification.modes.mode import Mode, RowsInChunks
 
 OTHER_NUMBERS = "its random layers draw other numbers than those of a single device"
 
@@ -55,9 +56,12 @@ class RankStates:
 
 
 def as_the_layout(
-    model: nn.Module, placed: Placed, chunks: Chunks, states: RankStates
+    model: nn.Module, placed: Placed, chunks: Chunks, states: RankStates, proven: Mode | None
 ) -> tuple[nn.Module, str]:
-    """The model of the single device beside a layout, and why it cannot be compared with it, if it cannot."""
+    """The model of the single device beside a layout, and why it cannot be compared with it, if it cannot.
+
+    What a user's layout does in training mode by definition is that of the mode in which it was ``proven``.
+    """
     draws = draws_random_numbers(model)
     has_batch_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
     has_batch_norms = has_batch_norms and not chunks.are_synchronized
@@ -66,7 +70,11 @@ def as_the_layout(
     if not chunks.splits or not (draws or has_batch_norms):
         return model, ""
     if not chunks.is_known:
-        return model, "how the layout computes batch norms and random layers in training mode is its own"
+        if not isinstance(proven, RowsInChunks):
+            return model, "batch norms and random layers of the layout were not compared in training mode"
+        if draws and proven.note:
+            return model, OTHER_NUMBERS
+        chunks = proven.chunks
     if draws and (chunks.are_synchronized or not chunks.draws_alike):
         return model, OTHER_NUMBERS
     return chunks.split(model, states), ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,7 +182,7 @@ def test_a_limit_that_a_run_has_measured_contradicts_nothing(make: type[torch.nn
     torch.manual_seed(0)
     prepared, record = prepare(RunConfig("whole", virtual=2)), whole(2)
     prepared.model = make()
-    record.verification = asdict(verify(prepared))
+    record.verification = verify(prepared).row()
     assert "the limit is" in record.verification["note"]
     assert contradictions(record) == []
 
