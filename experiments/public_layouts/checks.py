@@ -37,7 +37,7 @@ def problems() -> list[str]:
 def _of_outcome(outcome: tables.Outcome) -> list[str]:
     cell, record, found = outcome.cell, outcome.record, []
     if record is None:
-        return [] if outcome.finding.get("is") == tables.NOT_RUN else ["it has no Record"]
+        return [] if outcome.says == tables.NOT_RUN else ["it has no Record"]
     if changed := records.changes(cell, record):
         found.append(f"its Record is of another {', '.join(changed)}")
     versions = record.environment.get("packages", {})

@@ -46,6 +46,8 @@ class Outcome:
         """The word for it. A finding speaks of what differs, or of what did not run, and of nothing else."""
         if self.is_proven:
             return PROVEN
+        if self.record is None and self.finding:
+            return NOT_RUN
         wanted = (WRONG, DEFINITION) if self.differs else (NOT_RUN,)
         return self.finding["is"] if self.finding.get("is") in wanted else OPEN
 
@@ -56,7 +58,9 @@ class Outcome:
 
     @property
     def where(self) -> str:
-        """The kind and the name of the tensor with that error."""
+        """The kind and the name of the tensor with that error, or what the finding says."""
+        if self.finding.get("where"):
+            return str(self.finding["where"])
         worst = (self.record.verification.get("worst") or {}) if self.record else {}
         return (
             f"{worst.get('kind', '')} `{worst['tensor']}`" if worst.get("tensor") else worst.get("kind", "")
@@ -186,7 +190,7 @@ def of_findings(found: Sequence[Outcome]) -> str:
     causes: dict[str, list[str]] = {}
     for each in found:
         if each.says in (NOT_RUN, OPEN):
-            causes.setdefault(each.finding.get("cause") or _said(each), []).append(each.cell.name)
+            causes.setdefault(_reason(each), []).append(each.cell.name)
     return "\n\n".join(
         _table(titles, rows)
         for titles, rows in (
@@ -201,6 +205,12 @@ def of_findings(found: Sequence[Outcome]) -> str:
 def _size(outcome: Outcome) -> str:
     """How wrong it is, as its run or the finding says."""
     return str(outcome.finding.get("size") or f"{outcome.error:.1e}")
+
+
+def _reason(outcome: Outcome) -> str:
+    if outcome.record is None:
+        return "Not run yet." if outcome.finding.get("is") != NOT_RUN else str(outcome.finding["cause"])
+    return outcome.finding.get("cause") or _said(outcome)
 
 
 def _said(outcome: Outcome) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from experiments.public_layouts import checks, records, tables
-from experiments.public_layouts.cells import LAYOUTS, cells
+from experiments.public_layouts.cells import LAYOUTS, cells, constants
 
 
 def test_tables_records_findings_and_scripts_fit_together() -> None:
@@ -38,3 +38,7 @@ def test_a_record_of_another_config_is_named() -> None:
     found = next(each for each in tables.outcomes() if each.record)
     record = replace(found.record, config=found.record.config | {"batch_size": 7})
     assert records.changes(found.cell, record) == ["batch_size"]
+
+
+def test_every_script_says_over_how_many_ranks_it_runs() -> None:
+    assert all(constants(path)["RANKS"] in (1, 2, 4) for path in checks.SCRIPTS.glob("*.py"))

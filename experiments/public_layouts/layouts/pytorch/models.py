@@ -61,6 +61,22 @@ class Tokens(Text):
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
 
 
+class Feed(nn.Module):
+    """Tokens through an embedding, a norm and a feed-forward part that is a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.ffn = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.head(self.ffn(self.norm(self.table(tokens))))
+
+    example, loss = Tokens.example, Tokens.loss
+
+
 class Chain(nn.Module):
     """Eight layers, of which stages take some; the loss is computed inside."""
 
@@ -89,6 +105,10 @@ def net():
 
 def text():
     return Tokens()
+
+
+def feed():
+    return Feed()
 
 
 def chain():
