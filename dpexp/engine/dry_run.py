@@ -231,10 +231,10 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
-    mixed = re.search(r"(cpu(?::\d+)?)[^\n]*?(?:,| and )\s*(cpu(?::\d+)?)", message)
-    if "device" not in message or mixed is None:
+    found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
+    if "device" not in message or len(found) < 2:
         return ""
-    first, second = (names.get(device, device) for device in mixed.groups())
+    first, second = (names.get(device, device) for device in found[:2])
     return (
         f"this layout mixes devices {first} and {second}{_where(error)}: put the modules that meet there "
         "on one device"

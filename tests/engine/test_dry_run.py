@@ -159,6 +159,26 @@ def test_a_planned_layout_that_mixes_devices_is_refused() -> None:
         dry_run(RunConfig("place", model=MIXING, devices="cuda:0,cuda:1", options=options))
 
 
+ATTENTION = """
+import torch
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys = torch.nn.Linear(5, 2), torch.nn.Linear(5, 2)
+    def forward(self, x):
+        q, k = self.queries(x)[:, None], self.keys(x)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k)[:, 0]
+"""
+
+
+def test_devices_that_meet_in_attention_are_a_mixed_layout(tmp_path: Path) -> None:
+    """Its message names the devices of three tensors; on real batches, on the CPU, nothing would fail."""
+    (tmp_path / "attending.py").write_text(ATTENTION)
+    model, options = f"{tmp_path / 'attending.py'}:Attention", {"place": ["queries=cpu:0", "keys=cpu:1"]}
+    with pytest.raises(PlacementError, match=r"mixes devices cpu:[01] and cpu:[01] at attending\.py"):
+        dry_run(RunConfig("place", model=model, virtual=2, options=options))
+
+
 def test_the_real_model_and_batch_are_not_changed() -> None:
     prepared = prepare(RunConfig("whole", virtual=2))
     before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
