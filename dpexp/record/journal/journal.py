@@ -57,7 +57,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def __init__(self, runs: Path, run_id: str) -> None:
         if not RUN_ID.fullmatch(run_id):
             raise JournalError(f"run id {run_id!r}: letters, digits, - and _ only, 64 at most")
-        self._open(runs / run_id, _create(runs, runs / run_id))
+        file, self._new = _create(runs, runs / run_id)
+        self._open(runs / run_id, file)
         self.set(schema=SCHEMA, run_id=run_id, started=now())
 
     @classmethod
@@ -140,9 +141,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.close()
 
     def abandon(self) -> None:
-        """Close a journal of which no line could be written, and remove its folder."""
+        """Close a new journal of which no line could be written, and remove the folders made for it."""
         self._file.close()
-        _remove([self.folder, self.folder.parent])
+        _remove(self._new, self.folder)
 
     def _append_separately(self) -> None:
         """Two lines: first the values (how the run ended), then the samples."""
@@ -209,8 +210,11 @@ class NullJournal(Journal):
     set = extend = truncate = flush = close = _ignore
 
 
-def _create(runs: Path, folder: Path) -> Any:
-    """The new journal's file, locked, with its reserved file beside it and durable names; or no folder."""
+def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
+    """The new journal's file, locked, with its reserved file beside it and durable names; or no folder.
+
+    Also the folders that were made, the innermost first.
+    """
     check_writable(runs)
     new = [path for path in (folder, runs, runs.parent) if not path.exists()]
     try:
@@ -224,20 +228,20 @@ def _create(runs: Path, folder: Path) -> Any:
     except FileExistsError:
         raise JournalError(f"{folder}: this run has a journal already; a run id is used once") from None
     except OSError as error:
-        _remove(new)
+        _remove(new, folder)
         raise JournalError(
             f"cannot write a journal at {folder}: {error.strerror}; DPEXP_HOME is the folder of the runs"
         ) from error
-    return file
+    return file, new
 
 
-def _remove(folders: Iterable[Path]) -> None:
-    """Remove the folder of a run that cannot begin, and those above it where they are empty."""
-    for folder in folders:
+def _remove(new: Iterable[Path], folder: Path) -> None:
+    """Remove the new folder of a run that cannot begin, and other new ones where they are empty."""
+    for path in new:
         with contextlib.suppress(OSError):
-            for name in (JOURNAL, RESERVE):
-                (folder / name).unlink(missing_ok=True)
-            folder.rmdir()
+            for name in (JOURNAL, RESERVE) if path == folder else ():
+                (path / name).unlink(missing_ok=True)
+            path.rmdir()
 
 
 def _reserve(folder: Path) -> None:

@@ -26,10 +26,19 @@ def test_a_run_that_cannot_begin_leaves_no_folder(dpexp_home: Path, limit: int, 
     """A limit on the size of files, as a full disk, lets small ones be written."""
     home = dpexp_home if made else dpexp_home / "new"
     other = home / "runs" / "other"
+    stray = home / "runs" / "journal.jsonl"
     if made:
         other.mkdir(parents=True)
+        stray.touch()
     command = [sys.executable, "-c", LIMITED, str(home), str(limit)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "File too large" in done.stdout, done.stderr
-    left = [path for path in home.rglob("*") if not path.name.startswith(".origin-key")]
-    assert left == ([home / "runs", other] if made else [])
+    left = {path for path in home.rglob("*") if not path.name.startswith(".origin-key")}
+    assert left == ({home / "runs", other, stray} if made else set())
+
+
+def test_a_run_that_cannot_begin_leaves_a_folder_of_runs_that_it_did_not_make(dpexp_home: Path) -> None:
+    (dpexp_home / "runs").mkdir(0o770)
+    command = [sys.executable, "-c", LIMITED, str(dpexp_home), "70000"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert [*(dpexp_home / "runs").iterdir()] == []
