@@ -105,6 +105,11 @@ def test_fsdp_refuses_a_scalar_parameter_before_the_run() -> None:
         prepare(RunConfig("fsdp", model="odd_models:Scalar", devices="cpu", options={"block": ("first",)}))
 
 
+def test_fsdp_takes_parameters_that_have_no_shape_yet() -> None:
+    config = RunConfig("fsdp", model="user_error_cases:Lazy", devices="cpu", options={"block": ("first",)})
+    assert prepare(config).model.get_parameter("first.weight").dim() == 2
+
+
 def test_block_refuses_a_mask_of_all_tokens_before_the_run() -> None:
     config = RunConfig("block", model="odd_models:Masked", virtual=2, options={"block": ("first",)})
     with pytest.raises(ConfigError, match=r"--block first: mask has 5 rows and inputs\[0\] has 30"):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.config.alike import listed
@@ -110,7 +111,7 @@ class Fsdp(Strategy):
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
         check_no_hooks(model, "fsdp")
-        scalars = [name for name, each in model.named_parameters() if not each.dim()]
+        scalars = [name for name, each in model.named_parameters() if not (is_lazy(each) or each.dim())]
         if scalars:
             raise ConfigError(
                 f"fsdp splits parameters by their rows, and {listed(scalars)} is a scalar: make it a vector "
