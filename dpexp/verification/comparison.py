@@ -78,7 +78,7 @@ class Comparison:
             draws.append(self._noise(result.mode, len(draws)))
             noise = largest(draws)
             if self._is_within(noise, failed):
-                result = self._compared(replace(limits, noise=noise))
+                result = self._compared(replace(limits, noise=noise), is_last=len(draws) == DRAWS)
         return result
 
     def _is_within(self, noise: Noise, failed: Difference) -> bool:
@@ -91,14 +91,14 @@ class Comparison:
         limits = Limits(TOLERANCE[self.dtype], MOST[self.dtype], eps=torch.finfo(self.dtype).eps)
         return self._compared(limits, locates=False).failed
 
-    def _compared(self, limits: Limits, *, locates: bool = True) -> Result:
+    def _compared(self, limits: Limits, *, locates: bool = True, is_last: bool = False) -> Result:
         layout = self._layout(self.mode)
         mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
         failure = sides.run(self._batches) or self._evaluated(sides)
-        cause = self._located(sides, failure) if failure is not None and locates else ""
+        cause = self._located(sides, failure, is_last) if failure is not None and locates else ""
         worst = sides.errors.of_all_ranks()
         notes += [
             *self._rounding_notes(limits, worst),
@@ -121,9 +121,9 @@ class Comparison:
             unreached_parameters=sides.unreached.parameters(self.model) if trains else (),
         )
 
-    def _located(self, sides: SideBySide, failure: Failure) -> str:
-        """What differs, and where; reported unless it may still be rounding."""
-        is_certain = bool(sides.limits.noise) or failure.worst.share > sides.limits.most
+    def _located(self, sides: SideBySide, failure: Failure, is_last: bool) -> str:
+        """What differs, and where; reported unless it may still be rounding, which is measured next."""
+        is_certain = is_last or failure.worst.share > sides.limits.most
         return Locator(sides, failure, self.model, self.report if is_certain else no_report).message()
 
     def dependence(self, mode: Mode) -> str:

@@ -25,7 +25,7 @@ from dpexp.verification.limits.rounding import MOST, NARROWER
 from dpexp.verification.modes.mode import Mode, RowsInChunks, RowsTogether
 from dpexp.verification.modes.random_draws import more_quiet
 from dpexp.verification.paths.reaching import Made
-from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.result import TOLERANCE, Result, VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.steps.side_by_side import (
     DrawsRandomNumbersError,
@@ -73,33 +73,50 @@ class Equivalence:
         next narrower one. Raises what the model raises in every type, and NonfiniteError where the single
         device's loss is not finite.
         """
-        found = self._in_a_type_that_computes()
+        verified, found = self._in_a_type_that_computes()
         own = self.own_dtype
         if found.failed is None or found.training_steps or own not in TOLERANCE or found.dtype == own:
             return found
-        return replace(found, cause=f"{found.cause}; {self._in_types(found, found.failed, own)}")
+        return replace(found, cause=f"{found.cause}; {verified._in_types(found, found.failed, own)}")
 
     def _in_types(self, found: Result, failed: Difference, own: torch.dtype) -> str:
-        """Whether the steps up to a failed one are wrong in the model's own type, too."""
+        """Whether the steps up to a failed one are wrong in the model's own type, too.
+
+        Raises VerificationError where other ranks may wait for this one, which raises in that type.
+        """
         wrong, other = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, own))
-        batches = [*self.batches, *(each.batch for each in self.made)][: failed.step]
-        comparison = replace(self._comparison(found.mode, batches), dtype=own, narrowed="", report=no_report)
+        batches = [*self.batches, *(each.batch for each in self.made)]
+        comparison = replace(
+            self._comparison(found.mode, batches[: failed.step]),
+            made=self._made,
+            evaluates=failed.step > len(batches),
+            dtype=own,
+            narrowed="",
+            report=no_report,
+        )
         try:
             with kept_globals(), scalars_of_replicas():
                 same = comparison.unmeasured()
         except Exception as error:  # of any kind: the failure is known
-            return f"in {wrong}; in {other}, the run's own type, it raises {describe(error)}"
+            text = f"in {wrong}; in {other}, the run's own type, it raises {describe(error)}"
+            if self.group.all_failed(f"verification: {other}", describe(error)):
+                return text
+            cause = f"{found.cause}; {text}"
+            raise VerificationError.of("the layout", found.tolerance, cause) from error
         if same is None and failed.share > MOST[own]:
             return f"in {wrong} only: in {other}, the run's own type, it is right"
         if same is not None and same.share > MOST[own]:
             return f"in {wrong} and in {other}, the run's own type"
         return f"in {wrong}; in {other}, the run's own type, an error of this size may be rounding"
 
-    def _in_a_type_that_computes(self) -> Result:
-        """In this type, or in the next narrower one in which the single device computes."""
+    def _in_a_type_that_computes(self) -> tuple[Equivalence, Result]:
+        """In this type, or in the next narrower one in which the single device computes.
+
+        Also what was compared: without the batches that were refused.
+        """
         try:
             with kept_globals(), scalars_of_replicas():
-                return self._result_in_this_type()
+                return self, self._result_in_this_type()
         except SingleDeviceError as error:
             narrower, cause, where = NARROWER.get(self.dtype), error.cause, error.where
         except RefusedBatchError as error:

@@ -1,5 +1,6 @@
 """Rounding: float32 inside a forward, and operators without float64, are judged by a single device."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,10 +11,15 @@ from torch import nn
 
 import dpexp
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import Verification, verify
 from dpexp.parallel import DataParallel
+from dpexp.timing import Timer
+from dpexp.verification.comparison import Comparison
+from dpexp.verification.limits.compare import Noise
 from dpexp.verification.limits.rounding import OtherwiseRounded
+from dpexp.verification.modes.mode import Mode, RowsTogether
 from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", index) for index in range(3)]
@@ -57,6 +63,35 @@ def test_a_wrong_layout_of_such_a_model_is_still_caught(make: Any) -> None:
     assert right.passed
     with pytest.raises(VerificationError, match=r"head\.weight"):
         dpexp.prove(make(), wrong, batches, nn.functional.mse_loss, devices=DEVICES)
+
+
+class MeasuredInTurns(Comparison):
+    """The first way to round explains the first step, the others all."""
+
+    def _noise(self, mode: Mode, draw: int) -> Noise:
+        measured = super()._noise(mode, draw)
+        return {key: each for key, each in measured.items() if draw or key[1] == 1}
+
+
+def test_what_a_second_way_to_round_explains_is_not_reported() -> None:
+    torch.manual_seed(0)
+    prepared = prepare(RunConfig("whole", virtual=3))
+    reported = list[str]()
+    comparison = MeasuredInTurns(
+        Scan(),
+        lambda model: prepared.strategy.place(model, prepared.selection.used, Timer()),
+        [*islice(prepared.batches(0), 2)],
+        prepared.data.objective,
+        prepared.optimizer,
+        ProcessGroup(),
+        torch.float64,
+        "",
+        RowsTogether(),
+        report=lambda difference, text: reported.append(text),
+    )
+    result = comparison.result()
+    assert (result.failed, reported) == (None, [])
+    assert result.tolerance > 1e-12
 
 
 class Cancelling(Two):
