@@ -3,6 +3,7 @@
 import torch
 from torch import distributed, nn
 from torch.distributed import _functional_collectives as collectives
+from torch.nn import functional
 
 
 class Experts(nn.Module):
@@ -15,21 +16,16 @@ class Experts(nn.Module):
         self.tokens = self.weights = self.outputs = lambda x: x
 
     def forward(self, x):
-        x = torch.tanh(self.inputs(x))
+        rows, x = len(x), torch.tanh(self.inputs(x))
         weights, tokens = self.weights(torch.softmax(self.router(x), dim=1)), self.tokens(x)
         found = [
             weights[:, [int(name)]] * torch.relu(expert(tokens)) for name, expert in self.experts.items()
         ]
-        return self.outputs(sum(found))
+        return self.outputs(sum(found))[:rows]
 
 
 def model():
     return Experts()
-
-
-def batches():
-    """Rows that two ranks share evenly."""
-    return [(torch.randn(rows, 6), torch.randn(rows, 8)) for rows in (8, 4)]
 
 
 def laid_out(model, tokens, weights):
@@ -39,9 +35,15 @@ def laid_out(model, tokens, weights):
         del model.experts[name]
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(halve if name.startswith("experts") else average)
-    model.tokens, model.weights = tokens, weights
+    model.tokens, model.weights = (lambda x: tokens(padded(x))), (lambda x: weights(padded(x)))
     model.outputs = lambda x: collectives.reduce_scatter_tensor_autograd(x, "sum", 0, group)
     return model
+
+
+def padded(x):
+    """The rows with rows of zeros after them, so that all ranks have equally many."""
+    distributed.all_reduce(most := torch.tensor(len(x)), distributed.ReduceOp.MAX)
+    return functional.pad(x, (0, 0, 0, int(most) - len(x)))
 
 
 def all_gather(x):

@@ -20,10 +20,10 @@ sys.path[0] = str(ROOT)  # not this folder: its files are imported by their full
 
 import typer
 
+from experiments import forked_ranks
 from experiments.known_bugs import tables
 from experiments.known_bugs.catalogue import BUGS, Bug, bugs
 from experiments.planted_bugs.judge import named_module
-from experiments.public_layouts import forked_ranks
 
 LAYOUTS = ROOT / "experiments" / "public_layouts" / "layouts"
 PATIENCE_S = 150.0
@@ -60,7 +60,12 @@ def verdict(bug: Bug, side: str) -> dict[str, Any]:
         written = home / "said"
         said = json.loads(written.read_text()) if written.exists() else {}
         if not said:
-            said = {"ended": "died", "message": (home / "printed-0").read_text()[-1500:]}
+            said = {
+                "ended": "died",
+                "message": "\n".join(
+                    (home / f"printed-{rank}").read_text()[-700:] for rank in range(bug.ranks)
+                ),
+            }
     found = KIND.search(said["message"])
     by = next(filter(None, found.groups())) if found and said["ended"] == "VerificationError" else ""
     row = {"bug": bug.name, "side": side, **said, "by": by, "named": named_module(said["message"])}

@@ -9,7 +9,7 @@ PACKAGE = "pytorch"
 MESH = "dp=2"
 MODULE = "inputs"
 
-model, batches = gathered.model, gathered.batches
+model = gathered.model
 
 
 def wrong(model, mesh):

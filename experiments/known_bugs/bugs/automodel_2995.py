@@ -10,7 +10,7 @@ PACKAGE = "pytorch"
 MESH = "dp=2"
 MODULE = "router"
 
-model, batches = gathered.model, gathered.batches
+model = gathered.model
 
 
 def weights(x):

@@ -4,7 +4,13 @@ from distributed import distributed
 
 MESH = "tp=2"
 FACTORY = "small:kind={}"
-MODELS = ("qwen3",)
+MODELS = (
+    "gemma3_text",
+    "llama",
+    "olmo2",
+    "qwen3",
+    "qwen3_moe",
+)
 OPTIONS = {"accumulate": 2}
 
 
