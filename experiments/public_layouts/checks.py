@@ -28,10 +28,10 @@ def problems() -> list[str]:
         for path in _scripts()
         if not _is_short(path)
     ]
-    text = tables.README.read_text()
-    return found + (
-        ["README: its tables are not those of the Records"] if text != tables.rendered(text) else []
-    )
+    for path, rendered in ((tables.README, tables.rendered), (tables.FRONT, tables.rendered_front)):
+        text = path.read_text()
+        found += [f"{path}: it does not say what the Records do"] if text != rendered(text) else []
+    return found
 
 
 def _of_outcome(outcome: tables.Outcome) -> list[str]:

@@ -1,5 +1,6 @@
 """README's tables, made from the Records of all cells and from what is known of those that are not proven."""
 
+import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from experiments.public_layouts import records
 from experiments.public_layouts.cells import HERE, VERSIONS, Cell, cells
 
 README, FINDINGS = HERE / "README.md", HERE / "findings.toml"
+FRONT = HERE.parents[1] / "README.md"
+"""Which has the answer in one sentence."""
 PROVEN, WRONG, DEFINITION, NOT_RUN, OPEN = "proven", "wrong", "by definition", "not run", "not judged"
 NOT_REPORTED = "not reported"
 OWN_ROWS = "each rank writes from its own rows"
@@ -100,8 +103,22 @@ def line(cell: Cell) -> str:
 
 
 def write() -> None:
-    """Write README's tables."""
+    """Write README's tables, and the sentence of the repository's README."""
     README.write_text(rendered(README.read_text()))
+    FRONT.write_text(rendered_front(FRONT.read_text()))
+
+
+def rendered_front(readme: str) -> str:
+    """The repository's README with the numbers of the Records."""
+    found = [each for each in outcomes() if each.says not in (NOT_RUN, OPEN)]
+    proven, wrong = ([each for each in found if each.says == word] for word in (PROVEN, WRONG))
+    packages = {each.cell.package for each in found}
+    block = (
+        f"Layouts of others are proven as well: of {len(found)} layouts of models that {len(packages)} released packages make, "
+        f"PyTorch, torchtitan and Transformers among them, {len(proven)} compute what a single device computes and "
+        f"{len(wrong)} are silently wrong ([which, and how it was shown](experiments/public_layouts/README.md))."
+    )
+    return replace_block(readme, "public layouts", textwrap.fill(block, 118, break_on_hyphens=False), FRONT)
 
 
 def rendered(readme: str) -> str:
