@@ -199,3 +199,12 @@ def test_a_gradient_of_nothing_but_rounding_is_no_error() -> None:
     devices = [torch.device("cpu", index) for index in range(3)]
     result = dpexp.prove(Cancels(), DataParallel, batches, functional.mse_loss, devices=devices)
     assert result.passed
+
+
+def test_an_error_above_measured_rounding_is_relative_to_the_tensor() -> None:
+    limits = Limits(1e-12, 1e-4, {("gradients", 1, "router"): (1e-3,)})
+    pair = {"router": Parts([1.0], [0.5]), "head": Parts([100.0], [0.0])}
+    found = limits.judge("gradients", 1, pair)["router"]
+    assert (found.error, found.limit) == (0.5, 1e-4)
+    rounded = limits.judge("gradients", 1, pair | {"router": Parts([1.0], [0.9e-3])})["router"]
+    assert rounded.ratio < 1

@@ -93,9 +93,9 @@ class Limits:
         for norm, apart, count, measured in each_part:
             beside = min(self._beside(tensor, norm, count), self.most * norm)  # more must be measured
             allowed = beside if apart <= beside else min(max(measured, beside), self.most * whole)
-            is_rounding = apart <= beside or allowed > self.most * norm  # nothing else is left of it
-            size = max(norm, allowed / self.tolerance) if is_rounding else norm
-            limit = max(self.tolerance, allowed / size) if allowed else self.tolerance
+            is_rounding = apart <= allowed and (apart <= beside or allowed > self.most * norm)
+            size = max(norm, allowed / self.tolerance) if is_rounding else norm  # all that is left
+            limit = min(max(self.tolerance, _ratio(allowed, size)), max(self.tolerance, self.most))
             error, share = _ratio(apart, size), _ratio(apart, whole)
             of_parts.append(Difference(kind, error, name, step, limit, apart, share))
         return worst(of_parts)
