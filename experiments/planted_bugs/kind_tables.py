@@ -74,9 +74,11 @@ def of_kinds() -> str:
     right = [row for row in rows if row["kind"] in RIGHT]
     caught = sum(row["is_right"] for row in bugs)
     alarms = sum(not row["is_right"] for row in right)
+    begun = sum(row["ended"] == "ConfigError" for row in right)
     lines = [
         f"**Of {_count(bugs)} further bugs in {len(bugs)} runs, {caught} runs end as failed verifications. Of "
-        f"{len(right)} runs that are right in {_count(right)} ways, {alarms or 'none'} are refused.** "
+        f"{len(right)} runs that are right in {_count(right)} ways, {alarms or 'none'} are refused "
+        f"as wrong; {begun} do not begin, as they should, with a message that says what to do.** "
         f"(torch {records()['torch']})",
         "",
         "| kind | bugs | runs | over | caught | claim: every one is caught |",
@@ -85,7 +87,7 @@ def of_kinds() -> str:
     lines += [_kind(kind, [row for row in rows if row["kind"] == kind]) for kind in KINDS if kind != "unseen"]
     lines += [
         "",
-        "| right | ways | runs | over | refused | claim: at most one in a hundred is refused |",
+        "| right | ways | runs | over | refused as wrong | claim: at most one in a hundred is refused |",
         "|---|---|---|---|---|---|",
     ]
     lines += [_right(kind, [row for row in rows if row["kind"] == kind]) for kind in RIGHT]
