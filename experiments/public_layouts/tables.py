@@ -2,6 +2,7 @@
 
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -116,7 +117,7 @@ def rendered_front(readme: str) -> str:
     block = (
         f"Layouts of others are proven as well: of {len(found)} layouts of models that {len(packages)} released packages make, "
         f"PyTorch, torchtitan and Transformers among them, {len(proven)} compute what a single device computes and "
-        f"{len(wrong)} are silently wrong ([which, and how it was shown](experiments/public_layouts/README.md))."
+        f"{len(wrong)} are silently wrong{_only(wrong)} ([which, and how it was shown](experiments/public_layouts/README.md))."
     )
     return replace_block(readme, "public layouts", textwrap.fill(block, 118, break_on_hyphens=False), FRONT)
 
@@ -140,11 +141,17 @@ def answer(found: Sequence[Outcome]) -> str:
     }
     largest = max((each.error for each in found if each.is_proven), default=0.0)
     return (
-        f"**Of {len(found)} layouts, {counts[PROVEN]} are proven, with errors of at most {largest:.1e}; {counts[WRONG]} are wrong; "
+        f"**Of {len(found)} layouts, {counts[PROVEN]} are proven, with errors of at most {largest:.1e}; {counts[WRONG]} are wrong{_only(found)}; "
         f"{counts[DEFINITION]} compute something else by definition; {counts[NOT_RUN]} were not run"
         + (f"; {counts[OPEN]} are not judged yet" if counts[OPEN] else "")
         + ".**"
     )
+
+
+def _only(found: Iterable[Outcome]) -> str:
+    """How many of the wrong ones are so in some types only."""
+    types = Counter(each.finding["only"] for each in found if each.says == WRONG and "only" in each.finding)
+    return "".join(f", {count} of them {where} only" for where, count in types.items())
 
 
 def of_cells(found: Sequence[Outcome]) -> str:
