@@ -176,6 +176,21 @@ def test_a_step_that_a_single_device_does_not_compute_is_no_step_of_the_run(dpex
         recorded(dpexp_home, config)
 
 
+class Exhausts(Refuses):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return super().forward(x)
+        except RuntimeError:
+            return super().forward(x.new_empty(1 << 60))  # PyTorch's own error
+
+
+def test_a_single_device_without_memory_for_its_step_is_not_the_run_s_fault(dpexp_home: Path) -> None:
+    options = {"layout": f"{__file__}:lenient"}
+    row = recorded(dpexp_home, RunConfig("custom", model=f"{__file__}:Exhausts", options=options, **STEPS))
+    assert "allocate memory" in row.verification["first_steps"]["note"]
+    assert row.status == "finished"
+
+
 class OnlyFloat32(nn.Linear):
     def __init__(self) -> None:
         super().__init__(5, 2)

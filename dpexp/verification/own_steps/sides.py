@@ -40,6 +40,9 @@ from dpexp.verification.touched_rows import UnknownIdError
 ROUNDED = 2
 """Last bits by which a parameter may differ after each addition to it."""
 
+NO_MEMORY = "allocate memory"
+"""In PyTorch's error where the host has none left: a single device needs more than the run."""
+
 
 class NotComparableError(Exception):
     """The single device does not compute what the run does, for a reason that is not an error of the run."""
@@ -145,7 +148,7 @@ class OwnSides(SideBySide):
                 expected = computed(self.reference, batch, with_loss=True)
             except (RuntimeError, NotImplementedError) as error:
                 is_of_model = self._is_on_host and not self._is_chunked
-                if is_of_model and not isinstance(error, UnknownIdError):
+                if is_of_model and not isinstance(error, UnknownIdError) and NO_MEMORY not in str(error):
                     raise SingleDeviceError(error, "model") from error
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
             is_one = not (self.is_split or self.group.size > 1)
