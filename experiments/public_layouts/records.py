@@ -4,9 +4,11 @@ Left out are shapes, device map, timeline and memory, the packages that the cell
 tracebacks. What did not become a run, because dpexp refused it or its ranks died, has a Record with that error.
 """
 
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from dpexp.config.run_config import config_digest
 from dpexp.record.record import Record
 from dpexp.study.experiment.records import read_record
 from experiments.public_layouts.cells import HERE, ROOT, VERSIONS, Cell
@@ -51,7 +53,15 @@ def without_run(cell: Cell, kind: str, message: str) -> Record:
     """The Record of a cell that no run was made of."""
     config = cell.config.to_dict()
     error = {"type": kind, "message": message}
-    return Record(name=cell.name, strategy="custom", status="failed", error=error, config=config)
+    return Record(
+        name=cell.name,
+        strategy="custom",
+        status="failed",
+        error=error,
+        config=config,
+        config_digest=config_digest(config),
+        ended=datetime.now(UTC).isoformat(),
+    )
 
 
 def is_current(cell: Cell, record: Record | None) -> bool:
