@@ -165,7 +165,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
     with mode, devices.prediction(), _without_the_log_of_failures():
         placed = portable.place(fake, virtual, Timer())
         try:
-            shapes = observe(placed, fake_batches, prepared.data.loss, gradients=not config.eval)
+            shapes = _observed(placed, fake_batches, prepared)
         except _NEEDS_VALUES:
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
@@ -178,8 +178,13 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
             work = predicted_work(placed, fake_batches[0], prepared.data.loss, trains=not config.eval)
     if note:
         placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
-        shapes = observe(placed, batches, prepared.data.loss, gradients=not config.eval)
+        shapes = _observed(placed, batches, prepared)
     return replace(_renamed(placed, shapes, names, note), work=work)
+
+
+def _observed(placed: Placed, batches: Sequence[Batch], prepared: Prepared) -> list[Row]:
+    with devices.autocast(placed.output_device, prepared.config.autocast):
+        return observe(placed, batches, prepared.data.loss, gradients=not prepared.config.eval)
 
 
 @contextmanager
