@@ -56,7 +56,7 @@ class Section:
             return SHORT
         return TOLERANCES.get(dtype)
 
-    def may_have(self, record: Record, dtype: str) -> bool:
+    def may_have(self, record: Record, dtype: str, note: str) -> bool:
         """Whether the comparison is in this type: a run's own steps in the run's, others in float64.
 
         Some devices have no float64, and of some models the note says that they do not compute in it.
@@ -64,13 +64,12 @@ class Section:
         if self.is_own:
             return dtype == record.config.get("dtype")
         has_mps = dtype == "float32" and any(each.startswith("mps") for each in record.devices["used"])
-        return dtype == "float64" or has_mps or f"compared in torch.{dtype}" in _note(self.of(record))
+        return dtype == "float64" or has_mps or f"compared in torch.{dtype}" in note
 
-    def is_placed_only(self, record: Record) -> bool:
+    def is_placed_only(self, record: Record, found: Row) -> bool:
         """Whether there was no step of the warm-up to compare, and the model as it was placed is all."""
-        found = self.of(record)
-        is_empty = self.is_own and record.config.get("warmup") == 0 and found.get("steps") == 0
-        return is_empty and self.path[-1] == "first_steps" and found.get("parameter_error") is not None
+        is_empty = self.path[-1] == "first_steps" and record.config.get("warmup") == 0
+        return is_empty and found.get("steps") == 0 and found.get("parameter_error") is not None
 
 
 _EXACT = ("float64", "float32")
@@ -91,14 +90,14 @@ def _errors(record: Record) -> Iterator[str]:
         allowed = section.allowed(record, dtype)
         if allowed is None:
             yield f"{section.name}.dtype is {dtype}, in which nothing is compared"
-        elif not section.may_have(record, dtype):
+        elif not section.may_have(record, dtype, _note(found)):
             yield f"{section.name}.dtype is {dtype}, and neither the run nor a note says why"
         elif not isinstance(limit, float | int) or not 0 <= limit <= allowed.most * _ROUNDED:
             yield f"{section.name}.tolerance is {limit}, not at most {allowed.most}, the largest in {dtype}"
         elif not section.is_own and not limit <= max(allowed.usual, _measured(found)):
             yield f"{section.name}.tolerance is {limit}, and no note says that so much rounding was measured"
         else:
-            needed = "parameter_error" if section.is_placed_only(record) else "output_error"
+            needed = "parameter_error" if section.is_placed_only(record, found) else "output_error"
             yield from _larger(section.name, found, limit, needed)
 
 
@@ -176,7 +175,7 @@ def _verdict(record: Record) -> Iterator[str]:
     for section in SECTIONS:
         of_section = section.of(record)
         is_none = of_section.get("steps") == 0 and not of_section.get("training_steps")
-        if of_section.get("passed") and is_none and not section.is_placed_only(record):
+        if of_section.get("passed") and is_none and not section.is_placed_only(record, of_section):
             yield f"{section.name}.steps is 0, but it passed"
         if of_section.get("passed") is False and found.get("passed"):
             yield f"{section.name}.passed is false, but verification.passed is true"
