@@ -1,8 +1,7 @@
 """ZeroRedundancyOptimizer: parameters are views of the buckets that it sends."""
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
+from replicas import replicated, zero
 
 MESH = "dp=2"
 MODELS = ("net",)
@@ -10,14 +9,8 @@ OPTIONS = {"optimizer": "zero_bucket_view.py:sgd"}
 
 
 def parallelize(model, mesh):
-    for parameter in model.parameters():
-        parameter.is_laid_out = True
-    return DistributedDataParallel(model)
+    return replicated(model)
 
 
 def sgd(parameters, lr):
-    """Of a single device, to compare with, it is SGD itself."""
-    parameters = list(parameters)
-    if not any(hasattr(parameter, "is_laid_out") for parameter in parameters):
-        return torch.optim.SGD(parameters, lr=lr)
-    return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, parameters_as_bucket_view=True, lr=lr)
+    return zero(parameters, torch.optim.SGD, lr, parameters_as_bucket_view=True)
