@@ -8,7 +8,7 @@ Importing the package imports neither torch nor mlflow: what needs torch is impo
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record
@@ -30,7 +30,13 @@ _LATE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
-    raise AttributeError(f"module 'dpexp' has no attribute '{name}'")
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name):
+        if name in _LATE:
+            return getattr(importlib.import_module(_LATE[name]), name)
+        raise AttributeError(f"module 'dpexp' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

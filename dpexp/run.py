@@ -46,7 +46,12 @@ RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 
 
 class RunRecord(Record):
-    """The Record that ``run`` returns: a notebook shows its summary and timeline."""
+    """The Record that ``run`` returns: ``print`` shows its summary, a notebook its timeline as well."""
+
+    def __str__(self) -> str:
+        from dpexp import report
+
+        return report.summary(self)
 
     def _repr_html_(self) -> str:
         from dpexp import report

@@ -29,7 +29,7 @@ class JournalError(RuntimeError):
     """A journal or Record that cannot be read or written: what is wrong, where, and what to do."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Record:
     """Schema 1, key by key; ``damage`` describes what the journal has lost. A lost sample is None."""
 
@@ -65,6 +65,10 @@ class Record:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     summary: Row = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        labels = ", ".join(f"{key}={getattr(self, key)!r}" for key in ("run_id", "name", "status"))
+        return f"{type(self).__name__}({labels})"
 
     def to_dict(self) -> Row:
         """The Record as one dict, keys in schema order. Its values are not copied."""

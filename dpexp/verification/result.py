@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from dpexp.config.alike import listed
 from dpexp.verification.limits.compare import Difference, worst
 from dpexp.verification.modes.mode import IN_EVAL_MODE, Mode, RowsTogether
 
@@ -47,6 +48,21 @@ class Result:
     unreached_modules: Sequence[str] = ()
     unreached_parameters: Sequence[str] = ()
 
+    def __str__(self) -> str:
+        """The summary: the verdict, the largest error of each kind, and what is not covered or is noted."""
+        steps = f"{self.steps + self.training_steps} steps in {str(self.dtype).removeprefix('torch.')}"
+        verdict = f"NOT THE SAME: {self.cause}" if self.cause else "the same as on a single device"
+        errors = [
+            f"  {kind:10}  {each.error:.1e}, limit {each.limit:.0e}{each.tensor and f', in {each.tensor}'}"
+            for kind, each in self.worst.items()
+        ]
+        unreached = (
+            ("modules that are never called", self.unreached_modules),
+            ("parameters that never have a gradient", self.unreached_parameters),
+        )
+        gaps = [f"  not compared: {what}: {listed(names)}" for what, names in unreached if names]
+        return "\n".join([f"{verdict}; {steps}", *errors, *gaps, *(f"  {note}" for note in self.notes)])
+
     @property
     def passed(self) -> bool:
         """Whether every kind equals the single device's to rounding."""
@@ -78,7 +94,7 @@ class Result:
 
     def with_training(self, training: Result) -> Result:
         """This result, and that of steps in training mode."""
-        kinds = {*self.worst, *training.worst}
+        kinds = dict.fromkeys([*self.worst, *training.worst])
         both = {
             kind: worst([each.worst[kind] for each in (self, training) if kind in each.worst])
             for kind in kinds
