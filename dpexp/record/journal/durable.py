@@ -128,7 +128,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = True) -> Non
     A file outside of DPEXP_HOME is not ``private``. Raises OSError, and leaves no temporary file behind.
     That of a killed process is no longer locked: ``remove_temporary`` removes it.
     """
-    temporary, opened = _temporary(path, private)
+    temporary, opened = open_temporary(path, private=private)
     with opened as file:
         try:
             file.write(content)
@@ -141,8 +141,11 @@ def write_atomically(path: Path, content: bytes, *, private: bool = True) -> Non
     sync_folder(path.parent)
 
 
-def _temporary(path: Path, private: bool) -> tuple[Path, BinaryIO]:
-    """A new file beside ``path``, locked: no one can guess its name, and no link there is followed."""
+def open_temporary(path: Path, *, private: bool = True) -> tuple[Path, BinaryIO]:
+    """A new file beside ``path``, locked: no one can guess its name, and no link there is followed.
+
+    Raises OSError.
+    """
     mode = 0o600 if private and not is_shared() else 0o666
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")

@@ -28,7 +28,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpexp.record.journal.durable import check_writable, make_folder, private_opener, sync_folder
+from dpexp.record.journal.durable import (
+    check_writable,
+    is_temporary,
+    make_folder,
+    open_temporary,
+    private_opener,
+    sync_folder,
+)
 from dpexp.record.journal.kept import keep
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import SCHEMA, JournalError, Row, now
@@ -220,8 +227,11 @@ def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
     try:
         make_folder(runs, exist_ok=True)
         make_folder(folder)
-        file = open(folder / JOURNAL, "xb", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
+        temporary, file = open_temporary(folder / JOURNAL)
         _lock(file)
+        temporary.rename(
+            folder / JOURNAL
+        )  # locked before it has its name: no reader finds it without a writer
         _reserve(folder)
         sync_folder(folder)
         sync_folder(runs)
@@ -239,8 +249,9 @@ def _remove(new: Iterable[Path], folder: Path) -> None:
     """Remove the new folder of a run that cannot begin, and other new ones where they are empty."""
     for path in new:
         with contextlib.suppress(OSError):
-            for name in (JOURNAL, RESERVE) if path == folder else ():
-                (path / name).unlink(missing_ok=True)
+            for name in os.listdir(path) if path == folder else ():
+                if name in (JOURNAL, RESERVE) or is_temporary(name):
+                    (path / name).unlink()
             path.rmdir()
 
 

@@ -121,7 +121,7 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
             return
         self.logger.set_runtime_stats_and_log()
         figures = self._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        zero, device = start - figures["forward_compute_time_start"], self.device_of_rank
+        zero, device = _zero_ns(figures["forward_compute_time_start"], start, backward), self.device_of_rank
         computed = zero + figures["backward_compute_time_end"]
         reducing, reduced = (zero + figures[f"backward_comm_time_{end}"] for end in ("start", "end"))
         self.timer.add("backward_compute", device, backward, max(backward, computed))
@@ -130,6 +130,18 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         if physical(device) == HOST:  # on an accelerator the host's clock shows when a kernel was queued
             for index, began, ended in sorted(self._hook.times if self._hook else ()):
                 self.timer.add(f"allreduce_bucket{index}", device, began, ended)
+
+
+def _zero_ns(forward: int, start: int, backward: int) -> int:
+    """What to add to DDP's times, those of the host's clock, for times of ``time.perf_counter_ns``.
+
+    DDP's ``forward`` began between ``start`` and ``backward``, up to a millisecond late. Where the
+    host's clock was set meanwhile, it is taken to have begun at ``start``.
+    """
+    zero = max(
+        time.perf_counter_ns() - time.time_ns() for _ in range(5)
+    )  # a pause between the two makes it less
+    return zero if start <= zero + forward <= backward else start - forward
 
 
 class AllReduce:

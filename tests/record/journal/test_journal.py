@@ -1,5 +1,6 @@
 """The journal and its fold: a flushed line survives damage to the file and the death of its process."""
 
+import fcntl
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import journals
 import needs
@@ -42,6 +44,26 @@ def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> s
 
 
 # --- durability ----------------------------------------------------------------------------------
+
+
+def test_a_new_journal_has_its_writer_as_soon_as_it_has_its_name(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader in between would call the run damaged: its journal is empty, and nobody writes it."""
+    seen: list[bool] = []
+    flock = fcntl.flock
+
+    def watched(file: Any, operation: int) -> None:
+        path = runs / "new" / JOURNAL
+        if operation & fcntl.LOCK_EX:
+            seen.append(path.exists() and not is_open(path))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    with Journal(runs, "new") as journal:
+        assert load(journal.folder).status == "running"
+    assert seen
+    assert not any(seen)
 
 
 def test_every_flush_syncs_and_a_new_journals_name_is_durable(
