@@ -10,7 +10,9 @@ import typer
 
 from dpexp.commands.command_line.app import Exit
 from dpexp.commands.command_line.help_panels import OUTPUT
+from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError
+from dpexp.config.printable import printable_line
 from dpexp.config.process import home
 
 if TYPE_CHECKING:
@@ -103,18 +105,19 @@ def check(
         failure = str(error)
     total = [] if failure else [f"{len(folders)} runs checked, {len(rows)} problems"]
     if as_json and (rows or not failure):
-        typer.echo(json.dumps({"checked": len(folders), "problems": rows}))
+        say(json.dumps({"checked": len(folders), "problems": rows}))
     elif rows or total:
-        typer.echo("\n".join([*map(_problem, rows), *total]))
+        say("\n".join([*map(_problem, rows), *total]))
     if failure:
-        typer.echo(f"error: {failure}", err=True)
+        say(f"error: {failure}", err=True)
         raise typer.Exit(Exit.NOT_DELIVERED)
     raise typer.Exit(Exit.DONE if all(row["repaired"] for row in rows) else Exit.FAILED)
 
 
 def _problem(row: dict[str, Any]) -> str:
     todo = f"; --repair: {row['repair']}" if row["repair"] else "; cannot be repaired"
-    return f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
+    text = f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
+    return printable_line(text)
 
 
 def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_named: bool = False) -> None:
@@ -122,7 +125,7 @@ def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_name
     from dpexp.tracking.errors import StoreError
 
     if not folders:
-        typer.echo(nothing)
+        say(nothing)
         return
     is_complete = True
     try:
@@ -130,7 +133,7 @@ def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_name
             is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)
             _print(result)
     except StoreError as error:
-        typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
+        say(f"error: {error}; the journals stay, and can be delivered later", err=True)
         is_complete = False
     raise typer.Exit(Exit.DONE if is_complete else Exit.NOT_DELIVERED)
 
@@ -146,15 +149,15 @@ def _deliver_lost() -> None:
     try:
         lost = sync.lost(home())
         for result in sync.deliver(home(), lost, again=True, new_run=True):
-            typer.echo(f"warning: run {result.run_id} was lost in the store", err=True)
+            say(f"warning: run {result.run_id} was lost in the store", err=True)
             _print(result)
         for result in sync.deliver(home(), sync.runs_of(home(), lost), again=True):
             _print(result)
     except LateServerError as error:
-        typer.echo(f"error: {error}; the journals stay, and can be delivered later", err=True)
+        say(f"error: {error}; the journals stay, and can be delivered later", err=True)
         raise typer.Exit(Exit.NOT_DELIVERED) from None
     except StoreError as error:
-        typer.echo(f"warning: delivered runs were not checked: {error}", err=True)
+        say(f"warning: delivered runs were not checked: {error}", err=True)
 
 
 def _folders(name: str) -> list[Path]:
@@ -175,7 +178,7 @@ def _print(result: DeliveryResult) -> None:
     from dpexp.tracking.delivery.sync import SKIPPED
 
     if result.state == SKIPPED:
-        typer.echo(f"warning: run {result.run_id} is skipped: {result.message}", err=True)
+        say(f"warning: run {result.run_id} is skipped: {result.message}", err=True)
         return
-    message = f": {result.message}" if result.message else ""
-    typer.echo(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
+    message = printable_line(f": {result.message}" if result.message else "")
+    say(f"{result.run_id}  {result.state}{message}", err=not result.is_well)

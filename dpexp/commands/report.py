@@ -13,6 +13,7 @@ import typer
 
 from dpexp.commands.command_line.app import Exit, make_app
 from dpexp.commands.command_line.help_panels import epilog
+from dpexp.commands.command_line.output import say, show_report
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
@@ -73,21 +74,21 @@ def report(
     chosen, remaining, unreadable = _chosen(names)
     compared = compare(chosen)
     for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
-        typer.echo(f"warning: run {run} is skipped: {problem}", err=True)
+        say(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
-        typer.echo(rows.comparison_json(compared))
+        say(rows.comparison_json(compared))
     elif as_csv:
-        typer.echo(rows.to_csv(compared), nl=False)
+        say(rows.to_csv(compared), nl=False)
     else:
         listed = [others(remaining, command("report"))] if remaining else []
-        typer.echo(
+        show_report(
             terminal.terminal_text([*tables.comparison_sections(compared), *listed], piped=terminal.WIDE)
         )
     if out is not None:
         from dpexp.report.compare.files import write_comparison
 
         for path in write_comparison(compared, out):
-            typer.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}", err=True)
 
 
 def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
@@ -113,7 +114,7 @@ def _write(names: list[str]) -> int:
 
     for folder in map(Path, names):
         for path in ExperimentReadme(experiment.load_experiment(folder)).write():
-            typer.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}", err=True)
         index.write_index(folder.resolve().parent)
     return Exit.DONE
 
@@ -131,7 +132,7 @@ def _check(names: list[str]) -> int:
         readme = ExperimentReadme(experiment.load_experiment(folder))
         found = [*committed_problems(readme), *build_problems(readme)]
         name = readme.experiment.name
-        typer.echo(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
+        say(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for parent in sorted({folder.resolve().parent for folder in checked}):
         if index.is_outdated(parent):
@@ -140,7 +141,7 @@ def _check(names: list[str]) -> int:
                 f"{path}: its table differs from the Records: {command('report')} experiments/NAME"
             )
     for problem in problems:
-        typer.echo(f"error: {problem}", err=True)
+        say(f"error: {problem}", err=True)
     return Exit.FAILED if problems else Exit.DONE
 
 

@@ -12,6 +12,7 @@ import typer
 from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app, print_error
 from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
+from dpexp.commands.command_line.output import say, show_report
 from dpexp.config.errors import startup_errors
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
@@ -60,7 +61,7 @@ def _command(strategy: str) -> None:
         check_environment()
         config = RunConfig.from_dict({"strategy": strategy, **values}, where="")
         if print_config:
-            typer.echo(json.dumps(config.to_dict(), indent=2))
+            say(json.dumps(config.to_dict(), indent=2))
             return
         with exit_on_error():
             if dry_run:
@@ -82,12 +83,10 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
         from dpexp.engine.dry_run import dry_run
 
         planned = dry_run(config)
-    shown = (
-        json.dumps(planned, indent=1)
-        if as_json
-        else terminal.terminal_text(plan.plan_sections(planned, full=full))
-    )
-    typer.echo(shown)
+    if as_json:
+        say(json.dumps(planned, indent=1))
+    else:
+        show_report(terminal.terminal_text(plan.plan_sections(planned, full=full)))
 
 
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
@@ -101,11 +100,11 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     def show(record: Record, error: BaseException | None) -> None:
         is_final = error is None or isinstance(error, KeyboardInterrupt | Terminated)
         if not is_final and _would_restart():
-            typer.echo("torchrun starts the ranks again; the last of them print the Record", err=True)
+            say("torchrun starts the ranks again; the last of them print the Record", err=True)
         elif as_json:
-            typer.echo(record.to_json(), file=stdout)
+            say(record.to_json(), file=stdout)
         elif not quiet:
-            typer.echo(report.summary(record, full=full), file=stdout)
+            show_report(report.summary(record, full=full), file=stdout)
 
     with on_stderr():
         outcome = execute(config, quiet=quiet, is_last=True, on_record=show)
@@ -113,7 +112,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
         return _ended_without_record(outcome.error)
     delivery = outcome.delivery
     if delivery is not None and delivery.message and not (quiet and delivery.complete):
-        typer.echo(delivery.message, err=as_json or not delivery.complete)
+        say(delivery.message, err=as_json or not delivery.complete)
     if outcome.error is not None:
         return _failed(outcome.error)
     is_delivered = delivery is None or delivery.complete
@@ -175,11 +174,11 @@ def models(
     del debug  # print_error uses it
     if not name:
         found = registry()
-        typer.echo(json.dumps(found, indent=1) if as_json else listing.models_text(found))
+        say(json.dumps(found, indent=1) if as_json else listing.models_text(found))
         return
     with exit_on_error(), startup_errors(), on_stderr():
         modules = inventory(name, data)
-    typer.echo(json.dumps(modules, indent=1) if as_json else listing.inventory_text(modules))
+    say(json.dumps(modules, indent=1) if as_json else listing.inventory_text(modules))
 
 
 for name in STRATEGY_OPTIONS:

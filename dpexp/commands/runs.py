@@ -12,6 +12,7 @@ import typer
 from dpexp.commands import delivery
 from dpexp.commands.command_line.app import Exit, make_app
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog
+from dpexp.commands.command_line.output import say, show_report
 from dpexp.commands.delivery import Json, find_run, runs_folder
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home
@@ -53,16 +54,16 @@ def list_(
     states = delivered(home(), [summary.run_id for summary in known])
     for summary in known:
         if summary.problem:
-            typer.echo(f"warning: run {summary.run_id} is skipped: {summary.problem}", err=True)
+            say(f"warning: run {summary.run_id} is skipped: {summary.problem}", err=True)
     if as_json:
         rows = [{**summary.to_dict(), "delivered": states[summary.run_id]} for summary in known]
-        typer.echo(json.dumps(rows))
+        say(json.dumps(rows))
     elif known:
         ids = [summary.run_id for summary in every]
         listed = run_list.runs(known, states, width=terminal.terminal_width(piped=80), ids=ids)
-        typer.echo(terminal.encodable(listed))
+        say(terminal.encodable(listed))
     else:
-        typer.echo(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
+        say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 
 
 @app.command(epilog=epilog("runs show"))
@@ -80,12 +81,12 @@ def show(
     folder = find_run(run)
     record = load(folder)
     if as_json:
-        typer.echo(record.to_json(), nl=False)
+        say(record.to_json(), nl=False)
         return
     from dpexp import report
 
-    typer.echo(report.summary(record, full=full))
-    typer.echo(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
+    show_report(report.summary(record, full=full))
+    say(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 
 app.command(epilog=epilog("runs sync"))(delivery.sync)
@@ -133,10 +134,10 @@ def reproduce(
     record = read_record(path) if path.is_file() else load(find_run(run))
 
     def warn(message: str) -> None:
-        typer.echo(f"warning: {message}", err=True)
+        say(f"warning: {message}", err=True)
 
     result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats, track=track)
-    typer.echo(terminal.terminal_text(reproduction.reproduction_sections(result)))
+    show_report(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 
 
@@ -155,8 +156,8 @@ def remove(
 
     folder = find_run(run)
     summary = read_summary(folder)
-    typer.echo(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
+    say(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
         raise typer.Exit(Exit.FAILED)
     delete_run(folder)
-    typer.echo(f"{folder.name}  removed")
+    say(f"{folder.name}  removed")

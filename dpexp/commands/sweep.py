@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,10 @@ import typer
 from dpexp.commands.command_line.app import Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment
 from dpexp.commands.command_line.help_panels import epilog
+from dpexp.commands.command_line.output import say
 from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import home
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
@@ -127,11 +128,11 @@ def sweep(
         return
     way = _way(current, on, slurm or [])
     for remark in unbalanced(planned, missing):
-        typer.echo(remark, err=True)
+        say(remark, err=True)
     failed = _run(current, missing, way, track)
     show_results(current, track=track)
     if publish:
-        typer.echo(f"the committed result is now {current.publish()}", err=True)
+        say(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(Exit.FAILED if failed else Exit.DONE)
 
 
@@ -168,7 +169,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
         return experiments.load_experiment(folder)
     parsed = grid.parse(words, own, repeat or 5, planned=elsewhere)
     for reason in parsed.left_out:
-        typer.echo(f"left out: {reason}", err=True)
+        say(f"left out: {reason}", err=True)
     return parsed
 
 
@@ -191,9 +192,9 @@ def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
     from dpexp.study.sweep.cell_run import command_line
 
-    typer.echo(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
+    say(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
     for planned in missing:
-        typer.echo(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
+        say(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
 
 
 def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
@@ -210,7 +211,9 @@ def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
     from dpexp.study.sweep.slurm_executor import slurm
 
     executor = slurm(current.folder, options)
-    return lambda sweep, planned: in_jobs(sweep, planned, executor, partial(tqdm.write, file=sys.stderr))
+    return lambda sweep, planned: in_jobs(
+        sweep, planned, executor, lambda line: tqdm.write(printable(line), file=sys.stderr)
+    )
 
 
 def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool) -> int:
@@ -218,12 +221,14 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool
     from tqdm import tqdm
 
     failed = 0
-    with tqdm(total=len(missing), desc=current.experiment.name, file=sys.stderr, unit="run") as bar:
+    with tqdm(
+        total=len(missing), desc=printable_line(current.experiment.name), file=sys.stderr, unit="run"
+    ) as bar:
 
         def report(done: CompletedRun) -> None:
             nonlocal failed
             failed += not done.finished
-            bar.write(_line(done), file=sys.stderr)
+            bar.write(printable(_line(done)), file=sys.stderr)
             bar.update()
 
         if missing:

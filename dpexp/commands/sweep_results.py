@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from dpexp.commands.command_line.output import say, show_report
+from dpexp.config.printable import printable
 from dpexp.config.process import command, home
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def show_results(current: Sweep, *, track: bool) -> None:
     comparison = _comparison(current)
     if track:
         _deliver(current)
-    typer.echo(comparison if isinstance(current.experiment, Grid) else _verdicts(current))
+    show_report(comparison if isinstance(current.experiment, Grid) else _verdicts(current))
     if current.limit is not None:
-        typer.echo(_decided(current), err=True)
+        say(_decided(current), err=True)
 
 
 def _deliver(current: Sweep) -> None:
@@ -31,12 +31,12 @@ def _deliver(current: Sweep) -> None:
     try:
         results = list(sync.deliver(home(), current.run_folders(), named=True))
     except StoreError as error:
-        typer.echo(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
+        say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return
     failed = [result for result in results if not result.is_well]
-    typer.echo(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
+    say(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
     for result in failed:
-        typer.echo(f"{result.run_id}: {result.message}", err=True)
+        say(f"{result.run_id}: {result.message}", err=True)
 
 
 def _verdicts(current: Sweep) -> str:
@@ -64,5 +64,5 @@ def _comparison(current: Sweep) -> str:
     _, *runs = current.run_folders()
     compared = compare(runs)
     page, *_ = files.write_comparison(compared, current.folder / COMPARISON)
-    written = f"this comparison, with its figures: {page.parent}"
+    written = printable(f"this comparison, with its figures: {page.parent}")
     return f"{terminal.terminal_text(tables.comparison_sections(compared), piped=terminal.WIDE)}\n{written}"

@@ -10,6 +10,7 @@ import typer
 
 from dpexp.commands.command_line.app import Exit, make_app
 from dpexp.commands.command_line.help_panels import epilog
+from dpexp.commands.command_line.output import say
 from dpexp.config.process import UI_PORT, home
 
 app = make_app("Show the recorded runs in the MLflow UI.")
@@ -43,9 +44,9 @@ def ui(
             return
         with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
             _print_links(links(base))
-            typer.echo("Press Ctrl-C to stop.", err=True)
+            say("Press Ctrl-C to stop.", err=True)
     except (StoreError, ServerError) as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         raise typer.Exit(Exit.FAILED) from None
 
 
@@ -56,4 +57,4 @@ def _end(number: int, frame: object) -> None:
 
 def _print_links(found: list[tuple[str, str]]) -> None:
     for experiment, link in found:
-        typer.echo(f"{experiment}: {link}")
+        say(f"{experiment}: {link}")

@@ -3,17 +3,18 @@
 import re
 import zlib
 
+from dpexp.config.printable import OBEYED
+
 MAX_NAME = 250
 """Characters of a name: MLflow's databases have columns of 250 and 256."""
 _MAX_FOLDER = 80
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def name_problem(name: str) -> str:
     """What a name must do and does not, as «have at most 250 characters»; empty for a good name."""
     if len(name) > MAX_NAME:
         return f"have at most {MAX_NAME} characters, it has {len(name)}"
-    if _UNPRINTABLE.search(name):
+    if OBEYED.search(name):
         return "be one line of printable characters"
     if not name.strip(" ."):
         return "have a character other than dots and spaces"
@@ -25,9 +26,7 @@ def fitted(name: object, default: str) -> str:
     text = str(name)
     if not text:
         return default
-    return (
-        text if not name_problem(text) else _marked(_UNPRINTABLE.sub("_", text).strip(" ."), text, MAX_NAME)
-    )
+    return text if not name_problem(text) else _marked(OBEYED.sub("_", text).strip(" ."), text, MAX_NAME)
 
 
 def folder_name(name: str) -> str:

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.printable import printable
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
@@ -174,7 +175,7 @@ def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
             if not results or _has_children():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > limit_s:
-                print(redact(f"error: {results[0].message}"), file=sys.stderr, flush=True)
+                print(printable(redact(f"error: {results[0].message}")), file=sys.stderr, flush=True)
                 os._exit(1)
 
     thread = threading.Thread(target=watch, daemon=True, name="watchdog")

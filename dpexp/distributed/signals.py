@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dpexp.config.errors import Terminated, describe
+from dpexp.config.printable import printable
 
 __all__ = ["SignalHandler", "Terminated"]
 
@@ -122,5 +123,6 @@ def _by_default(number: int) -> None:
 def _leave_forked_child(error: BaseException) -> NoReturn:
     if isinstance(error, SystemExit):
         os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
-    print(f"error: in a process that was forked in the run: {describe(error)}", file=sys.stderr, flush=True)
+    line = f"error: in a process that was forked in the run: {describe(error)}"
+    print(printable(line), file=sys.stderr, flush=True)
     os._exit(1)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dpexp.config.printable import printable
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -46,7 +48,8 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         """Print what differs from a single device, before it takes a while to find out where that begins."""
         self.close()
         if not self._hidden:
-            print(f"differs from a single device: {text}; locating where", file=sys.stderr, flush=True)
+            line = f"differs from a single device: {text}; locating where"
+            print(printable(line), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar from the screen."""

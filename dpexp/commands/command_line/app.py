@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from dpexp.commands.command_line.config_options import flags
 from dpexp.commands.command_line.help_panels import OUTPUT
+from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
@@ -150,7 +151,7 @@ def leave_deleted_folder() -> None:
         hint = "change to one that exists, or make DPEXP_HOME absolute"
         raise ConfigError(f"DPEXP_HOME {path}: the working directory was deleted: {hint}")
     os.chdir(ROOT)
-    typer.echo(f"warning: the working directory was deleted; relative paths start at {ROOT}", err=True)
+    say(f"warning: the working directory was deleted; relative paths start at {ROOT}", err=True)
 
 
 @contextmanager
@@ -180,5 +181,5 @@ def print_unexpected(error: BaseException) -> None:
 def print_error(error: BaseException, message: str) -> None:
     """Print the message on stderr, after the traceback with ``--debug``; without credentials."""
     if DEBUG in sys.argv:
-        typer.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
-    typer.echo(f"error: {shortened(redact(message))}", err=True)
+        say(redact("".join(traceback.format_exception(error))), err=True, nl=False)
+    say(f"error: {shortened(redact(message))}", err=True)

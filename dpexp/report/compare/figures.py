@@ -86,7 +86,7 @@ def _scaling(axes: Axes, group: Group) -> None:
             color=colors[(2 + 3 * number) % len(colors)],
             linewidth=1.4,
             capsize=3,
-            label=strategy,
+            label=style.escape(strategy),
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

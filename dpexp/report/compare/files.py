@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-from html import escape
 from pathlib import Path
 
 from dpexp.report.compare import tables
@@ -49,4 +48,4 @@ def _write_figures(compared: Comparison, folder: Path) -> dict[int, list[Path]]:
 
 def _inline(path: Path) -> str:
     content = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{escape(path.stem)}" src="data:image/png;base64,{content}"></p>'
+    return f'<p><img alt="{page.escape(path.stem)}" src="data:image/png;base64,{content}"></p>'

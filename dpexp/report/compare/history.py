@@ -12,11 +12,12 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
+from dpexp.config.printable import printable_line
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.stored_record import RecordReader
 from dpexp.report.compare.group_key import GroupKeys
-from dpexp.report.render.run_list import prefixes, printable, shortened
+from dpexp.report.render.run_list import prefixes, shortened
 from dpexp.report.section import Section
 
 _MOST, _WIDTH = 20, 78
@@ -120,7 +121,7 @@ def others(comparisons: Sequence[Related], command: str) -> Section:
 def _line(one: Related, run_id: str) -> str:
     counts = f"{_count(len(one.folders), 'run')}, {_count(len(one.configs), 'config')}"
     begin = f"{one.started[:16].replace('T', ' '):16}  {run_id}  {counts:18}  "
-    return begin + shortened(printable(one.title), _WIDTH - cell_len(begin))
+    return begin + shortened(printable_line(one.title), _WIDTH - cell_len(begin))
 
 
 def _count(number: int, noun: str) -> str:

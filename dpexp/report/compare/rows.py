@@ -4,12 +4,17 @@ import csv
 import io
 import json
 import math
+import re
 from typing import Any
 
+from dpexp.config.printable import printable_line
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
 from dpexp.report.compare import tables
 from dpexp.report.compare.grouping import Cell, Comparison, Group
+
+_FORMULA = re.compile(r"(^|[,;|])([\s\"']*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -27,12 +32,23 @@ def _spelled(value: Any) -> Any:
 def to_csv(comparison: Comparison) -> str:
     """A header and a line for each config; the ids of its runs are separated by spaces."""
     text = io.StringIO()
-    found = [{**row, "runs": " ".join(row["runs"])} for row in comparison_rows(comparison)]
+    rows = ({**row, "runs": " ".join(row["runs"])} for row in comparison_rows(comparison))
+    found = [{key: _cell(value) for key, value in row.items()} for row in rows]
     if found:
         writer = csv.DictWriter(text, found[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """What a spreadsheet shows and does not compute: in a text ' before what begins a formula.
+
+    Also behind the separators of other countries; numbers stay numbers, also those of a text.
+    """
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return _FORMULA.sub(r"\1'\2", printable_line(value))
 
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpexp.config.printable import printable, printable_line
 from dpexp.report import ticks, units
 from dpexp.report.figures import palette
 
@@ -118,7 +119,7 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     from matplotlib.textpath import TextToPath
 
     font = FontProperties(size=size, weight=weight)
-    width, _, _ = TextToPath().get_text_width_height_descent(text, font, ismath=False)
+    width, _, _ = TextToPath().get_text_width_height_descent(printable_line(text), font, ismath=False)
     return 1.03 * float(width) / 72  # drawn in pixels it is up to 3% wider
 
 
@@ -129,8 +130,8 @@ def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: fl
 
 
 def escape(text: str) -> str:
-    """The text with escaped dollar signs: matplotlib would read them as formulas."""
-    return text.replace("$", r"\$")
+    """The printable text with escaped dollar signs: matplotlib would read them as formulas."""
+    return printable(text).replace("$", r"\$")
 
 
 def legend(axes: Axes, phases: Sequence[str]) -> None:
@@ -138,7 +139,7 @@ def legend(axes: Axes, phases: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     axes.legend(
-        handles=[Patch(facecolor=palette.color(phase), label=phase) for phase in phases],
+        handles=[Patch(facecolor=palette.color(phase), label=escape(phase)) for phase in phases],
         loc="upper left",
         bbox_to_anchor=(0, -0.02),
         bbox_transform=axes.transAxes,

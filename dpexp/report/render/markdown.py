@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Sequence
 
+from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import phase_text
@@ -11,6 +12,10 @@ from dpexp.report.section import Section, Table
 
 _WIDTH = 24
 """Letters of a bar of 100%."""
+_BLOCK = re.compile(r"(?!\A-\Z)^([ \t]*(?:\d{1,9}(?=[.)]))?)([-+=.)])(?=[-+= \t]|$)", re.MULTILINE)
+"""Where a line would become an item of a list, a rule or a heading; not the dash of an unknown cell."""
+_ADDRESS = re.compile(r"(?<![^\W_])(https?(?=:)|ftp(?=:)|www(?=\.))([:.])", re.IGNORECASE)
+"""Where a text would become a link by itself."""
 
 
 def markdown_text(sections: Sequence[Section]) -> str:
@@ -19,12 +24,15 @@ def markdown_text(sections: Sequence[Section]) -> str:
 
 
 def escape(text: str) -> str:
-    """The text without markup of Markdown or HTML."""
-    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", html.escape(text, quote=False))
+    """The text as it is shown, without markup of Markdown or HTML and without links."""
+    plain = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", html.escape(printable(text), quote=False))
+    without_links = _ADDRESS.sub(lambda found: f"{found[1]}&#{ord(found[2])};", plain)
+    return _BLOCK.sub(r"\1\\\2", without_links)
 
 
 def code(text: str) -> str:
     """The text as a code span, whatever backticks it contains."""
+    text = printable_line(text)
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     space = " " if "`" in text else ""
     return f"{fence}{space}{text}{space}{fence}"
@@ -48,7 +56,7 @@ def _section(section: Section) -> str:
 
 def table(content: Table) -> str:
     """A Markdown table."""
-    lines = ([escape(cell).replace("\n", " ") for cell in row] for row in (content.columns, *content.rows))
+    lines = ([escape(printable_line(cell)) for cell in row] for row in (content.columns, *content.rows))
     head, *rows = lines
     rule = ["---"] * len(content.columns)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
@@ -56,11 +64,12 @@ def table(content: Table) -> str:
 
 def _bars(bars: Sequence[Phase]) -> str:
     """Bars in a code block: only there does Markdown keep columns."""
-    longest = max(len(bar.name) + 2 * bar.depth for bar in bars)
+    names = ["  " * bar.depth + printable_line(bar.name) for bar in bars]
+    longest = max(map(len, names))
     lines = [
-        f"{'  ' * bar.depth + bar.name:<{longest}}  "
+        f"{name:<{longest}}  "
         f"{'█' * min(_WIDTH, max(1, round(bar.share * _WIDTH))):<{_WIDTH}}  "
         f"{units.percent(bar.share):>5}  {phase_text(bar)}"
-        for bar in bars
+        for name, bar in zip(names, bars, strict=True)
     ]
     return "```text\n" + "\n".join(lines) + "\n```"

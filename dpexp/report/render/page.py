@@ -2,13 +2,14 @@
 
 Everything is inline, so that a page works from a file, in MLflow's sandboxed preview and without a
 network. Without scripts the typical step is shown, with the browser's own tooltips. All text from a Record
-is escaped.
+passes ``escape``.
 """
 
 from collections.abc import Iterable
-from html import escape
+from html import escape as escaped
 from importlib.resources import files
 
+from dpexp.config.printable import printable
 from dpexp.record.figures.phase_times import Phase
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -66,6 +67,11 @@ def document(title: str, body: str, *, heading: str = "", meta: str = "") -> str
         f"<style>{_asset('timeline.css')}</style></head>\n"
         f'<body class="dpexp page"><h1>{escape(heading or title)}</h1>{body}</body></html>\n'
     )
+
+
+def escape(text: str) -> str:
+    """The text as it is shown, without markup of HTML, in an element or in quotes."""
+    return escaped(printable(text))
 
 
 def _asset(name: str) -> str:
@@ -171,5 +177,5 @@ def _phase(bar: Phase) -> str:
     return (
         f'<tr><td style="padding-left:{1 + bar.depth}em">{escape(bar.name)}</td>'
         f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td>'
-        f"<td>{phase_text(bar)}</td></tr>"
+        f"<td>{escape(phase_text(bar))}</td></tr>"
     )

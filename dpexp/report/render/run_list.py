@@ -4,12 +4,12 @@ A narrow terminal gets, one after the other as far as it needs: names shortened 
 prefixes that every command takes, step times without their spread, and fewer columns.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
 from rich.cells import cell_len, set_cell_size
 
+from dpexp.config.printable import printable_line
 from dpexp.config.ranges import consecutive, span
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
@@ -18,7 +18,6 @@ from dpexp.report import units
 
 _GAP = 2
 MOST_COLUMNS = 40
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LEAST = {"name": 8, "status": 8}
 """To how many columns of a terminal a text may be shortened."""
 SHORTEST_ID = 8
@@ -62,7 +61,7 @@ def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> C
         "MLflow": [delivered.get(summary.run_id, "") for summary in summaries],
         "started": [summary.started[:16].replace("T", " ") for summary in summaries],
     }
-    return {title: list(map(printable, cells)) for title, cells in table.items()}
+    return {title: list(map(_cell, cells)) for title, cells in table.items()}
 
 
 def _figures(summaries: Sequence[RunSummary]) -> Columns:
@@ -145,7 +144,7 @@ def _lines(table: Columns) -> list[str]:
 
 def one(summary: RunSummary, delivered: str) -> str:
     """One line on what a run holds, for those who are about to delete it."""
-    name = f" '{printable(summary.name)}'" if summary.name else ""
+    name = f" '{_cell(summary.name)}'" if summary.name else ""
     held = f"{summary.problem}" if summary.problem else f"{summary.steps} steps"
     return f"run {summary.run_id}{name}: {_status(summary)}, {held}; delivered to MLflow: {delivered}"
 
@@ -176,6 +175,6 @@ def _kind(device: str) -> tuple[str, bool]:
     return kind, index.isdecimal()
 
 
-def printable(text: str) -> str:
-    """The text without control characters, which a terminal would obey, and of bounded length."""
-    return shortened(_CONTROL.sub("?", str(text)), MOST_COLUMNS)
+def _cell(text: object) -> str:
+    """The text as one line of bounded length."""
+    return shortened(printable_line(text), MOST_COLUMNS)

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import is_visible, phase_text
@@ -77,7 +78,7 @@ def terminal_width(piped: int) -> int:
 
 def _section(section: Section, width: int) -> RenderableType:
     """The title, then everything else indented by two."""
-    body: list[RenderableType] = [Text(line) for line in section.lines]
+    body: list[RenderableType] = [_text(line) for line in section.lines]
     if section.title == "Findings":
         body = [_bullet(line) for line in body]
     if section.bars:
@@ -88,8 +89,13 @@ def _section(section: Section, width: int) -> RenderableType:
             body.append(Text(f"… and {section.table.more} more rows: --full", style="dim"))
     if section.commands:
         body.append(_commands(section.commands))
-    title = Text(section.title, style=MOODS.get(section.mood, "bold"))
+    title = _text(section.title, style=MOODS.get(section.mood, "bold"))
     return Group(title, Padding(Group(*body), (0, 0, 1, 2)))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What rich lays out and a terminal shows."""
+    return Text(printable(text), style)
 
 
 def _bullet(line: RenderableType) -> RenderableType:
@@ -105,9 +111,9 @@ def _table(table: Table, width: int) -> RenderableType:
         return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in table.columns:
-        grid.add_column(column, overflow="fold")
+        grid.add_column(_text(column), overflow="fold")
     for row in table.rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(_text, row))
     return grid
 
 
@@ -115,10 +121,10 @@ def _list(table: Table) -> RenderableType:
     """A table for a narrow terminal: a line for each row, under a heading for each new first cell."""
     lines: list[RenderableType] = []
     for heading, rows in groupby(table.rows, key=lambda row: row[0]):
-        lines.append(Text(heading, style="dim"))
+        lines.append(_text(heading, style="dim"))
         for _, *cells in rows:
             facts = (f"{column} {cell}" for column, cell in zip(table.columns[1:], cells, strict=True))
-            lines.append(Padding(Text("; ".join(facts)), (0, 0, 0, 2)))
+            lines.append(Padding(_text("; ".join(facts)), (0, 0, 0, 2)))
     return Group(*lines)
 
 
@@ -131,16 +137,16 @@ def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
     for bar in bars:
         length = min(longest, max(1, round(bar.share * longest))) if is_visible(bar) else 0
         grid.add_row(
-            Text(_indented(bar)),
+            _text(_indented(bar)),
             Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
             Text(units.percent(bar.share), justify="right"),
-            Text(phase_text(bar)),
+            _text(phase_text(bar)),
         )
     return grid
 
 
 def _indented(bar: Phase) -> str:
-    return "  " * bar.depth + bar.name
+    return "  " * bar.depth + printable_line(bar.name)
 
 
 def _commands(commands: Sequence[tuple[str, str]]) -> RenderableType:
@@ -148,5 +154,5 @@ def _commands(commands: Sequence[tuple[str, str]]) -> RenderableType:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for what, line in commands:
-        grid.add_row(Text(what, style="dim"), Text(line))
+        grid.add_row(_text(what, style="dim"), _text(line))
     return grid

@@ -13,7 +13,7 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.report.render.markdown import escape, table
+from dpexp.report.render.markdown import code, escape, table
 from dpexp.report.section import Table
 from dpexp.study.experiment import claims, figure, metrics
 from dpexp.study.experiment.claims import Verdict
@@ -165,23 +165,30 @@ def _looks(runs: RunsByCell) -> tuple[int, int] | None:
 def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = None) -> list[str]:
     environment = records[0].environment
     locks = [record.environment.get("lock") or {} for record in records]
-    code = [record.environment.get("git") or {} for record in records]
+    commits = [record.environment.get("git") or {} for record in records]
     differs = _distinct(name for lock in locks for name in lock.get("differs") or ())
     until = f", in {looks[0]} to {looks[1]} rounds, until all claims about time were decided" if looks else ""
-    dirty = " with uncommitted changes" if any(git.get("dirty") for git in code) else ""
+    dirty = " with uncommitted changes" if any(git.get("dirty") for git in commits) else ""
     sweeps = _distinct(record.parent for record in records)
     threads, torch = (
         _distinct(str(record.environment.get(key)) for record in records) for key in ("threads", "torch")
     )
-    return [
-        f"- machine: {machine(records[0])} ({kind}); threads of torch: {threads}",
-        f"- software: Python {environment.get('python')}, torch {torch}, {environment.get('os')}",
-        "- lock: `requirements.lock` of SHA-256 "
-        + _distinct(f"`{str(lock.get('sha256'))[:16]}…`" for lock in locks)
-        + (f", but for {differs}" if differs else ", nothing differs from it"),
-        "- code: commit " + _distinct(f"`{str(git.get('commit'))[:12]}`" for git in code) + dirty,
-        f"- date: {date(records)}; {len(records)} runs of sweep {sweeps}{until}",
-    ]
+    lines = (
+        escape(f"machine: {machine(records[0])} ({kind}); threads of torch: {threads}"),
+        escape(f"software: Python {environment.get('python')}, torch {torch}, ") + _os(environment.get("os")),
+        "lock: `requirements.lock` of SHA-256 "
+        + _distinct(code(f"{str(lock.get('sha256'))[:16]}…") for lock in locks)
+        + escape(f", but for {differs}" if differs else ", nothing differs from it"),
+        "code: commit " + _distinct(code(str(git.get("commit"))[:12]) for git in commits) + dirty,
+        escape(f"date: {date(records)}; {len(records)} runs of sweep {sweeps}{until}"),
+    )
+    return [f"- {line}" for line in lines]
+
+
+def _os(name: object) -> str:
+    """As it is where no sign in it is markup: an underscore between letters is none."""
+    is_plain = re.fullmatch(r"[A-Za-z0-9.+-]+(_[A-Za-z0-9.+-]+)*", str(name))
+    return str(name) if is_plain else escape(str(name))
 
 
 def _distinct(names: Iterable[str]) -> str:

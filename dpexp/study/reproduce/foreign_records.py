@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.facts.files import file_hashes, is_relative
@@ -26,9 +27,9 @@ def check_trust(record: Record, config: Row, *, exact: bool) -> None:
     if exact and not is_in_history(commit_of(record)):
         named.append(f"--exact runs commit {commit_of(record)}, which is not in this checkout's history")
     if named:
-        lines = "".join(f"\n  {_printable(line)}" for line in named)
+        lines = "".join(f"\n  {printable_line(line)}" for line in named)
         raise ConfigError(
-            f"record {_printable(str(record.run_id))} is not one of your own runs in {home()}, or was "
+            f"record {printable_line(record.run_id)} is not one of your own runs in {home()}, or was "
             f"altered, and it names what dpexp does not have:{lines}\nNothing was run. Look at it; --trust "
             "runs it"
         )
@@ -46,7 +47,7 @@ def _named(config: Row, exact: bool) -> Iterator[str]:
     for reference in filter(lambda each: each.is_outside, references(parsed)):
         if HIDDEN in reference.text:
             raise ConfigError(
-                f"{_printable(reference.flag)} {_printable(reference.text)}: the Record does not hold the "
+                f"{printable_line(f'{reference.flag} {reference.text}')}: the Record does not hold the "
                 f"credential that was in place of {HIDDEN}: repeat the run with {command('run')}"
             )
         yield str(reference)
@@ -60,7 +61,7 @@ def changed_files(record: Record, config: Row) -> list[str]:
         return []
     recorded = _hashes(record)
     return [
-        f"{_printable(path)} has changed since the run (SHA-256 {_printable(recorded[path][:12])}… then, "
+        f"{printable_line(f'{path} has changed since the run (SHA-256 {recorded[path][:12]}')}… then, "
         f"{now[:12]}… now): {_started_elsewhere(record, path) or 'restore it'}, or expect other results"
         for path, now in ((row["path"], row["sha256"]) for row in present)
         if recorded.get(path, now) != now
@@ -71,7 +72,7 @@ def check_files(record: Record) -> None:
     """Raises ConfigError for a file that the run found in another directory and that this one lacks."""
     for path in _hashes(record):
         if (elsewhere := _started_elsewhere(record, path)) and not Path(path).expanduser().exists():
-            raise ConfigError(f"{_printable(no_file(path))}; {elsewhere}")
+            raise ConfigError(f"{printable_line(no_file(path))}; {elsewhere}")
 
 
 def _hashes(record: Record) -> dict[str, str]:
@@ -85,9 +86,4 @@ def _started_elsewhere(record: Record, path: str) -> str:
     directory = str(record.environment.get("directory") or "")
     if not directory or not is_relative(path) or directory == str(Path.cwd()):
         return ""
-    return f"the run was started in {_printable(directory)}: repeat it there"
-
-
-def _printable(text: str) -> str:
-    """The text of someone else without what commands a terminal."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return f"the run was started in {printable_line(directory)}: repeat it there"

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from dpexp.config.printable import printable
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
 from dpexp.record.record import Record, Row
@@ -85,11 +86,6 @@ def valid_key(key: str) -> str:
     """
     parts = re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY].split("/")
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
-
-
-def storable(text: str) -> str:
-    """The text without NUL and half surrogate pairs, which databases refuse."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def series(record: Record) -> dict[str, list[Any]]:
@@ -225,7 +221,7 @@ def truncate(text: str, limit: int, file: str) -> str:
 
 def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str, str]]:
     """The values with keys and lengths that MLflow accepts, and the originals of those it does not."""
-    fitted = {valid_key(key): truncate(storable(value), limit, LONG_VALUES) for key, value in values.items()}
+    fitted = {valid_key(key): truncate(printable(value), limit, LONG_VALUES) for key, value in values.items()}
     changed = {key: value for key, value in values.items() if fitted.get(key) != value}
     return fitted, changed
 

@@ -100,7 +100,7 @@ class MlflowRun:
 
     def _note(self, view: RecordView) -> None:
         """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
-        text = content.storable(report.note(view))
+        text = report.note(view)
         if len(text) > content.MAX_TAG:
             self.store.client.log_text(self.run_id, text, "note.md")
         note = content.truncate(text, content.MAX_TAG, "note.md")
