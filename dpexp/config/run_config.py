@@ -151,7 +151,10 @@ class RunConfig:
         """Flat and JSON-ready: the options of the strategy stand beside the others."""
         flat = {"strategy": self.strategy}
         for part in (self, self.options):
-            flat |= {field.name: to_json(getattr(part, field.name)) for field in option_fields(type(part))}
+            for field in option_fields(type(part)):
+                value = getattr(part, field.name)
+                if field.name not in self.options.newer or value != field.default:
+                    flat[field.name] = to_json(value)
         return flat
 
     @classmethod

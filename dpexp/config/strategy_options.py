@@ -27,19 +27,31 @@ class StrategyEntry:
     order: int = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StrategyOptions:
     """The options of a strategy, and what it declares to those who need not know which it is.
 
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
+    ``newer``: options that a config's text leaves out at their default, so that its digest is that of before.
     """
 
     strategy: ClassVar[StrategyEntry]
     emulated: ClassVar[int] = 0
     mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
+    newer: ClassVar[frozenset[str]] = frozenset({"snapshot_every", "resume"})
+
+    snapshot_every: int | None = control_option(
+        None,
+        "Steps between snapshots; restarted ranks, and --resume, continue from the newest.",
+        min=1,
+        max=10**9,
+    )
+    resume: str = control_option(
+        "", "Continue this run from its newest snapshot.", metavar="RUN", empty=False
+    )
 
     def __post_init__(self) -> None:
         validate(self)
@@ -52,6 +64,11 @@ class StrategyOptions:
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         """The options with their devices renamed; most options name none."""
         return self
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether the state of a run is saved when it is asked for, or the run receives SIGTERM."""
+        return True
 
     @property
     def rank_options(self) -> RankOptions | None:
@@ -73,6 +90,8 @@ class StrategyOptions:
 class RankOptions(StrategyOptions):
     """Options of a strategy whose run may be one of several processes, the ranks."""
 
+    newer = frozenset()
+
     comm: str = control_option(
         "auto",
         "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
@@ -81,20 +100,6 @@ class RankOptions(StrategyOptions):
     comm_timeout: float = control_option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )
-    snapshot_every: int | None = control_option(
-        None,
-        "Steps between snapshots; restarted ranks, and --resume, continue from the newest.",
-        min=1,
-        max=10**9,
-    )
-    resume: str = control_option(
-        "", "Continue this run from its newest snapshot.", metavar="RUN", empty=False
-    )
-
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether the state of a run is saved when it is asked for, or the run receives SIGTERM."""
-        return True
 
     @property
     def rank_options(self) -> RankOptions:

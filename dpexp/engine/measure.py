@@ -93,6 +93,8 @@ class Measurement:
         if snapshots is None:
             return
         state = snapshots.newest()
+        if state is None and not self.prepared.resumes:
+            return
         self._log.written = done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": done for key in ("time_ms", "loss", "samples")}
         self.journal.truncate(lengths | {"metrics.accuracy": done // self.prepared.batches_per_epoch})
@@ -130,8 +132,7 @@ class Measurement:
         """Measure so many steps of an epoch at most, from its batch ``first`` on."""
         local = islice(self.prepared.local_batches(epoch, first=first), count)
         may_stop = self.signals.deferred() if self.prepared.snapshots is not None else nullcontext()
-        options = self._config.options.rank_options
-        every = options.snapshot_every if options is not None else None
+        every = self._config.options.snapshot_every
         with may_stop, self.trainer.ahead(local) as batches:
             for step in timed_steps(self.trainer, batches):
                 self._log.pending.append(step)

@@ -225,8 +225,7 @@ def _check_accumulation(config: RunConfig, reduction: str) -> None:
 
 
 def _check_snapshots(config: RunConfig) -> None:
-    options = config.options.rank_options
-    every = options.snapshot_every if options is not None else None
+    every = config.options.snapshot_every
     if every is not None and every % config.accumulate:
         raise ConfigError(
             f"--snapshot-every {every} would save between the {config.accumulate} batches of --accumulate: "

@@ -11,7 +11,6 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.options import option_fields, to_json
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, options_with_role
-from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup
@@ -31,7 +30,6 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
     group = _group_of(config, world)
-    options = config.options.rank_options
     prepared, error, facts = None, None, {}
     try:
         prepared = prepare(config, group=group)
@@ -48,7 +46,7 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
         error = raised
     group.check_agreement(error, facts)
     assert prepared is not None
-    return _with_run_id(prepared, options) if options is not None else prepared
+    return _with_run_id(prepared)
 
 
 def refuse_ranks(config: RunConfig, world: World) -> None:
@@ -67,9 +65,9 @@ def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     return init_process_group(world, options, used[0] if used else devices.HOST)
 
 
-def _with_run_id(prepared: Prepared, options: RankOptions) -> Prepared:
+def _with_run_id(prepared: Prepared) -> Prepared:
     """The run with the id of all ranks and its snapshots; restarted ranks resume their run."""
-    group, error, run_id = prepared.group, None, ""
+    group, options, error, run_id = prepared.group, prepared.config.options, None, ""
     try:
         if options.resume and group.is_first:
             run_id = find(home() / "runs", options.resume).name
@@ -124,8 +122,9 @@ def check_same_computation(saved: dict[str, Any], config: RunConfig, run_id: str
     A run that is older than an option computed as the option's default does.
     """
     fields = [field for part in (config, config.options) for field in option_fields(type(part))]
-    before = {field.name: to_json(field.default) for field in fields} | saved
-    may_differ, now = options_with_role("control", "delivery", "label"), config.to_dict()
+    defaults = {field.name: to_json(field.default) for field in fields}
+    before, now = defaults | saved, defaults | config.to_dict()
+    may_differ = options_with_role("control", "delivery", "label")
     for name in sorted(set(before) | set(now)):
         if name not in may_differ and before.get(name) != now.get(name):
             raise ConfigError(

@@ -60,10 +60,10 @@ def command_of(record: Record) -> str:
         return shlex.join(["python", *record.environment.get("argv", [])])
     words = [*command("run").split(), config.strategy]
     chosen = config.to_dict()
-    left_out = options_with_role("delivery", "label")
+    left_out = options_with_role("delivery", "label") | {"resume"}
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
         for field in option_fields(cls):
-            if field.name not in left_out and chosen[field.name] != usual[field.name]:
+            if field.name not in left_out and chosen.get(field.name) != usual.get(field.name):
                 words += _option(field.name, field.metadata["flag"], chosen[field.name])
     return shlex.join(words)
 

@@ -140,7 +140,7 @@ class Trainer:
         return {
             **optimizer,
             "parameters": self.complete_parameters(),
-            "buffers": {name: buffer.cpu() for name, buffer in self.buffers().items()},
+            "buffers": self.group.complete({name: each.cpu() for name, each in self.buffers().items()}),
             "random": self.group.all_gather(devices.rng_states(self.placed.devices)),
         }
 

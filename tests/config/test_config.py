@@ -1,6 +1,7 @@
 """RunConfig: frozen, complete, and with clear errors for what it does not accept."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,18 @@ def test_a_text_that_names_code_is_parsed_once() -> None:
     assert dataclasses.replace(config, seed=1).model is config.model
     options = CustomOptions(layout="layout.py:parallelize")
     assert (options.layout.name, options.layout.rest) == ("layout.py", "parallelize")
+
+
+def test_renamed_devices_keep_the_other_options() -> None:
+    options = RunConfig("place", options={"place": ["block2=cuda:1"], "resume": "abc"}).options
+    assert options.with_devices({"cuda:1": "cpu:1"}) == replace(options, place=("block2=cpu:1",))
+
+
+def test_an_option_that_is_newer_is_in_the_text_where_it_is_given() -> None:
+    assert "resume" not in RunConfig("single").to_dict()
+    given = RunConfig("single", options={"resume": "abc"})
+    assert RunConfig.from_dict(given.to_dict()) == given
+    assert RunConfig("ddp").to_dict()["resume"] == ""
 
 
 def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_tracked() -> None:

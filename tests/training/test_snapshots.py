@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import layouts
 import pytest
 import torch
 from command_lines import PATIENCE_S
@@ -24,15 +25,20 @@ from launching import (
     words,
 )
 from servers import free_port
+from torch import nn
 from tracking_processes import wait_until_gone
 
-from dpexp.config.errors import ConfigError
+import dpexp
+from dpexp.config.errors import ConfigError, Terminated
 from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import LaunchOptions
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare_ranks import check_same_computation
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.record import Record
+from dpexp.report.commands import command_of
 from dpexp.training.snapshots import DamagedError, Snapshots, read_snapshot, undamaged, write_snapshot
 
 
@@ -148,6 +154,71 @@ def test_hybrid_resumes_its_sharded_tables_and_their_optimizer_to_the_bit(tmp_pa
     assert len(resumed["steps"]["loss"]) == 20
     assert resumed["steps"]["loss"] == undisturbed["steps"]["loss"]
     assert resumed["digest"] == undisturbed["digest"]
+
+
+class Net(nn.Module):
+    """What a step changes beside parameters: statistics, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block1 = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
+        self.block2 = nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.block2(self.block1(inputs))
+
+
+class TerminatedLoss:
+    """Cross entropy; its step number ``last`` gets SIGTERM."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.steps, self.last = 0, last
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.steps += outputs.requires_grad
+        if self.steps == self.last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
+    "single": {"devices": "cpu"},
+    "whole": {"virtual": 2},
+    "block": {"virtual": 2},
+    "functional": {"virtual": 2},
+    "hybrid": {"virtual": 2, "host": ["block1"]},
+    "place": {"virtual": 2, "place": ["block2=cpu:1"]},
+    "custom": {"virtual": 2, "layout": f"{layouts.__file__}:replicated"},
+}
+
+
+def test_every_strategy_that_starts_no_ranks_is_resumed_in_this_process() -> None:
+    ranks = {name for name, options in STRATEGY_OPTIONS.items() if issubclass(options, LaunchOptions)}
+    assert IN_ONE_PROCESS.keys() == STRATEGY_OPTIONS.keys() - (ranks - {"custom"})
+
+
+@pytest.mark.parametrize("strategy", IN_ONE_PROCESS)
+def test_a_terminated_run_resumes_to_the_bit(dpexp_home: Path, strategy: str) -> None:
+    torch.manual_seed(0)
+    given = {"model": Net(), "data": (torch.randn(40, 6), torch.randint(0, 3, (40,)))}
+    short = {"batch_size": 12, "steps": 8, "warmup": 1, "phase_steps": 1, "check": False, "track": False}
+
+    def run_with(loss: TerminatedLoss, **more: Any) -> Record:
+        options: dict[str, Any] = given | short | IN_ONE_PROCESS[strategy] | more
+        return dpexp.run(strategy, loss=loss, optimizer="adam", quiet=True, **options)
+
+    with pytest.raises(Terminated):
+        run_with(TerminatedLoss(last=7))
+    stopped = record_of_the_run(dpexp_home)
+    assert stopped.status == "killed"
+    assert 1 <= len(stopped.steps["loss"]) < 8
+    resumed = run_with(TerminatedLoss(), resume="last")
+    assert resumed.run_id == stopped.run_id
+    undisturbed = run_with(TerminatedLoss())
+    assert resumed.steps["loss"] == undisturbed.steps["loss"]
+    assert resumed.digest == undisturbed.digest
+    assert "--resume" not in command_of(resumed)
+    assert not list(dpexp_home.glob("snapshots/*"))
 
 
 def test_ranks_restart_where_torchrun_keeps_its_store(dpexp_home: Path, tmp_path: Path) -> None:

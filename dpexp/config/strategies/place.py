@@ -1,7 +1,7 @@
 """The options of ``place``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpexp.config.options import option
 from dpexp.config.strategy_options import StrategyEntry, StrategyOptions
@@ -34,4 +34,5 @@ class PlaceOptions(StrategyOptions):
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         entries = (entry.rpartition("=") for entry in self.place)
-        return PlaceOptions(tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries))
+        renamed = tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries)
+        return replace(self, place=renamed)

@@ -81,15 +81,12 @@ def _output(sweep: Path, name: str) -> Path:
 
 def _resumed(config: RunConfig, sweep: Path) -> RunConfig:
     """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
-    options = config.options.rank_options
-    if options is None:
-        return config
     for snapshots in folders(home() / "snapshots"):
         with suppress(JournalError):
             record = load(sweep.parent / snapshots.name)
             is_it = (record.parent, record.name) == (sweep.name, config.run_name)
             if is_it and record.status in ("killed", "running"):
-                return replace(config, options=replace(options, resume=record.run_id))
+                return replace(config, options=replace(config.options, resume=record.run_id))
     return config
 
 
