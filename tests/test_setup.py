@@ -16,7 +16,7 @@ from typing import Any
 import needs
 import pytest
 import yaml
-from command_lines import PATIENCE_S, ROOT
+from command_lines import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -30,11 +30,16 @@ INSTALLERS = {"pip", "wheel"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def lock(name: str = "requirements.lock") -> dict[str, str]:
-    """{name: version} of a lock; every line except comments must be ``name==version``."""
+RUNNING, DEVELOPING = "requirements.lock", "requirements-dev.lock"
+
+
+def lock(name: str = DEVELOPING) -> dict[str, str]:
+    """{name: version} of a lock and of those that it includes; any other line must be ``name==version``."""
     pins = {}
     for line in (ROOT / name).read_text().splitlines():
-        if not line.startswith("#"):
+        if line.startswith("-r "):
+            pins |= lock(line.removeprefix("-r "))
+        elif not line.startswith("#"):
             match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line)
             assert match, f"{name}: '{line}' is not a plain pin"
             pins[canonicalize_name(match[1])] = match[2]
@@ -58,7 +63,7 @@ def readme_commands() -> list[str]:
 
 
 def direct_requirements() -> list[Requirement]:
-    """What pyproject requires for running, on Slurm as well, and for developing."""
+    """What pyproject requires for running, and for developing and for Slurm."""
     extras = PROJECT["optional-dependencies"]
     return [*map(Requirement, [*PROJECT["dependencies"], *extras["slurm"], *extras["dev"]])]
 
@@ -71,25 +76,29 @@ def test_lock_pins_every_direct_dependency_within_its_range(requirement: Require
     assert requirement.specifier.contains(lock()[canonicalize_name(requirement.name)])
 
 
-def test_lock_is_as_its_tool_writes_it() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+@pytest.mark.parametrize("name", [RUNNING, DEVELOPING])
+def test_lock_is_as_its_tool_writes_it(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
     script = (ROOT / ".ci" / "lock").read_text()
-    assert all(line in script for line in lines if line.startswith("#"))
-    names = [line.partition("==")[0] for line in lines if not line.startswith("#")]
-    assert names == [canonicalize_name(name) for name in names]
+    others = [line for line in lines if line.startswith(("#", "-r "))]
+    assert all(line in script for line in others)
+    assert lines[: len(others)] == others
+    names = [line.partition("==")[0] for line in lines[len(others) :]]
+    assert names == sorted({canonicalize_name(name) for name in names})
 
 
-def test_lock_is_sorted_without_duplicates() -> None:
-    names = [line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
-    pinned = [name for name in names if not name.startswith("#")]
-    assert len(pinned) == len(lock())
-    assert pinned == sorted(pinned, key=str.lower)
+def test_a_user_installs_what_runs_need_and_nothing_to_test_with() -> None:
+    running = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    assert running <= lock(RUNNING).keys()
+    assert {"hypothesis", "mypy", "playwright", "pytest", "ruff"} <= lock(DEVELOPING).keys() - lock(
+        RUNNING
+    ).keys()
 
 
 def test_conda_installs_python_and_pip_and_the_lock_the_rest() -> None:
     names = [part for part in conda()["dependencies"] if isinstance(part, str)]
     assert names == ["python=3.11", "pip"]
-    assert pip_section() == ["-r", "requirements.lock"]
+    assert pip_section() == ["-r", RUNNING]
     assert conda()["channels"] == ["conda-forge", "nodefaults"]
 
 
@@ -121,10 +130,11 @@ def test_ci_tests_the_lowest_and_the_newest_versions_that_the_page_promises() ->
     assert "transformers" in newest, "without it, no test of its models runs"
 
 
-def test_readme_prints_two_commands_that_differ_in_their_last_part_only() -> None:
-    install = shlex.join(pip_section())
-    environment = f"python3 -m venv .venv && .venv/bin/pip install {install} && .venv/bin/python "
-    assert readme_commands() == [environment + "scripts/run.py hybrid", environment + "-m pytest"]
+def test_readme_prints_two_commands_that_make_the_environment_and_use_it() -> None:
+    assert readme_commands() == [
+        f"python3 -m venv .venv && .venv/bin/pip install -r {name} && .venv/bin/python {words}"
+        for name, words in ((RUNNING, "scripts/run.py hybrid"), (DEVELOPING, "-m pytest"))
+    ]
 
 
 def test_ci_runs_the_commands_of_readme() -> None:
@@ -174,7 +184,7 @@ def test_tests_import_only_declared_dependencies() -> None:
     assert [name for name, owners in imported.items() if not owners & declared] == []
 
 
-# --- an environment built from the pip section runs the main job ---------------------------------
+# --- an environment made from the lock -----------------------------------------------------------
 
 
 def installed(python: Path) -> dict[str, str]:
@@ -213,7 +223,7 @@ def matches_the_lock(python: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The python of an environment made from the ``pip:`` section and nothing else.
+    """The python of an environment made from the lock for developing and nothing else.
 
     The current environment if it contains exactly these packages (README's and CI's does), else a new one,
     which takes pip a minute or two.
@@ -225,30 +235,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("environment")
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *pip_section()], cwd=ROOT, check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", DEVELOPING], cwd=ROOT, check=True)
     yield python
     shutil.rmtree(folder)  # 2 GB
 
 
-def test_environment_of_the_pip_section_is_the_lock(environment: Path) -> None:
+def test_an_environment_of_the_lock_is_whole(environment: Path) -> None:
+    """That the lock for running is enough for a run is seen by ``.ci/run``, which begins with it alone."""
     assert matches_the_lock(environment)
     subprocess.run([environment, "-m", "pip", "check"], check=True)
-
-
-def test_environment_of_the_pip_section_runs_the_main_job(environment: Path, dpexp_home: Path) -> None:
-    run = subprocess.run(
-        [environment, "scripts/run.py", "hybrid", "--track-timeout", str(PATIENCE_S), "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    record = json.loads(run.stdout)
-    assert record["status"] == "finished"
-    assert record["verification"]["passed"]
-    assert (dpexp_home / "runs" / record["run_id"] / "record.json").is_file()
-    assert (dpexp_home / "mlflow.db").is_file()
 
 
 # --- the repository is clean ---------------------------------------------------------------------
