@@ -92,7 +92,9 @@ class Measurement:
         snapshots = self.prepared.snapshots
         if snapshots is None:
             return
-        state = snapshots.newest()
+        state = snapshots.newest(self.trainer.misfit)
+        if state is None and self._config.options.resume:
+            raise RunError(f"--resume: no snapshot fits the run: {'; '.join(snapshots.refused.values())}")
         if state is None and not self.prepared.resumes:
             return
         self._log.written = done = state["step"] if state is not None else 0
@@ -157,7 +159,8 @@ class Measurement:
             return
         if snapshots is not None and (saves or stops):
             state = {"step": done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
-            snapshots.save(done, state | self.trainer.state_dict())
+            is_asked = self._config.options.snapshot_every is not None
+            snapshots.save(done, state | self.trainer.state_dict(), must=is_asked)
         if stops:
             self.signals.terminate()
 

@@ -21,6 +21,7 @@ from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record.journal.durable import check_writable
 from dpexp.record.record import new_run_id
 from dpexp.record.runs.index import UnknownRunError, find
+from dpexp.training.snapshot_file import State
 from dpexp.training.snapshots import Snapshots
 
 
@@ -78,13 +79,22 @@ def _with_run_id(prepared: Prepared) -> Prepared:
     snapshots = Snapshots(home() / "snapshots" / run_id, group)
     has_journal = any(group.all_gather((home() / "runs" / run_id).exists()))
     if options.resume:
-        state = snapshots.newest()
-        if state is None:
-            raise ConfigError(f"--resume {run_id}: {snapshots.folder} has no snapshot that can be read")
-        check_same_computation(state["config"], prepared.config, run_id)
-        _check_same_data(state.get("data"), prepared, run_id)
+        group.check_agreement(_resume_error(snapshots.newest(), prepared, snapshots), {})
     kept = snapshots if options.has_snapshots else None
     return replace(prepared, run_id=run_id, resumes=has_journal, snapshots=kept)
+
+
+def _resume_error(state: State | None, prepared: Prepared, snapshots: Snapshots) -> ConfigError | None:
+    """Why this run cannot resume from the state, the same in every rank."""
+    run_id = snapshots.folder.name
+    if state is None:
+        return ConfigError(f"--resume {run_id}: {snapshots.folder} has no snapshot that can be read")
+    try:
+        check_same_computation(state["config"], prepared.config, run_id)
+        _check_same_data(state.get("data"), prepared, run_id)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _agreed_run_id(group: ProcessGroup) -> str:

@@ -1,14 +1,16 @@
 """The state of optimizers as snapshots and verification have it: full tensors, by names of parameters."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dpexp.strategies.shards import Shards
 from dpexp.training.optimizers import Optimizers
 
-PLAIN = (int, float, bool, str, type(None))
+PLAIN = (int, float, bool, str, type(None), np.generic, np.ndarray)
 
 
 def full_state(optimizers: Optimizers, shards: Shards) -> dict[str, dict[str, Any]]:
@@ -40,28 +42,69 @@ def load_full_state(optimizers: Optimizers, shards: Shards, saved: dict[str, dic
             found = state.get(key)
             if not isinstance(value, torch.Tensor):
                 state[key] = value
-            elif isinstance(found, torch.Tensor):
-                if _is_sharded_as(parameter, found):
-                    shards.load_full_tensor(name, found, value)
-                else:
-                    found.copy_(value)
+                continue
+            if not isinstance(found, torch.Tensor):  # made in a later step than the optimizer has taken
+                found = state[key] = _empty(parameter, value)
+            if _is_sharded_as(parameter, found):
+                shards.load_full_tensor(name, found, value)
             else:
-                raise RuntimeError(f"the optimizer keeps no '{key}' of {name}, and the snapshot has one")
+                found.copy_(value)
+
+
+def _empty(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """What a rank keeps of a parameter, where all ranks keep ``value`` of it."""
+    if value.dim() == parameter.dim() > 0 and value.shape[1:] == parameter.shape[1:]:
+        return torch.zeros_like(parameter.detach(), dtype=value.dtype)
+    return torch.empty_like(value, device=parameter.device if value.dim() else value.device)
 
 
 def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
-    """The numbers and texts in the parameter groups of each optimizer, which its steps may change."""
-    return [
-        [
-            {key: value for key, value in group.items() if isinstance(value, PLAIN)}
-            for group in each.param_groups
-        ]
-        for each in optimizers.members
-    ]
+    """What the parameter groups of each optimizer have besides parameters, which its steps may change."""
+    return [[_copied(group) for group in each.param_groups] for each in optimizers.members]
 
 
 def load_groups(optimizers: Optimizers, saved: list[list[dict[str, Any]]]) -> None:
     """Load what ``groups`` returned. Older snapshots may have one optimizer more, for the tables."""
     for member, of_member in zip(optimizers.members, saved, strict=False):
         for group, values in zip(member.param_groups, of_member, strict=True):
-            group.update(values)
+            _load(group, values)
+
+
+def attributes(optimizers: Optimizers) -> list[dict[str, Any]]:
+    """What each optimizer keeps that belongs to no parameter: as attributes, and in its ``state``."""
+    return [
+        {"attributes": _copied(vars(each)), "state": {key: each.state[key] for key in _names(each)}}
+        for each in optimizers.members
+    ]
+
+
+def load_attributes(optimizers: Optimizers, saved: list[dict[str, Any]]) -> None:
+    """Load what ``attributes`` returned; older snapshots have none."""
+    for member, values in zip(optimizers.members, saved, strict=False):
+        _load(vars(member), values["attributes"])
+        for key in _names(member):
+            del member.state[key]
+        member.state.update(values["state"])
+
+
+def _names(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The keys of what it keeps of no parameter."""
+    return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, texts, and tensors on the host, without parameters."""
+    return {
+        key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        for key, value in values.items()
+        if isinstance(value, PLAIN) or type(value) is torch.Tensor
+    }
+
+
+def _load(values: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Replace what was saved; tensors keep their place, which others may refer to."""
+    for key, value in saved.items():
+        if isinstance(found := values.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+            found.detach().copy_(value)
+        else:
+            values[key] = value

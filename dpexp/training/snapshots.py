@@ -1,33 +1,30 @@
-"""Snapshots: the state of a run on disk, from which any number of ranks can resume.
+"""Snapshots: the states of a run on disk, from the newest of which any number of ranks can resume.
 
-    snapshots/<run_id>/step-0000000040.pt     one line of JSON {step, bytes, sha256}, then the saved state
-
-``torch.distributed.checkpoint`` is not used: it has no hash (of 198 flipped bits in its file, 114 loaded as
-wrong numbers without an error), and it keeps a shard on one host only, so a lost host loses it.
+snapshots/<run_id>/step-0000000040.pt
 """
 
-import hashlib
-import io
-import json
+import contextlib
+import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.record.journal.durable import make_folder, write_atomically
+from dpexp.record.journal.durable import make_folder
+from dpexp.record.redact import redact
+from dpexp.training.snapshot_file import (
+    DamagedError,
+    State,
+    UnreadableStateError,
+    read_snapshot,
+    write_snapshot,
+)
 
 KEEP = 2
 """Snapshots of a run that stay on disk: a run resumes from the other if the newest is damaged."""
-
-State = dict[str, Any]
-
-
-class DamagedError(RuntimeError):
-    """A snapshot whose content is not what was written."""
+_NAME = re.compile(r"step-(\d{10,18})\.pt")
 
 
 @dataclass(frozen=True)
@@ -36,66 +33,94 @@ class Snapshots:
 
     folder: Path
     group: ProcessGroup
+    refused: dict[Path, str] = field(default_factory=dict)
+    """Why this process did not resume from a file; the user was told."""
 
-    def save(self, step: int, state: State) -> None:
-        """Write the state after ``step`` steps; returns when every host has a copy. Raises OSError."""
+    def save(self, step: int, state: State, *, must: bool = True) -> None:
+        """Write the state after ``step`` steps; returns when every host has a copy.
+
+        Older ones are given up when it was read again. Raises UnreadableStateError, OSError if it ``must``;
+        else a warning is all: the run ends by a signal, and nobody asked for a snapshot.
+        """
         if self.group.is_first:
-            write_snapshot(self.folder, step, state)
+            self._add(step, state, must)
         self.group.barrier()  # on a disk that the hosts share, the other hosts now find the file
         if self.group.is_first_on_host and not _path(self.folder, step).exists():
-            write_snapshot(self.folder, step, state)
+            self._add(step, state, must)
         self.group.barrier()
 
-    def newest(self) -> State | None:
-        """The newest undamaged state on any host, for every rank; None if there is none."""
-        steps = self.group.all_gather(next(undamaged(self.folder), -1))
-        newest = max(steps)
-        if newest < 0:
-            return None
-        owner = steps.index(newest)
-        state = read_snapshot(_path(self.folder, newest)) if self.group.rank == owner else None
-        return self.group.broadcast(owner, state)  # type: ignore[no-any-return]
+    def _add(self, step: int, state: State, must: bool) -> None:
+        try:
+            add_snapshot(self.folder, step, state)
+        except (UnreadableStateError, OSError) as error:
+            if must:
+                raise
+            print(redact(f"warning: no snapshot to resume from: {error}"), file=sys.stderr, flush=True)
+
+    def newest(self, misfit: Callable[[State], str] = lambda state: "") -> State | None:
+        """The newest state on any host that can be read and fits, for every rank; None if there is none.
+
+        ``misfit`` says in every rank why a state does not fit, or nothing.
+        """
+        found = self._readable() if self.group.is_first_on_host else iter(())
+        step, state = next(found, NONE)
+        while True:
+            steps = self.group.all_gather(step)
+            newest = max(steps)
+            if newest < 0:
+                return None
+            owner = steps.index(newest)
+            shared: State = self.group.broadcast(owner, state if self.group.rank == owner else None)
+            reason = next(filter(None, self.group.all_gather(misfit(shared))), "")
+            if not reason:
+                return shared
+            if step == newest:
+                path = _path(self.folder, step)
+                self._refuse(path, f"snapshot {path} does not fit this run: {reason}")
+                step, state = next(found, NONE)
 
     def remove(self) -> None:
         """Remove the snapshots of a finished run."""
         if self.group.is_first_on_host:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _readable(self) -> Iterator[tuple[int, State | None]]:
+        """The steps and states of the snapshots of this host that can be read, the newest first."""
+        for step, path in _files(self.folder):
+            try:
+                state = read_snapshot(path)
+            except DamagedError as error:
+                self._refuse(path, str(error))
+                continue
+            yield step, state
 
-def write_snapshot(folder: Path, step: int, state: State) -> None:
-    """Write one snapshot atomically, and remove all but the newest ``KEEP``."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getvalue()
-    header = {"step": step, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    def _refuse(self, path: Path, reason: str) -> None:
+        """Tell the user, once, that an older one is taken."""
+        if path not in self.refused:
+            self.refused[path] = reason
+            print(redact(f"warning: {reason}; an older one is tried"), file=sys.stderr, flush=True)
+
+
+NONE: tuple[int, State | None] = (-1, None)
+
+
+def add_snapshot(folder: Path, step: int, state: State) -> None:
+    """Write a snapshot, and then remove all but it and the newest of those before it."""
     make_folder(folder, exist_ok=True)
-    write_atomically(_path(folder, step), json.dumps(header).encode() + b"\n" + content)
-    for old in sorted(folder.glob("step-*.pt"), reverse=True)[KEEP:]:
-        old.unlink(missing_ok=True)
+    write_snapshot(_path(folder, step), step, state)
+    before = [path for found, path in _files(folder) if found < step]
+    after = [path for found, path in _files(folder) if found > step]  # the run resumed before them
+    for path in (*before[KEEP - 1 :], *after):
+        with contextlib.suppress(OSError):  # something else of this name
+            path.unlink()
 
 
-def read_snapshot(path: Path) -> State:
-    """The state in one snapshot. Raises DamagedError where a byte differs from what was written."""
-    line, _, content = path.read_bytes().partition(b"\n")
-    try:
-        header = json.loads(line)
-        matches = header["sha256"] == hashlib.sha256(content).hexdigest()
-    except (ValueError, KeyError, TypeError):
-        matches = False
-    if not matches:
-        raise DamagedError(f"snapshot {path} is damaged: its hash is not that of its content")
-    state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return state
-
-
-def undamaged(folder: Path) -> Iterator[int]:
-    """The steps of the snapshots that can be read, the newest first."""
-    for path in sorted(folder.glob("step-*.pt"), reverse=True):
-        try:
-            read_snapshot(path)
-        except (DamagedError, OSError):
-            continue
-        yield int(path.stem.removeprefix("step-"))
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """What has the name of a snapshot, with its step, the newest first."""
+    with contextlib.suppress(OSError):
+        named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+        return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+    return []
 
 
 def _path(folder: Path, step: int) -> Path:

@@ -18,8 +18,16 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
+from dpexp.training.misfit import misfit
 from dpexp.training.optimizer_choice import OptimizerFactory, make_optimizers
-from dpexp.training.optimizer_state import full_state, groups, load_full_state, load_groups
+from dpexp.training.optimizer_state import (
+    attributes,
+    full_state,
+    groups,
+    load_attributes,
+    load_full_state,
+    load_groups,
+)
 
 
 class Trainer:
@@ -136,13 +144,21 @@ class Trainer:
         optimizer = {}
         if self.optimizers is not None:
             state = self.group.complete(self.optimizer_state())
-            optimizer = {"optimizer": state, "groups": groups(self.optimizers)}
+            optimizer = {
+                "optimizer": state,
+                "groups": groups(self.optimizers),
+                "attributes": attributes(self.optimizers),
+            }
         return {
             **optimizer,
             "parameters": self.complete_parameters(),
             "buffers": self.group.complete({name: each.cpu() for name, each in self.buffers().items()}),
             "random": self.group.all_gather(devices.rng_states(self.placed.devices)),
         }
+
+    def misfit(self, state: dict[str, Any]) -> str:
+        """Why ``load_state_dict`` cannot load this state, as of another model; empty if it can."""
+        return misfit(self.state_dict(), state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states.
@@ -158,6 +174,7 @@ class Trainer:
         if self.optimizers is not None and "optimizer" in state:
             load_full_state(self.optimizers, self.placed.shards, state["optimizer"])
             load_groups(self.optimizers, state["groups"])
+            load_attributes(self.optimizers, state.get("attributes", []))
         random = state["random"]
         devices.set_rng_states(self.placed.devices, random[self.group.rank % len(random)])
 

@@ -46,7 +46,8 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
 def test_snapshots_are_for_their_owner_alone(dpexp_home: Path) -> None:
     before = os.umask(0)
     try:
-        snapshots.write_snapshot(dpexp_home / "snapshots" / "run", 1, {"step": 1})
+        state = {"step": 1, "config": {}, "parameters": {}, "buffers": {}, "random": []}
+        snapshots.add_snapshot(dpexp_home / "snapshots" / "run", 1, state)
     finally:
         os.umask(before)
     assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]

@@ -33,13 +33,11 @@ from dpexp.config.errors import ConfigError, Terminated
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare_ranks import check_same_computation
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.record import Record
 from dpexp.report.commands import command_of
-from dpexp.training.snapshots import DamagedError, Snapshots, read_snapshot, undamaged, write_snapshot
 
 
 def record_of_the_run(home: Path) -> Record:
@@ -262,52 +260,6 @@ def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:
     done = run("ddp", "--devices", "1", "--resume", "nothing")
     assert done.returncode == 2
     assert "--resume: there is no run" in done.stderr
-
-
-# --- the files -----------------------------------------------------------------------------------
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"step": step, "parameters": {"weight": torch.arange(4.0)}}
-
-
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "snapshots"
-
-
-def test_a_damaged_snapshot_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
-    for step in (5, 10, 15):
-        write_snapshot(folder(tmp_path), step, state(step))
-    paths = sorted(folder(tmp_path).iterdir())
-    assert [path.stem for path in paths] == ["step-0000000010", "step-0000000015"]
-    content = bytearray(paths[1].read_bytes())
-    content[-40] ^= 1
-    paths[1].write_bytes(content)
-    with pytest.raises(DamagedError, match="its hash"):
-        read_snapshot(paths[1])
-    assert list(undamaged(folder(tmp_path))) == [10]
-    newest = Snapshots(folder(tmp_path), ProcessGroup()).newest()
-    assert newest is not None
-    assert newest["step"] == 10
-
-
-@pytest.mark.parametrize("cut", [0, 1, 50, -1])
-def test_a_snapshot_cut_at_any_byte_is_damaged(tmp_path: Path, cut: int) -> None:
-    write_snapshot(folder(tmp_path), 5, state(5))
-    (path,) = folder(tmp_path).iterdir()
-    path.write_bytes(path.read_bytes()[:cut])
-    assert list(undamaged(folder(tmp_path))) == []
-
-
-def test_a_file_that_a_killed_writer_left_is_removed_with_the_snapshots(tmp_path: Path) -> None:
-    write_snapshot(folder(tmp_path), 5, state(5))
-    (folder(tmp_path) / ".step-0000000010.pt.4711").write_bytes(b"half")
-    Snapshots(folder(tmp_path), ProcessGroup()).remove()
-    assert not folder(tmp_path).exists()
-
-
-def test_a_run_without_snapshots_has_no_state(tmp_path: Path) -> None:
-    assert Snapshots(tmp_path / "none", ProcessGroup()).newest() is None
 
 
 def test_a_run_resumes_only_with_options_that_compute_the_same() -> None:
