@@ -8,8 +8,10 @@ Where one run takes an option several times, ``+`` joins: ``--block block1+block
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import typer
@@ -19,14 +21,34 @@ from dpexp.config.errors import ConfigError, did_you_mean, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.study.sweep.grid import Axes, Grid, grid
+from dpexp.study.sweep.grid import Axes, Grid, combinations, grid, too_large
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""
+_FIRST = 20
+"""Cells of a sweep that is too large to run, which a dry run shows."""
 
 
 def parse(words: Sequence[str], own: Sequence[str], repeats: int, *, planned: bool = False) -> Grid:
     """The grid of a command line; ``own`` are the options of the command ``sweep``. Raises ConfigError."""
+    return grid(parse_axes(words, own), _config, repeats, planned=planned)
+
+
+def preview(words: Sequence[str], own: Sequence[str], repeats: int) -> str:
+    """The size and first cells of a command line that is too large for a sweep; else an empty text.
+
+    No cell is tried. Raises ConfigError for options that no strategy has.
+    """
+    axes = parse_axes(words, own)
+    problem = too_large(axes, repeats)
+    if not problem:
+        return ""
+    cells = [shlex.join([each.strategy, *each.words]) for each in islice(combinations(axes), _FIRST)]
+    return "\n".join([f"{problem}. The first cells:", *(f"  {cell}" for cell in cells), "  …"])
+
+
+def parse_axes(words: Sequence[str], own: Sequence[str]) -> dict[str, Axes]:
+    """The values of each option, for each strategy that has it. Raises ConfigError."""
     strategies, values = _split(words, own)
     if not strategies:
         raise ConfigError(f"name a strategy to sweep: {', '.join(STRATEGY_OPTIONS)}")
@@ -42,7 +64,7 @@ def parse(words: Sequence[str], own: Sequence[str], repeats: int, *, planned: bo
             raise _unknown(next(iter(found))[0], [*known, *own], f"{' '.join(axes)}: ")
     if len(values.get("experiment", ())) > 1:
         raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
-    return grid(axes, _config, repeats, planned=planned)
+    return axes
 
 
 def _split(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpexp.commands import delivery
-from dpexp.commands.command_line.app import Exit, make_app
+from dpexp.commands.command_line.app import MOST_REPEATS, Exit, make_app
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.commands.delivery import Json, find_run, runs_folder
@@ -111,6 +111,7 @@ def reproduce(
             help="How often it runs on the same kind of machine, to compare its times.",
             metavar="INTEGER",
             min=1,
+            max=MOST_REPEATS,
         ),
     ] = 3,
     track: Annotated[

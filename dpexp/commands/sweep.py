@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import Exit, exit_on_error, make_app
+from dpexp.commands.command_line.app import MOST_REPEATS, Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment
 from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.command_line.output import say
@@ -29,6 +29,8 @@ app = make_app("Run every config of an experiment or of a grid, interleaved and 
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The options of ``run`` are unknown to this command: ``grid`` reads them."""
 
+_REPEATS = 5
+
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -40,7 +42,13 @@ Words = Annotated[
 ]
 Repeat = Annotated[
     int | None,
-    typer.Option("--repeat", help="Runs of each cell of a grid. Default: 5.", metavar="INTEGER", min=1),
+    typer.Option(
+        "--repeat",
+        help="Runs of each cell of a grid. Default: 5.",
+        metavar="INTEGER",
+        min=1,
+        max=MOST_REPEATS,
+    ),
 ]
 Only = Annotated[
     str, typer.Option("--only", help="Only cells of this name or pattern, and single.", metavar="PATTERN")
@@ -87,7 +95,10 @@ Slurm = Annotated[
     ),
 ]
 Limit = Annotated[
-    int, typer.Option("--limit", help="Most rounds with --until-decided.", metavar="INTEGER", min=2)
+    int,
+    typer.Option(
+        "--limit", help="Most rounds with --until-decided.", metavar="INTEGER", min=2, max=MOST_REPEATS
+    ),
 ]
 
 
@@ -118,6 +129,9 @@ def sweep(
 
     check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
+    if dry_run and (large := _preview(words, repeat, own)):
+        say(large)
+        return
     experiment = _experiment(words, repeat, own, elsewhere=on is not None)
     _refuse(experiment, publish, until_decided, on)
     current = _sweep(experiment, resume, limit if until_decided else None)
@@ -150,13 +164,25 @@ def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str 
         )
 
 
+def _preview(words: list[str], repeat: int | None, own: list[str]) -> str:
+    """What a dry run shows of a grid that is too large to run; empty for any other, and for an experiment."""
+    from dpexp.commands import grid
+
+    return "" if _is_folder(words[0]) else grid.preview(words, own, repeat or _REPEATS)
+
+
+def _is_folder(word: str) -> bool:
+    folder = Path(word)
+    return word not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1)
+
+
 def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
     """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
     from dpexp.commands import grid
     from dpexp.study.experiment import experiment as experiments
 
     folder = Path(words[0])
-    if words[0] not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1):
+    if _is_folder(words[0]):
         if repeat:
             raise ConfigError(
                 f"--repeat {repeat}: REPEATS in {folder / 'config.py'} says how often an experiment runs its "
@@ -167,7 +193,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
             others = [flag for flag in own if flag != "--repeat"]
             raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], others)}")
         return experiments.load_experiment(folder)
-    parsed = grid.parse(words, own, repeat or 5, planned=elsewhere)
+    parsed = grid.parse(words, own, repeat or _REPEATS, planned=elsewhere)
     for reason in parsed.left_out:
         say(f"left out: {reason}", err=True)
     return parsed

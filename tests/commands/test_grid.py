@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_lines import script
 
-from dpexp.commands.grid import parse
+from dpexp.commands.grid import parse, preview
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategies.hybrid import HybridOptions
@@ -174,3 +174,48 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert sorted(parents, key=str) == sorted([None, parent, parent], key=str)
     names = {file.path for file in client.list_artifacts(parent, "report")}
     assert names == {"report/report.md", "report/report.html"}, "runs without timed phases have no figure"
+
+
+MANY = ",".join(map(str, range(1, 1001)))
+
+
+def test_a_dry_run_of_a_million_cells_shows_their_number_and_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried(*_: object, **__: object) -> None:
+        raise AssertionError("no cell is tried")
+
+    monkeypatch.setattr(RunConfig, "from_dict", tried)
+    shown = preview(["single", "--devices", "cpu", "--seed", MANY, "--batch-size", MANY], (), repeats=5)
+    title, first, *_ = shown.splitlines()
+    assert title.startswith("1,000,000 cells in 5 rounds, 5,000,000 runs: a sweep has at most 1,000 cells")
+    assert first == "  single --devices cpu --seed 1 --batch-size 1"
+    assert preview(["single", "--seed", MANY], (), repeats=5) == "", "it is shown as it would run"
+    assert "11,000 runs" in preview(["single", "--seed", "1,2,3,4,5,6,7,8,9,10,11"], (), repeats=1000)
+
+
+def test_a_sweep_of_a_million_cells_is_refused_before_any_is_tried(dpexp_home: Path) -> None:
+    words = ("single", "--devices", "cpu", "--seed", MANY, "--batch-size", MANY)
+    done = script("sweep.py", *words, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5,000,000 runs" in done.stdout
+    refused = script("sweep.py", *words)
+    assert refused.returncode == 2
+    assert "5,000,000 runs" in refused.stderr
+    assert not list(dpexp_home.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep.py", "single", "--devices", "cpu", "--repeat", "9" * 30),
+        ("sweep.py", "single", "--devices", "cpu", "--repeat", "1001", "--dry-run"),
+        ("sweep.py", "experiments/seed_tables", "--until-decided", "--limit", "9" * 30),
+        ("runs.py", "reproduce", "last", "--runs", "1000000"),
+    ],
+)
+def test_absurd_counts_are_refused(dpexp_home: Path, words: tuple[str, ...]) -> None:
+    done = script(*words)
+    assert done.returncode == 2
+    assert "1000" in done.stderr.replace(",", "")
+    assert not list(dpexp_home.iterdir())

@@ -26,6 +26,9 @@ from dpexp.record.redact import redact
 DEBUG = "--debug"
 """The option that shows the traceback of an error, also of an error in the other options."""
 
+MOST_REPEATS = 1_000
+"""How often a command runs the same at most."""
+
 
 class Exit(IntEnum):
     """The exit code of a command."""

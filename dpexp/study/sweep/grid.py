@@ -11,9 +11,10 @@ A value that no cell accepts is an error, and so is a grid without cells.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ Axes = Mapping[str, Sequence[tuple[str, ...]]]
 ConfigOf = Callable[[str, Sequence[str]], RunConfig]
 """The config of a strategy's run with these words as its options. Raises ConfigError."""
 _MAX_CELL = 150
+MOST_CELLS, MOST_RUNS = 1_000, 10_000
+"""Of a sweep: each cell is tried before the first run, which takes 20 ms, and each run takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +69,35 @@ class Combination:
         return "-".join([self.strategy, *slugs])[:_MAX_CELL]
 
 
+def combinations(axes: Mapping[str, Axes]) -> Iterator[Combination]:
+    """Every combination of the values of each strategy, one after the other."""
+    for strategy, options in axes.items():
+        for values in itertools.product(*options.values()):
+            yield Combination(strategy, dict(zip(options, values, strict=True)))
+
+
+def too_large(axes: Mapping[str, Axes], repeats: int) -> str:
+    """How large a sweep of these would be where it has more cells or runs than a sweep may; else empty."""
+    cells = sum(math.prod(map(len, options.values())) for options in axes.values())
+    if cells <= MOST_CELLS and cells * repeats <= MOST_RUNS:
+        return ""
+    found = f"{cells:,} cells in {repeats:,} rounds, {cells * repeats:,} runs"
+    return f"{found}: a sweep has at most {MOST_CELLS:,} cells and {MOST_RUNS:,} runs"
+
+
 def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int, *, planned: bool = False) -> Grid:
     """The grid of these strategies, with the options of each. Every combination is built, and none runs.
 
     ``planned`` admits accelerators that this machine does not have: the runs are made elsewhere.
 
-    Raises ConfigError for a value that every combination with it refuses.
+    Raises ConfigError for a value that every combination with it refuses, and for too many of them.
     """
-    combinations = [
-        Combination(strategy, dict(zip(options, values, strict=True)))
-        for strategy, options in axes.items()
-        for values in itertools.product(*options.values())
-    ]
+    if problem := too_large(axes, repeats):
+        raise ConfigError(f"{problem}: give fewer values or rounds; --dry-run shows the first cells")
     configs: list[RunConfig] = []
     accepted: list[Combination] = []
     refused: list[tuple[Combination, str]] = []
-    for combination in combinations:
+    for combination in combinations(axes):
         try:
             configs.append(_checked(config_of(combination.strategy, combination.words), planned))
             accepted.append(combination)
