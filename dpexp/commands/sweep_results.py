@@ -56,6 +56,7 @@ def _decided(current: Sweep) -> str:
 
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs, which is also written beside their Records."""
+    from dpexp.record.journal.durable import private_files
     from dpexp.record.journal.journal import COMPARISON
     from dpexp.report.compare import files, tables
     from dpexp.report.compare.grouping import compare
@@ -63,6 +64,7 @@ def _comparison(current: Sweep) -> str:
 
     _, *runs = current.run_folders()
     compared = compare(runs)
-    page, *_ = files.write_comparison(compared, current.folder / COMPARISON)
+    with private_files():
+        page, *_ = files.write_comparison(compared, current.folder / COMPARISON)
     written = printable(f"this comparison, with its figures: {page.parent}")
     return f"{terminal.terminal_text(tables.comparison_sections(compared), piped=terminal.WIDE)}\n{written}"

@@ -8,8 +8,11 @@ import journals
 import pytest
 from command_lines import PATIENCE_S, ROOT, python
 
+from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import JOURNAL
 from dpexp.training import snapshots
 
+SHORT = ("--steps", "3", "--warmup", "0", "--no-check")
 UNDER_UMASK = """
 import os, runpy, sys
 os.umask(int(sys.argv[1]))
@@ -32,12 +35,16 @@ def modes(home: Path) -> dict[str, str]:
 
 def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_path: Path) -> None:
     script(0, "run.py", "hybrid", "--virtual", "1", "--steps", "3", "--quiet", "--track-timeout", PATIENCE_S)
-    script(0, "run.py", "whole", "--steps", "3", "--quiet", "--no-track")
+    script(0, "sweep.py", "single", "--devices", "cpu", *SHORT, "--phase-steps", "1", "--repeat", "1")
+    script(0, "run.py", "whole", *SHORT, "--quiet", "--no-track", "--snapshot-every", "1")
     journals.complete(tmp_path / "elsewhere", "imported")
     script(0, "runs.py", "sync", "last", tmp_path / "elsewhere/imported", tmp_path / "elsewhere")
+    script(0, "runs.py", "check", "--store", "--repair")
     found = modes(dpexp_home)
-    assert len(found) > 40
+    assert len(found) > 60
     assert {"mlflow.db", "mlruns", "runs", "runs/imported/journal.jsonl"} <= found.keys()
+    for name in ("report/report.html", "records/single.r1.json", "artifacts/report/report.md"):
+        assert [path for path in found if path.endswith(name)], name
     folders = {name for name in found if (dpexp_home / name).is_dir()}
     assert {found[name] for name in folders} == {"0700"}, found
     assert {found[name] for name in found.keys() - folders} == {"0600"}, found
@@ -51,6 +58,16 @@ def test_snapshots_are_for_their_owner_alone(dpexp_home: Path) -> None:
     finally:
         os.umask(before)
     assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]
+
+
+def test_files_that_the_user_names_have_the_modes_of_the_users_umask(
+    dpexp_home: Path, tmp_path: Path
+) -> None:
+    journals.complete(dpexp_home / "runs", "one")
+    finish(dpexp_home / "runs" / "one" / JOURNAL)
+    script(0o027, "report.py", "one", "--out", tmp_path / "out")
+    assert set(modes(tmp_path / "out").values()) == {"0640"}
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
 
 
 @pytest.mark.parametrize(("shared", "expected"), [("1", {"0775", "0664"}), ("0", {"0700", "0600"})])
