@@ -8,7 +8,7 @@ from pathlib import Path
 
 import launching
 import pytest
-from command_lines import ROOT
+from command_lines import ROOT, python
 from printed import Block, blocks, text
 
 from dpexp.report import units
@@ -49,6 +49,26 @@ def script(checkout: Path, name: str, *words: str) -> str:
     done = launching.wait(launching.start(str(checkout / "scripts" / name), *words, folder=checkout))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_an_experiment_is_two_files_and_four_commands(tmp_path: Path, dpexp_home: Path) -> None:
+    page = [block for block in blocks(PAGE) if "experiments/one_block" in block.text]
+    config, readme, commands = page
+    folder = tmp_path / "experiments" / "one_block"
+    folder.mkdir(parents=True)
+    (folder / "config.py").write_text(config.text)
+    (folder / "README.md").write_text(readme.text)
+    shown = []
+    for _, name, *words in commands.commands():
+        done = python(ROOT / name, *words, folder=tmp_path, DPEXP_TRACK="0")
+        assert done.returncode == 0, done.stderr
+        shown.append(joined(done.stdout))
+    assert "3 of 3 runs" in shown[0]
+    assert "HOLDS: block2 alone copies at most half the bytes. 0.40x (1.68 kB against 4.24 kB)" in shown[1]
+    assert "one_block" in shown[3]
+    answer = "block2 alone copies 1.68 kB a step, the whole model 4.24 kB."
+    assert answer in (folder / "README.md").read_text()
+    assert (folder / "figure.png").is_file()
 
 
 def test_a_strategy_is_two_files(checkout: Path, dpexp_home: Path) -> None:
