@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ def run(
     model: Any = None,
     data: Any = None,
     loss: Any = None,
+    metrics: Any = None,
+    validation: Any = None,
     quiet: bool = False,
     **options: Any,
 ) -> RunRecord:
@@ -90,18 +92,30 @@ def run(
     is trained; a data set, a DataLoader, a list of batches, or tensors ``(x, y)``; a function. The batch size
     is by default that of the loader or of the first batch. ``quiet`` hides the progress bar.
 
+    ``validation`` is data, too, which is evaluated in eval mode after each epoch, or after the last of
+    ``steps``; ``metrics`` are ``{name: function}``, or a function that returns ``{name: number}``. They get
+    outputs and targets of all rows, on the host: see ``training.evaluation``.
+
     Raises ConfigError for bad input, before anything is written. Raises the error that ended the run
     early after it is recorded.
     """
     flat = {"strategy": config} if isinstance(config, str) else config.to_dict()
-    given = {"model": model, "data": data, "loss": loss}
+    if isinstance(metrics, Mapping):
+        from dpexp.training.evaluation import NamedMetrics
+
+        metrics = NamedMetrics(metrics)
+    given = {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
+    for name in ("data", "validation"):
+        if isinstance(objects.get(name), list):
+            from dpexp.data.sources import user_samples
+
+            objects[name] = user_samples.of_batches(objects[name])
     if "data" in objects:
         from dpexp.data.sources import user_samples
 
         rows = user_samples.rows_of_batch(data)
-        objects["data"] = user_samples.of_batches(data) if isinstance(data, list) else data
         options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")

@@ -23,6 +23,8 @@ from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
+NEWER = frozenset({"metrics", "validation"})
+"""Options that the text of a config leaves out at their default, so that its digest is that of before."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,15 @@ class RunConfig:
     )
     loss: SpecField = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
+    )
+    metrics: SpecField = option(
+        "",
+        "pkg.mod:function of outputs and targets that gives {name: number}. Default: the model's metrics.",
+    )
+    validation: SpecField = option(
+        "",
+        "Data to evaluate on after each epoch, or after --steps; as --data. Default: what --data holds out.",
+        metavar="SOURCE",
     )
     reduction: str = option(
         "",
@@ -149,11 +160,11 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-ready: the options of the strategy stand beside the others."""
-        flat = {"strategy": self.strategy}
+        flat, newer = {"strategy": self.strategy}, NEWER | self.options.newer
         for part in (self, self.options):
             for field in option_fields(type(part)):
                 value = getattr(part, field.name)
-                if field.name not in self.options.newer or value != field.default:
+                if field.name not in newer or value != field.default:
                     flat[field.name] = to_json(value)
         return flat
 

@@ -34,7 +34,7 @@ class StrategyOptions:
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
-    ``newer``: options that a config's text leaves out at their default, so that its digest is that of before.
+    ``newer``: options that a config's text leaves out at their default, as ``run_config.NEWER``.
     """
 
     strategy: ClassVar[StrategyEntry]

@@ -63,6 +63,8 @@ _SOURCES = {
 }
 
 SOURCES = Registry("--data", "data source", _SOURCES)
+VALIDATION_SOURCES = Registry("--validation", "data source", _SOURCES)
+METRICS = Registry("--metrics", "metrics", {})
 
 _LOSSES = {
     "mse": Entry("Mean squared error.", "torch.nn.functional:mse_loss"),

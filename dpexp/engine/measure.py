@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
-from dpexp import devices, tensors
+from dpexp import tensors
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.facts.environment import cpu_name
@@ -99,7 +99,7 @@ class Measurement:
             return
         self._log.written = done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": done for key in ("time_ms", "loss", "samples")}
-        self.journal.truncate(lengths | {"metrics.accuracy": done // self.prepared.batches_per_epoch})
+        self.journal.truncate(lengths | {"metrics": max(0, done - 1) // self.prepared.batches_per_epoch})
         if state is not None:
             self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
             self.trainer.load_state_dict(state)
@@ -117,13 +117,14 @@ class Measurement:
         self._started = time.perf_counter()
         self._log.restart_interval()
         try:
-            for epoch in range(resumed_at // per_epoch, math.ceil(total / per_epoch)):
+            # one that resumes at the end of an epoch may have died before its evaluation
+            for epoch in range(max(0, resumed_at - 1) // per_epoch, math.ceil(total / per_epoch)):
                 first = max(0, resumed_at - epoch * per_epoch)
                 self._time_epoch(epoch, first, total - epoch * per_epoch - first)
                 if config.epochs is not None:
-                    self._log_accuracy()
+                    self._evaluate()
             if config.epochs is None:
-                self._log_accuracy()
+                self._evaluate()
             self._flush()
             self._log_energy(energy, total - resumed_at)
         except BaseException:
@@ -175,18 +176,13 @@ class Measurement:
             message += f"; the first NaN or infinity comes from {nonfinite_source(self.prepared, step)}"
         return f"{message}: try a smaller --lr than {self._config.lr:g}"
 
-    def _log_accuracy(self) -> None:
-        """The share of the test rows whose class the model predicts (with test rows and classes)."""
-        test, device = self.prepared.data.test, self.trainer.placed.output_device
-        if test is None:
+    def _evaluate(self) -> None:
+        """Log accuracy, validation loss and the user's metrics, where there are any."""
+        if self.prepared.evaluation.is_empty:
             return
-        correct = 0.0
-        for batch in test.batches(self._config.batch_size, shuffle=False):
-            share = test.accuracy(self.trainer.evaluate(batch), devices.move(batch.targets, device))
-            if share is None:
-                return
-            correct += share * batch.rows
-        self.journal.extend({"metrics.accuracy": [correct / test.samples]})
+        batches, objective = self.prepared.evaluated_batches(), self.prepared.data.objective
+        figures = self.prepared.evaluation.figures(self.trainer, objective, batches)
+        self.journal.extend({f"metrics.{name}": [value] for name, value in figures.items()})
 
     def _log_energy(self, energy: EnergyMeter, steps: int) -> None:
         """What the measured steps have used, where the machine reports it, with all that was between them."""

@@ -20,6 +20,7 @@ from dpexp.parallel import chunk_sizes
 from dpexp.parallel.rng_order import mark_drawing
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
+from dpexp.training.evaluation import Evaluation
 from dpexp.training.preserve import preserved
 from dpexp.verification.modes.random_draws import drawing_modules
 from dpexp.verification.steps.model_copy import check_copyable
@@ -101,9 +102,16 @@ def check_sync_batch_norm(model: nn.Module, batch_size: int, samples: int, dp_si
 
 
 def try_one_batch(
-    model: nn.Module, data: Dataset, batch: Batch, strategy: Strategy, *, trains: bool, autocast: str
+    model: nn.Module,
+    data: Dataset,
+    batch: Batch,
+    strategy: Strategy,
+    evaluation: Evaluation,
+    *,
+    trains: bool,
+    autocast: str,
 ) -> str:
-    """Run one batch through model and loss on the host, and restore buffers and random state.
+    """Run one batch through model, loss and metrics on the host, and restore buffers and random state.
 
     ``autocast`` is the dtype of mixed precision, empty for none. Modules that draw random numbers are marked:
     replicas that share a generator compute them in order.
@@ -123,6 +131,7 @@ def try_one_batch(
         mark_drawing(model, draws.names)
         with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)
+        evaluation.try_metrics(outputs, batch.targets)
         if needs_gradients and loss.requires_grad:
             trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
             gradients = _gradients(loss, list(trainable.values()))

@@ -1,8 +1,9 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import chain, count
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, count, islice
 
 import torch
 from torch import nn
@@ -12,9 +13,10 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.factories.factory import Factory
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
+from dpexp.data.base import Source
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.data.rng import seed_globals
+from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.device_selection import DeviceSelection
 from dpexp.distributed.process_group import ProcessGroup
@@ -33,6 +35,7 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
+from dpexp.training.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.snapshots import Snapshots
@@ -62,6 +65,7 @@ class Prepared:
     resumes: bool = False
     snapshots: Snapshots | None = None
     untouched: Untouched | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -118,6 +122,13 @@ class Prepared:
         """The same batches with the rows of all ranks."""
         return self._endless(self.batches, number)
 
+    def evaluated_batches(self) -> Iterator[Batch]:
+        """All rows that are held out; without any, those of an epoch, or of the measured steps of a part."""
+        if self.evaluation.held_out is not None:
+            return self.evaluation.held_out.batches(self.config.batch_size, shuffle=False)
+        steps = self.config.steps if self.config.epochs is None else self.batches_per_epoch
+        return islice(self.batches(0, shuffle=False), min(steps, self.batches_per_epoch))
+
     def _endless(self, batches: Callable[..., Iterator[Batch]], number: int) -> Iterator[Batch]:
         epoch, first = divmod(number, self.batches_per_epoch)
         later = (batches(each) for each in count(epoch + 1))
@@ -165,7 +176,8 @@ def prepare(
     cache_note = turn_off_cache(model)
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    dataset = source.dataset(model, config.seed).to(dtype)
+    dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
+    evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)
     untouched, untouched_note = _untouched(config, strategy, model, dataset, optimizer)
@@ -176,12 +188,31 @@ def prepare(
         check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
-    prepared.untouched = untouched
+    prepared.untouched, prepared.evaluation = untouched, evaluation
     if one_batch:
         first, trains = next(prepared.batches(0)), not config.eval
-        note = try_one_batch(model, dataset, first, strategy, trains=trains, autocast=config.autocast)
+        note = try_one_batch(
+            model, dataset, first, strategy, evaluation, trains=trains, autocast=config.autocast
+        )
         prepared.note = "; ".join(filter(None, (source.note, note, cache_note, untouched_note)))
     return prepared
+
+
+def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
+    """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
+    dataset = source.dataset(model, config.seed)
+    if validation is None:
+        return dataset
+    with kept_globals():  # from a seed of its own: a factory that draws rows must not draw the others again
+        seed_globals(generator(config.seed, "validation").initial_seed())
+        given = data.source(validation).dataset(model, config.seed)
+    return replace(dataset, test=given.test or given)
+
+
+def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
+    """Those of ``--metrics``, else the model's."""
+    given = found.get("metrics")
+    return metrics_of(model) if given is None else partial(given.load(), **given.options)
 
 
 def _untouched(

@@ -10,6 +10,7 @@ class needs nothing else. These attributes are optional:
                                   floating-point targets and cross entropy for integers
     loss_weight(targets)          what the loss divides by, if not by the rows: the number of tokens, say
     accuracy(outputs, targets)    a float; without it, the fraction of integer targets with the largest output
+    metrics(outputs, targets)     ``{name: number}`` of all rows that are evaluated
 
 There is a file for each kind of input. The engine imports ``registry``, which imports ``config`` alone, and
 torch only in ``build``. Start reading in ``linear``.

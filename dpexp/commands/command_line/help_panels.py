@@ -12,6 +12,8 @@ WORK = (
     "model",
     "data",
     "loss",
+    "metrics",
+    "validation",
     "reduction",
     "batch_size",
     "optimizer",

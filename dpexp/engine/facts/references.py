@@ -14,7 +14,7 @@ from dpexp import live
 from dpexp.config.factories.factory import Factory
 from dpexp.config.options import flag_name, option_fields, spec_options, to_json
 from dpexp.config.run_config import RunConfig
-from dpexp.data.registry import LOSSES, SOURCES
+from dpexp.data.registry import LOSSES, METRICS, SOURCES, VALIDATION_SOURCES
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 from dpexp.record.redact import Verbatim, redact
@@ -26,10 +26,10 @@ def factories(config: RunConfig) -> dict[str, Factory]:
 
     Raises ConfigError as ``Registry.find``.
     """
-    loss = {"loss": LOSSES.find(config.loss)} if config.loss else {}
+    given = {"loss": LOSSES, "metrics": METRICS, "validation": VALIDATION_SOURCES}
     return {
         "data": SOURCES.find(config.data),
-        **loss,
+        **{name: known.find(spec) for name, known in given.items() if (spec := getattr(config, name))},
         "model": MODELS.find(config.model),
         "optimizer": OPTIMIZERS.find(config.optimizer),
         **config.options.factories,
@@ -110,10 +110,10 @@ def _texts(value: str | list[str]) -> list[str]:
 
 def recorded_config(config: RunConfig, named: list[Reference]) -> Row:
     """``config.to_dict()`` without credentials, which only labels, user code and paths may contain."""
-    recorded: Row = {"strategy": Verbatim(config.strategy)}
+    recorded, flat = {"strategy": Verbatim(config.strategy)}, config.to_dict()
     for part in (config, config.options):
-        for field in option_fields(type(part)):
-            value = to_json(getattr(part, field.name))
+        for field in (each for each in option_fields(type(part)) if each.name in flat):
+            value = flat[field.name]
             if field.metadata["role"] == "label" and value != field.default:
                 value = redact(value)
             texts = {each.text: each.recorded for each in named if each.option == field.name}

@@ -112,12 +112,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def truncate(self, lengths: Mapping[str, int]) -> None:
         """Shorten lists of the Record, written at once: the run resumes there. Raises JournalError.
 
-        The lists of steps are that long even where the journal has lost lines of them.
+        ``metrics`` stands for the lists of all metrics. Those of steps are that long even where the journal
+        has lost lines of them.
         """
         self.flush()
+        metrics = [key for key in self._lengths if key.startswith("metrics.")]
         shorter = {
-            key: length if key.startswith("steps.") else min(length, self._lengths.get(key, 0))
+            each: length if each.startswith("steps.") else min(length, self._lengths.get(each, 0))
             for key, length in lengths.items()
+            for each in (metrics if key == "metrics" else [key])
         }
         self._write(cut=shorter)
         self._lengths |= shorter

@@ -86,6 +86,12 @@ class Cell:
         """The step time of the cell: the geometric mean of its runs' medians."""
         return typical(self.medians.values())
 
+    def metrics(self) -> dict[str, float]:
+        """{name: the mean over the runs of its last value}, of metrics that every run has."""
+        by_run = [view.metrics for view in self.views]
+        names = [name for name in by_run[0] if all(name in metrics for metrics in by_run)]
+        return {name: statistics.fmean(metrics[name] for metrics in by_run) for name in names}
+
     def memory(self) -> dict[str, int]:
         """Peak bytes by device, the largest of the runs."""
         devices = dict.fromkeys(device for run in self.runs for device in run.memory)
@@ -122,6 +128,11 @@ class Group:
         by_start = sorted(self.cells, key=lambda cell: cell.first.started)
         single = next((cell for cell in by_start if cell.first.strategy == REFERENCE), None)
         return single or min(by_start, key=lambda cell: cell.devices)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that its cells have."""
+        return _distinct(name for cell in self.cells for name in cell.metrics())
 
     @property
     def scales(self) -> bool:

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from dpexp.config.printable import printable_line
@@ -53,14 +54,15 @@ def _cell(value: Any) -> Any:
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The configs of all groups, fastest first in each; the same keys in every row, None where unknown."""
+    names = dict.fromkeys(name for group in comparison.groups for name in group.metrics)
     return [
-        _row(group, cell, number)
+        _row(group, cell, number, [*names])
         for number, group in enumerate(comparison.groups, start=1)
         for cell in group.ranked
     ]
 
 
-def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
+def _row(group: Group, cell: Cell, number: int, metrics: Sequence[str]) -> dict[str, Any]:
     config = cell.first.config
     row = {
         "comparison": number,
@@ -79,6 +81,9 @@ def _row(group: Group, cell: Cell, number: int) -> dict[str, Any]:
     for figure in figures(At.ROWS):
         if figure.name == "speed_up":
             row |= _speed_up(group, cell)
+            continue
+        if figure.name == "metrics":
+            row |= {name: cell.metrics().get(name) for name in metrics}
             continue
         row[figure.name] = cell.number(figure)
         if figure.is_sampled:

@@ -71,7 +71,7 @@ def comparison_verdict(speed_up: Interval) -> str:
 
 
 def _group(group: Group, number: int) -> Section:
-    baseline, cells = group.baseline, shown_cells(group)
+    cells = shown_cells(group)
     labeled = list(zip(labels(cells), cells, strict=True))
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
@@ -82,7 +82,7 @@ def _group(group: Group, number: int) -> Section:
     lines += _explained(group)
     ids = run_ids(cells)
     rows = [
-        {"run": label, "id": run_id, **_row(cell, baseline, group.scales)}
+        {"run": label, "id": run_id, **_row(cell, group)}
         for (label, cell), run_id in zip(labeled, ids, strict=True)
     ]
     count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
@@ -138,15 +138,18 @@ def _noisy(labeled: list[tuple[str, Cell]]) -> list[str]:
     return [f"too noisy to compare closely: {', '.join(noisy)}"] if noisy else []
 
 
-def _row(cell: Cell, baseline: Cell, scales: bool) -> dict[str, str]:
+def _row(cell: Cell, group: Group) -> dict[str, str]:
     row = {
         "strategy": cell.first.strategy,
         "devices": str(cell.devices),
         "execution": cell.first.execution,
     }
     for figure in figures(At.TABLE):
-        if figure.name != "efficiency" or scales:
-            row[_title(figure)] = _TEXTS.get(figure.name, _text)(cell, figure, baseline)
+        if figure.name == "metrics":
+            found = cell.metrics()
+            row |= {name: f"{found[name]:.4g}" if name in found else figure.unknown for name in group.metrics}
+        elif figure.name != "efficiency" or group.scales:
+            row[_title(figure)] = _TEXTS.get(figure.name, _text)(cell, figure, group.baseline)
     return row
 
 

@@ -1,0 +1,203 @@
+"""Metrics of the user: of all rows, the same in every layout, by epoch, in comparisons and in MLflow."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import record, run
+from torch import nn
+
+import dpexp
+from dpexp.config.errors import ConfigError, Terminated
+from dpexp.record.record import Record
+from dpexp.report.compare.grouping import compare
+from dpexp.report.compare.rows import comparison_rows
+from dpexp.report.compare.tables import comparison_sections
+from dpexp.tracking.content.content import expected_metrics
+
+ROWS, HELD_OUT, EPOCHS = 90, 50, 2
+
+
+def macro_f1(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Not a mean over rows: that of parts of them is another."""
+    found, classes = outputs.argmax(1), torch.arange(3)[:, None]
+    hits = ((found == classes) & (targets == classes)).sum(1)
+    return (2 * hits / ((found == classes).sum(1) + (targets == classes).sum(1)).clamp(min=1)).mean()
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(ROWS + HELD_OUT, 6, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0.5).long()
+
+
+def train() -> tuple[torch.Tensor, ...]:
+    return tuple(each[:ROWS] for each in samples())
+
+
+def held_out() -> tuple[torch.Tensor, ...]:
+    return tuple(each[ROWS:] for each in samples())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block1, self.block2 = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.block2(self.block1(inputs).relu())
+
+
+class Measured(Net):
+    """What ``metrics`` gives to ``dpexp.run`` as a method, for a command line."""
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"f1": macro_f1(outputs, targets)}
+
+
+def both(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """For ``--metrics``, of rows that are trained on."""
+    return {"f1": float(macro_f1(outputs, targets)), "rows": len(outputs)}
+
+
+SHORT: dict[str, Any] = {"warmup": 0, "phase_steps": 0, "lr": 0.5, "check": False, "track": False}
+
+
+def run_with(strategy: str, **options: Any) -> Record:
+    given = {"model": Net, "data": train(), "epochs": EPOCHS, "quiet": True}
+    return dpexp.run(strategy, **(SHORT | given | options))
+
+
+def test_metrics_are_those_of_all_rows_and_the_same_over_replicas_and_ranks(dpexp_home: Path) -> None:
+    by_dict = {"validation": held_out(), "metrics": {"f1": macro_f1}}
+    single = run_with("single", devices="cpu", **by_dict)
+    whole = run_with("whole", virtual=2, **by_dict)
+    words = ("--model", f"{__file__}:Measured", "--data", f"{__file__}:train", "--no-check", "--json")
+    words += ("--validation", f"{__file__}:held_out", "--epochs", str(EPOCHS), "--lr", "0.5")
+    ddp = Record.from_dict(
+        record(run("ddp", "--virtual", "2", *words, "--warmup", "0", "--phase-steps", "0"))
+    )
+    assert single.metrics.keys() == {"accuracy", "validation_loss", "validation_f1"}
+    for other in (whole, ddp):
+        assert other.metrics["validation_f1"] == single.metrics["validation_f1"]
+        assert other.metrics["accuracy"] == single.metrics["accuracy"]
+        assert other.metrics["validation_loss"] == pytest.approx(single.metrics["validation_loss"], rel=1e-6)
+    assert [len(values) for values in single.metrics.values()] == [EPOCHS] * 3
+    assert expected_metrics(ddp)["validation_f1"] == dict(enumerate(single.metrics["validation_f1"]))
+
+
+def test_the_values_are_those_of_plain_pytorch(dpexp_home: Path) -> None:
+    torch.manual_seed(3)
+    model, (inputs, targets) = Net().eval(), held_out()
+    found = run_with(
+        "whole", virtual=2, model=model, validation=held_out(), metrics={"f1": macro_f1}, eval=True
+    ).metrics
+    with torch.no_grad():
+        outputs = model(inputs)
+    assert found["validation_f1"] == [float(macro_f1(outputs, targets))] * EPOCHS
+    expected = float(nn.functional.cross_entropy(outputs, targets))
+    assert found["validation_loss"] == pytest.approx([expected] * EPOCHS, rel=1e-6)
+    parts = [float(macro_f1(*pair)) for pair in zip(outputs.split(30), targets.split(30), strict=True)]
+    assert abs(found["validation_f1"][0] - sum(parts) / len(parts)) > 1e-3, "it is no mean over batches"
+
+
+def test_without_rows_that_are_held_out_metrics_are_of_the_rows_of_the_epoch(dpexp_home: Path) -> None:
+    words = ("--model", f"{__file__}:Net", "--data", f"{__file__}:train", "--metrics", f"{__file__}:both")
+    done = record(run("single", *words, "--steps", "2", "--phase-steps", "0", "--json"))
+    assert done["metrics"].keys() == {"train_f1", "train_rows"}
+    assert done["metrics"]["train_rows"] == [60.0], "of two steps, not of the three of an epoch"
+
+
+def drawn(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(count, 6)
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def test_a_factory_draws_other_rows_to_evaluate_and_changes_no_weight(dpexp_home: Path) -> None:
+    fixed = Net()  # which draws nothing when it is copied
+    data, validation = f"{__file__}:drawn:count=40", f"{__file__}:drawn:count=20"
+    seen: list[torch.Tensor] = []
+
+    class Seen(Net):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            seen.append(inputs.detach().clone())
+            return super().forward(inputs)
+
+    model = Seen()
+    model.load_state_dict(fixed.state_dict())
+    with_rows = run_with("single", devices="cpu", model=model, data=data, validation=validation)
+    evaluated, trained = (torch.cat([x for x in seen if len(x) == rows]) for rows in (20, 30))
+    assert not torch.isin(evaluated, trained).any()
+    without = run_with("single", devices="cpu", model=fixed, data=data)
+    assert with_rows.steps["loss"] == without.steps["loss"]
+
+
+def test_comparisons_have_a_column_for_each_metric(dpexp_home: Path) -> None:
+    first = run_with("single", devices="cpu", validation=held_out(), metrics={"f1": macro_f1}, steps=2)
+    second = run_with("single", devices="cpu", steps=3)
+    compared = compare([dpexp_home / "runs" / each.run_id for each in (first, second)])
+    with_f1, without = sorted(comparison_rows(compared), key=lambda row: row["steps"], reverse=True)
+    assert with_f1["validation_f1"] in (first.metrics["validation_f1"][-1], None)
+    assert {with_f1["validation_f1"], without["validation_f1"]} == {first.metrics["validation_f1"][-1], None}
+    (section,) = (each for each in comparison_sections(compared) if each.title.startswith("Comparison 1"))
+    assert section.table is not None
+    column = section.table.columns.index("validation_f1")
+    assert {row[column] for row in section.table.rows} == {f"{first.metrics['validation_f1'][-1]:.4g}", "-"}
+
+
+class Terminates:
+    """Metrics; at its call number ``last`` it gets SIGTERM."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.calls, self.last = 0, last
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+        self.calls += 1
+        if self.calls == self.last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"f1": macro_f1(outputs, targets)}
+
+
+def test_a_run_that_died_in_an_evaluation_resumes_with_it(dpexp_home: Path) -> None:
+    options: dict[str, Any] = {"devices": "cpu", "validation": held_out(), "snapshot_every": 3, "epochs": 3}
+    with pytest.raises(Terminated):
+        run_with("single", metrics=Terminates(last=3), **options)  # the first call is before the run
+    resumed = run_with("single", metrics=Terminates(), resume="last", **options)
+    undisturbed = run_with("single", metrics=Terminates(), **options)
+    assert resumed.run_id != undisturbed.run_id
+    assert len(resumed.metrics["validation_f1"]) == 3
+    assert resumed.metrics == undisturbed.metrics
+    assert resumed.steps["loss"] == undisturbed.steps["loss"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"loss": macro_f1}, "the name 'loss' must have"),
+        ({"a.b": macro_f1}, "the name 'a.b' must have"),
+        ({"f1": lambda outputs, targets: outputs}, "making numbers of what they return"),
+        (
+            {"f1": lambda outputs, targets: targets.nothing},
+            "metrics of the first batch raised AttributeError",
+        ),
+        (macro_f1, "returns a Tensor, not a dict"),
+    ],
+)
+def test_metrics_of_another_form_are_refused_before_the_run(
+    dpexp_home: Path, metrics: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_with("single", devices="cpu", metrics=metrics)
+    assert not (dpexp_home / "runs").exists()
+
+
+def test_metrics_may_be_undefined_on_few_rows(dpexp_home: Path) -> None:
+    def of_all(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        if len(outputs) < HELD_OUT:
+            raise ValueError("too few rows")
+        return 1.0
+
+    found = run_with("single", devices="cpu", validation=held_out(), metrics={"auc": of_all})
+    assert found.metrics["validation_auc"] == [1.0] * EPOCHS
