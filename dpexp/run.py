@@ -94,14 +94,14 @@ def run(
 
     ``validation`` is data, too, which is evaluated in eval mode after each epoch, or after the last of
     ``steps``; ``metrics`` are ``{name: function}``, or a function that returns ``{name: number}``. They get
-    outputs and targets of all rows, on the host: see ``training.evaluation``.
+    outputs and targets of all rows, on the host: see ``measurement.evaluation``.
 
     Raises ConfigError for bad input, before anything is written. Raises the error that ended the run
     early after it is recorded.
     """
     flat = {"strategy": config} if isinstance(config, str) else config.to_dict()
     if isinstance(metrics, Mapping):
-        from dpexp.training.evaluation import NamedMetrics
+        from dpexp.measurement.evaluation import NamedMetrics
 
         metrics = NamedMetrics(metrics)
     given = {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}

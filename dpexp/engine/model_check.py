@@ -16,11 +16,11 @@ from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
+from dpexp.measurement.evaluation import Evaluation
 from dpexp.parallel import chunk_sizes
 from dpexp.parallel.rng_order import mark_drawing
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
-from dpexp.training.evaluation import Evaluation
 from dpexp.training.preserve import preserved
 from dpexp.verification.modes.random_draws import drawing_modules
 from dpexp.verification.steps.model_copy import check_copyable

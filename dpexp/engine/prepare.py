@@ -30,12 +30,12 @@ from dpexp.engine.model_check import (
     try_one_batch,
     turn_off_cache,
 )
+from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.training.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.snapshots import Snapshots
