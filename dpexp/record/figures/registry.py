@@ -7,9 +7,9 @@ what they mean, docs/extending.md adds one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 from dpexp.record.device_map import parameter_bytes, replicated_bytes
 from dpexp.record.figures.figure import At, Figure, largest_known, largest_of
@@ -122,6 +122,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def figures(at: At) -> Iterator[Figure]:
+@functools.cache
+def figures(at: At) -> tuple[Figure, ...]:
     """Those that stand at one of these places, in the order of the registry."""
-    return (figure for figure in FIGURES if at & figure.at)
+    return tuple(figure for figure in FIGURES if at & figure.at)

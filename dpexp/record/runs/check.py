@@ -54,10 +54,10 @@ def record_problems(folder: Path) -> list[Problem]:
     except JournalError as error:
         return [Problem(folder.name, "journal", str(error))]
     found = [Problem(folder.name, "journal", text) for text in record.damage]
-    if wrong := _derived(folder / RECORD, record, checksum(journal)):
+    contradicting = [] if record.damage else contradictions(record)  # what is lost contradicts what is left
+    if wrong := _derived(folder / RECORD, record, checksum(journal), contradicting):
         found.append(Problem(folder.name, "record", f"{RECORD}: {wrong}", WRITE_AGAIN))
-    if not record.damage:  # what is lost contradicts what is left
-        found += [Problem(folder.name, "contradiction", text) for text in contradictions(record)]
+    found += [Problem(folder.name, "contradiction", text) for text in contradicting]
     return [*found, *_sweep_problems(folder, record)]
 
 
@@ -71,7 +71,7 @@ def _sweep_problems(folder: Path, record: Record) -> Iterator[Problem]:
         yield Problem(folder.name, "record", what, OF_RUN)
 
 
-def _derived(path: Path, record: Record, made_from: dict[str, Any]) -> str:
+def _derived(path: Path, record: Record, made_from: dict[str, Any], contradicting: list[str]) -> str:
     """What is wrong with the Record's file; empty for one that the journal gave, with this Record."""
     try:
         data, source = unseal(read_file(path))
@@ -83,13 +83,24 @@ def _derived(path: Path, record: Record, made_from: dict[str, Any]) -> str:
         return str(error)
     if source != made_from:
         return "the journal has changed since it was made"
-    expected: dict[str, Any] = json_text.loads(record.to_json().encode())
-    differing = [key for key, value in expected.items() if data.get(key, value) != value]
-    if differing := [key for key in differing if key not in _BY_VERSION]:
-        return f"{', '.join(differing)} differ from the journal"
-    summarized = replace(record, summary=data.get("summary", record.summary))
-    wrong = [] if record.damage else contradictions(summarized)
-    return "; ".join(text for text in wrong if text.startswith("summary."))
+    differing = _differing(data, record)
+    if wrong := [key for key in differing if key not in _BY_VERSION]:
+        return f"{', '.join(wrong)} differ from the journal"
+    if "summary" in differing and not record.damage:
+        contradicting = contradictions(replace(record, summary=data["summary"]))
+    return "; ".join(text for text in contradicting if text.startswith("summary."))
+
+
+def _differing(data: dict[str, Any], record: Record) -> list[str]:
+    """The keys of a Record's file whose values are not this Record's.
+
+    Only values that are not equal as they are become JSON, which spells some otherwise, as inf.
+    """
+    unequal = {key: value for key, value in record.to_dict().items() if data.get(key, value) != value}
+    if not unequal:
+        return []
+    written: dict[str, Any] = json_text.loads(replace(Record(), **unequal).to_json().encode())
+    return [key for key in unequal if data[key] != written[key]]
 
 
 def repair_record(folder: Path, found: list[Problem]) -> None:

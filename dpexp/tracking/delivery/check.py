@@ -103,7 +103,7 @@ def has_more(folder: Path, entry: LedgerEntry) -> bool:
 def keeps_more(store: Store, folder: Path) -> bool:
     """Whether the open store ``has_more`` of a run, and has it still."""
     entry = ledger.read_ledger(folder).get(store.name)
-    return entry is not None and has_more(folder, entry) and _active(store, folder, entry) is not None
+    return entry is not None and has_more(folder, entry) and active(store, folder, entry) is not None
 
 
 def store_problems(store: Store, folder: Path) -> list[Problem]:
@@ -126,7 +126,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
         what = f"not completely delivered to {store.name}"
         is_wanted = permission.may_deliver(folder, record, store.name)
         return [Problem(folder.name, "missing", what, AGAIN)] if is_wanted else []
-    found = _active(store, folder, entry)
+    found = active(store, folder, entry)
     if found is None:
         return [Problem(folder.name, "missing", f"MLflow run {entry.mlflow_run_id} is gone", AGAIN)]
     run = MlflowRun(store, entry.experiment_id, entry.mlflow_run_id)
@@ -140,30 +140,10 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
     return [Problem(folder.name, kind, text, repairs[kind]) for kind in texts for text in texts[kind] if text]
 
 
-def is_stored(store: Store, folder: Path) -> bool:
-    """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
-    found = _active(store, folder, ledger.read_ledger(folder)[store.name])
-    if found is None:
-        return False
-    try:
-        expected = content.expected_metrics(load(folder))
-    except JournalError:  # which `undelivered` reports
-        return True
-    latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
-    for key, points in expected.items():
-        if key not in latest and content.may_lack(key):
-            continue
-        last = max(points)
-        step, value = latest.get(key, (-1, 0.0))
-        if step < last or (step == last and not content.is_same_value(value, points[last])):
-            return False
-    return True
-
-
 def delete_mlflow_run(store: Store, folder: Path) -> None:
     """Delete the MLflow run of this run, if it is there: the next delivery makes one that replaces it."""
     entry = ledger.read_ledger(folder).get(store.name)
-    if entry is not None and _active(store, folder, entry) is not None:
+    if entry is not None and active(store, folder, entry) is not None:
         additions.replace(MlflowRun(store, entry.experiment_id, entry.mlflow_run_id))
         ledger.write_entry(folder, store.name, replace(entry, complete=False))
 
@@ -173,7 +153,7 @@ def exists(store: Store) -> bool:
     return store.sqlite_file is None or store.sqlite_file.path.exists()
 
 
-def _active(store: Store, folder: Path, entry: LedgerEntry) -> Any:
+def active(store: Store, folder: Path, entry: LedgerEntry) -> Any:
     """The MLflow run as the client returns it; None if it or the store was deleted, or it is another's."""
     return store.active_run(entry.mlflow_run_id, folder.name) if exists(store) else None
 

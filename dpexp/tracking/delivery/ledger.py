@@ -7,6 +7,7 @@ names the run: that of another one is not believed.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class LedgerEntry:
     """What one store has of a run.
 
     ``journal_bytes`` and ``journal_crc`` are those of the journal at a complete delivery; of another one
-    ``journal_bytes`` is the length when it began.
+    ``journal_bytes`` is the length when it began. ``points_crc`` is what ``stored`` compares.
     """
 
     experiment_id: str
@@ -34,9 +35,10 @@ class LedgerEntry:
     complete: bool = False
     journal_bytes: int = 0
     journal_crc: str = ""
+    points_crc: str = ""
 
 
-_TYPES = [str, str, bool, int, str]
+_TYPES = [str, str, bool, int, str, str]
 _RUN = "run"
 """The key of the run's id in the seal; earlier versions did not write it."""
 
@@ -79,10 +81,13 @@ def write_entry(folder: Path, store: str, entry: LedgerEntry) -> None:
 
 def is_complete(folder: Path, store: str) -> bool:
     """Whether the store has everything that the journal holds now."""
-    entry, journal = read_ledger(folder).get(store), folder / JOURNAL
-    if entry is None or not entry.complete or not journal.exists():
+    entry = read_ledger(folder).get(store)
+    if entry is None or not entry.complete:
         return False
-    return entry.journal_bytes == journal.stat().st_size
+    try:
+        return entry.journal_bytes == os.stat(f"{folder}/{JOURNAL}").st_size
+    except FileNotFoundError:
+        return False
 
 
 def parent_folder(folder: Path, record: Record) -> Path | None:

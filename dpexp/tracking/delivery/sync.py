@@ -13,7 +13,7 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
 from dpexp.record.runs.index import folders
-from dpexp.tracking.delivery import check, ledger, permission
+from dpexp.tracking.delivery import check, ledger, permission, stored
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
 from dpexp.tracking.errors import LateServerError, StoreError, short_message
@@ -83,7 +83,7 @@ def lost(home: Path) -> list[Path]:
     try:
         if delivered and check.exists(store):
             store.open()
-        return [folder for folder in delivered if not check.is_stored(store, folder)]
+        return stored.lost(store, delivered)
     except Exception as error:  # any store, any driver
         kind = LateServerError if store.is_late else StoreError
         what = "" if isinstance(error, StoreError) else f"the store {store.name} cannot be asked: "

@@ -25,6 +25,7 @@ from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
 from dpexp.tracking.store import patience
 from dpexp.tracking.store.patience import answer_s, within
+from dpexp.tracking.store.points import checksums, fits, insert
 from dpexp.tracking.store.sqlite_file import SqliteFile
 from dpexp.tracking.store.whole_answers import BoundedClient, bound_answers, from_database, from_file
 
@@ -137,9 +138,25 @@ class Store:
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most ``BATCH`` points of a run, all or none; the store keeps a repeated point once."""
+        if self._inserts and self.sqlite_file is not None:
+            path = self.sqlite_file.path
+            return self.bounded(lambda: insert(path, run_id, points))
         from mlflow.entities import Metric
 
         self.client.log_batch(run_id, metrics=[Metric(*point) for point in points])
+
+    def points_checksums(self) -> dict[str, str]:
+        """{MLflow run: a checksum of its last points} of an SQLite file's; empty of other stores."""
+        if not self._inserts or self.sqlite_file is None:
+            return {}
+        path = self.sqlite_file.path
+        return self.bounded(lambda: checksums(path, content.RUN_ID_TAG))
+
+    @functools.cached_property
+    def _inserts(self) -> bool:
+        """Whether points are written by SQL: into the tables that this version knows."""
+        self.open()
+        return self.sqlite_file is not None and fits(self.sqlite_file.path)
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, created if absent. Raises StoreError for a deleted one."""

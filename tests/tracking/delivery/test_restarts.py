@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from command_lines import PATIENCE_S
 from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
 from mlflow_reader import history, only_run
-from store_faults import Death, DyingClient
+from store_faults import Death, dying
 
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
@@ -84,7 +84,7 @@ class Run:
 
     def restart_uploader(self, fresh: bool = False) -> None:
         self.store = Store.from_environment(self.home)
-        self.client: Any = self.store.open()
+        self.store.open()
         self.upload = Upload(self.store, self.journal.path, fresh=fresh)
 
     # --- what may happen ---
@@ -137,12 +137,12 @@ class Run:
         self.journal.truncate({f"steps.{key}": self.steps for key in ("loss", "time_ms", "samples")})
 
     def _unless_the_uploader_dies(self, action: Any) -> None:
+        death: AbstractContextManager[None] = nullcontext()
         if self.random.random() < 0.3:
-            calls, arrives = self.random.randint(0, 6), self.random.random() < 0.5
-            self.store.client = DyingClient(self.client, calls, arrives)  # type: ignore[assignment]
+            death = dying(self.store, self.random.randint(0, 6), self.random.random() < 0.5)
         try:
-            action()
-            self.store.client = self.client
+            with death:
+                action()
         except Death:
             self.log.append("the uploader died")
             self.restart_uploader()

@@ -18,7 +18,7 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.seal import seal, unseal
 from dpexp.tracking.content import content
-from dpexp.tracking.delivery import ledger, repair, sync
+from dpexp.tracking.delivery import ledger, repair, stored, sync
 from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.sqlite_file import SqliteFile
@@ -348,6 +348,23 @@ def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     assert sync.lost(home) == [folder]
     list(sync.deliver(home, [folder], again=True, new_run=True))
     assert sync.lost(home) == []
+
+
+def test_sync_compares_again_only_what_has_changed_in_the_store(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [delivered(home, run_id) for run_id in ("one", "other")]
+    compared: list[Path] = []
+    is_stored = stored.is_stored
+    monkeypatch.setattr(stored, "is_stored", lambda *of: compared.append(of[1]) or is_stored(*of))
+    assert sync.lost(home) == []
+    assert compared == folders
+    assert sync.lost(home) == []
+    assert compared == folders
+    changed(home, "other", "UPDATE latest_metrics SET value = 7 WHERE key = 'loss' AND run_uuid = ?")
+    assert sync.lost(home) == [folders[1]]
+    assert sync.lost(home) == [folders[1]]
+    assert compared == [*folders, folders[1], folders[1]]
 
 
 @pytest.mark.usefixtures("home_with_store")

@@ -12,7 +12,7 @@ from command_lines import shared, wait
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
-from store_faults import Death, DyingClient
+from store_faults import Death, dying
 
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal
@@ -333,9 +333,9 @@ def test_a_delivery_cut_at_any_call_is_completed_once(
         run_id = f"cut{calls}"
         journal = two_batches(home / "runs", run_id)
         store = opened(home)
-        store.client = DyingClient(store.client, calls, arrives)  # type: ignore[assignment]
         try:
-            Upload(store, journal).complete()
+            with dying(store, calls, arrives):
+                Upload(store, journal).complete()
             died = False
         except Death:
             calls += 1
