@@ -45,6 +45,24 @@ class Dataset:
         """The tensors that the digest is computed over."""
         raise NotImplementedError
 
+    def batch_rows(self, batch_size: int, seed: int) -> dict[int, int]:
+        """{rows: how many batches of an epoch have so many}, the full ones first. Raises ConfigError."""
+        full, rest = divmod(self.samples, batch_size)
+        return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
+
+    def drawn(self, seed: int) -> str:
+        """What the user's code draws for the first epoch, as text, which ranks must agree on."""
+        return ""
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether the user's code makes the batches, of any sizes in any order."""
+        return False
+
+    def note(self, batch_size: int) -> str:
+        """What of the user's data is not used as it is; empty where all is."""
+        return ""
+
     def to(self, dtype: torch.dtype) -> Dataset:
         """The same samples with floating-point inputs and targets of this type; ids keep their type."""
         return self

@@ -58,9 +58,8 @@ def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
     ``with_work`` adds ``work``, the floating-point operations of a step, where they can be predicted.
     """
     prepared = prepare(config, one_batch=False, planned=True)
-    full, rest = divmod(prepared.data.samples, config.batch_size)
-    counts = {rows: count for rows, count in ((config.batch_size, full), (rest, 1)) if rows and count}
-    first = next(prepared.batches(0))
+    counts = prepared.batch_rows
+    first = next(batch for batch in prepared.batches(0) if batch.rows == max(counts))
     batches = [first.sliced(slice(0, rows)) for rows in counts]
     prediction = predict(prepared, batches, with_work=with_work)
     ranks, notes = _ranks(config), [prediction.note]

@@ -3,7 +3,7 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -88,10 +88,12 @@ def turn_off_cache(model: nn.Module) -> str:
     return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
 
 
-def check_sync_batch_norm(model: nn.Module, batch_size: int, samples: int, dp_size: int) -> None:
-    """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows."""
+def check_sync_batch_norm(model: nn.Module, sizes: Iterable[int], dp_size: int) -> None:
+    """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows.
+
+    ``sizes`` are the rows that global batches have.
+    """
     names = synchronized(model)
-    sizes = {min(batch_size, samples), samples % batch_size} - {0}
     for rows in sorted(sizes) if names else ():
         used = len(chunk_sizes(rows, dp_size))
         if used < dp_size:

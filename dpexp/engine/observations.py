@@ -41,7 +41,8 @@ def run_facts(prepared: Prepared) -> Row:
         "environment": environment() | torch_environment() | directory(files),
         "data": {
             "name": Verbatim(data.name) if data.name in SOURCES else data.name,
-            "samples": data.samples,
+            "samples": sum(rows * count for rows, count in prepared.batch_rows.items()),
+            **({"batches": prepared.batches_per_epoch} if data.has_own_batches else {}),
             "description": Verbatim(data.description) if is_ours else data.description,
             "sha256": data.digest,
         },

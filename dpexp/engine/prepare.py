@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count, islice
 
 import torch
@@ -67,10 +67,15 @@ class Prepared:
     untouched: Untouched | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
 
+    @cached_property
+    def batch_rows(self) -> dict[int, int]:
+        """{rows: how many global batches of an epoch have so many}, the full ones first."""
+        return self.data.batch_rows(self.config.batch_size, self.config.seed)
+
     @property
     def batches_per_epoch(self) -> int:
         """How many global batches an epoch has, a smaller last one included."""
-        return -(-self.data.samples // self.config.batch_size)
+        return sum(self.batch_rows.values())
 
     @property
     def execution(self) -> str:
@@ -184,7 +189,7 @@ def prepare(
     strategy.prepare(model, selection.used)
     check_model(model, trains=not config.eval, copies=config.check)
     if not config.eval:
-        check_sync_batch_norm(model, config.batch_size, dataset.samples, group.dp_size)
+        check_sync_batch_norm(model, dataset.batch_rows(config.batch_size, config.seed), group.dp_size)
         check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
@@ -194,7 +199,8 @@ def prepare(
         note = try_one_batch(
             model, dataset, first, strategy, evaluation, trains=trains, autocast=config.autocast
         )
-        prepared.note = "; ".join(filter(None, (source.note, note, cache_note, untouched_note)))
+        notes = (source.note, dataset.note(config.batch_size), note, cache_note, untouched_note)
+        prepared.note = "; ".join(filter(None, notes))
     return prepared
 
 

@@ -60,6 +60,7 @@ class Environment(TypedDict, total=False):
 class Data(TypedDict, total=False):
     name: str | None
     samples: int | None
+    batches: int | None
     description: str | None
     sha256: str | None
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.factories.factory import Factory
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
+from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.dataset import Dataset
 from dpexp.data.sources.user_samples import (
+    MapStyle,
     forward_signature,
-    loader_note,
     map_style,
     problem,
     split,
@@ -52,21 +53,20 @@ class UserSource(Source):
             factory.check_no_options(found)
         what = f"{self.where}: {self.name}"
         train, test = train_and_test(found, what)
-        self.train, self.collate = map_style(train, what)
-        self.note = self._loader_note = loader_note(train)
-        self.test = map_style(test, what)[0] if test is not None else None
-        for dataset in filter(lambda each: each is not None, (self.train, self.test)):
-            self._check(dataset)
-        self.features = _features(self.train)
+        self.train = map_style(train, what)
+        self.test = map_style(test, what) if test is not None else None
+        for part in filter(None, (self.train, self.test)):
+            self._check(part.dataset)
+        self.features = _features(self.train.dataset)
 
     def dataset(self, model: nn.Module, seed: int) -> UserDataset:
-        def part(name: str, dataset: Any, test: Dataset | None) -> UserDataset:
-            description = f"{name}: {len(dataset)} samples"
-            return UserDataset(name, description, objective, test, dataset, forward, self.collate)
+        def part(name: str, of: MapStyle, test: Dataset | None) -> UserDataset:
+            description = f"{name}: {len(of.dataset)} samples"
+            return UserDataset(name, description, objective, test, of, forward)
 
         objective, forward = self.objective(model), forward_signature(model)
-        if split(self.train[0])[1] is None:
-            self.note = "; ".join(filter(None, (self._loader_note, objective.without_targets)))
+        if split(self.train.dataset[0])[1] is None:
+            self.note = objective.without_targets
         held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
         return part(self.name, self.train, held_out)
 
@@ -111,16 +111,51 @@ def _features(dataset: Any) -> Features | None:
 
 @dataclass(eq=False, repr=False)
 class UserDataset(Dataset):
-    """The samples of the user's map-style dataset, fetched when needed and joined by ``collate``."""
+    """The samples of the user's map-style dataset, fetched when needed, in the order of its loader."""
 
-    dataset: Any
+    of: MapStyle
     forward: inspect.Signature | None
-    collate: Callable[[list[Any]], Any] = default_collate
     dtype: torch.dtype | None = None
 
     @cached_property
     def samples(self) -> int:
-        return len(self.dataset)
+        return len(self.of.dataset)
+
+    def batch_rows(self, batch_size: int, seed: int) -> dict[int, int]:
+        if self.of.order is None:
+            return super().batch_rows(batch_size, seed)
+        return self.of.order.batch_rows(self.samples, batch_size, seed)
+
+    def drawn(self, seed: int) -> str:
+        return self.of.order.drawn(seed) if self.of.order is not None else ""
+
+    @property
+    def has_own_batches(self) -> bool:
+        return self.of.order is not None and self.of.order.batches is not None
+
+    def note(self, batch_size: int) -> str:
+        return self.of.order.note(batch_size) if self.of.order is not None else ""
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = True,
+        first: int = 0,
+        rank_rows: RankRows = lambda rows: slice(0, rows),
+    ) -> Iterator[Batch]:
+        if self.of.order is None:
+            yield from super().batches(
+                batch_size, seed=seed, epoch=epoch, shuffle=shuffle, first=first, rank_rows=rank_rows
+            )
+            return
+        samples, order = self.samples, self.of.order
+        for indices in order.of_epoch(samples, batch_size, seed, epoch, first=first, shuffle=shuffle):
+            rows, fetched = local_rows(rank_rows, len(indices))
+            inputs, targets = self.fetch(torch.as_tensor(indices[fetched]))
+            yield Batch(inputs, targets, rows, len(indices))
 
     def fetch(self, indices: Tensor | slice) -> tuple[tuple[Any, ...], Any]:
         if isinstance(indices, slice):
@@ -139,11 +174,11 @@ class UserDataset(Dataset):
         samples = []
         for index in indices:
             with as_config_error(f"--data {self.name}: sample {index}"):
-                samples.append(self.dataset[index])
+                samples.append(self.of.dataset[index])
         with as_config_error(
             f"--data {self.name}: joining {len(samples)} samples, which must have equal shapes,"
         ):
-            return self.collate(samples)
+            return self.of.collate(samples)
 
     def to(self, dtype: torch.dtype) -> UserDataset:
         return dataclasses.replace(self, dtype=dtype, test=self.test and self.test.to(dtype))

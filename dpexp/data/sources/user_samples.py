@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error, available
+from dpexp.data.sources.loader_order import LoaderOrder
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """Keys of a sample that is a dict under which its target is looked for."""
@@ -84,9 +86,15 @@ def _unequal_rows(found: Iterable[Tensor]) -> str:
 
 
 def rows_of_batch(data: Any) -> int | None:
-    """The rows of a batch of a loader, or of a list's first batch; None where the data has no batches."""
+    """The rows of a batch of a loader, or of a list's first batch; None where the data has no batches.
+
+    Of two loaders, one to train and one to test on, it is the first that counts.
+    """
+    if isinstance(data, tuple) and data and isinstance(data[0], DataLoader):
+        return rows_of_batch(data[0])
     if isinstance(data, DataLoader):
-        return data.batch_size
+        batches = data.batch_sampler
+        return batches.batch_size if type(batches) is BatchSampler else data.batch_size
     first = next(tensors.walk(data[0]), None) if isinstance(data, list) and data else None
     return len(first) if first is not None and first.dim() else None
 
@@ -126,18 +134,28 @@ def train_and_test(value: Any, what: str) -> tuple[Any, Any | None]:
     return value
 
 
-def map_style(value: Any, what: str) -> tuple[Any, Callable[[list[Any]], Any]]:
-    """A map-style data set, and the function that joins its samples to a batch; other things as they are.
+@dataclass(frozen=True)
+class MapStyle:
+    """A map-style data set, the function that joins its samples to a batch, and the order of its loader."""
 
-    Raises ConfigError for tensors whose rows differ in number, for a loader that chooses its samples, and
-    for things that only look like a data set; ``what`` starts the message.
+    dataset: Any
+    collate: Callable[[list[Any]], Any] = default_collate
+    order: LoaderOrder | None = None
+
+
+def map_style(value: Any, what: str) -> MapStyle:
+    """What a loader, or arrays, hold as a map-style data set; other things as they are.
+
+    Raises ConfigError for tensors whose rows differ in number, for a loader without batches, and for things
+    that only look like a data set; ``what`` starts the message.
     """
     if isinstance(value, DataLoader):
-        _check_loader(value, what)
-        return value.dataset, value.collate_fn
+        is_stream = isinstance(value.dataset, IterableDataset)  # which is refused as such
+        order = None if is_stream else LoaderOrder(value, what)
+        return MapStyle(value.dataset, value.collate_fn, order)
     if is_arrays(value):
         with as_config_error(f"{what}: making tensors of its arrays"):
-            return Rows(_columns(value, what)), default_collate
+            return MapStyle(Rows(_columns(value, what)))
     if hasattr(value, "to_numpy"):
         raise ConfigError(
             f"{what} gives a {type(value).__name__}, which is not a data set of samples: give tensors "
@@ -148,39 +166,7 @@ def map_style(value: Any, what: str) -> tuple[Any, Callable[[list[Any]], Any]]:
             f"{what} gives a tuple of {len(value)} tensors, and which of them are inputs is not clear: give "
             "((x, z), y) for two inputs and a target, a dict of tensors, or a list of samples"
         )
-    return value, default_collate
-
-
-def _check_loader(loader: DataLoader[Any], what: str) -> None:
-    """Raises ConfigError for a loader that chooses other samples than each of its data set once an epoch."""
-    if isinstance(loader.dataset, IterableDataset):
-        return  # which is refused as such
-    sampler = loader.sampler
-    is_complete = type(sampler) is SequentialSampler
-    if type(sampler) is RandomSampler:
-        with as_config_error(f"{what}: len of the data set of its loader"):
-            is_complete = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    chosen = ""
-    if loader.batch_size is None:
-        chosen = (
-            "no batch_size" if loader.batch_sampler is None else f"a {type(loader.batch_sampler).__name__}"
-        )
-    elif not is_complete:
-        chosen = f"a {type(sampler).__name__}"
-    if chosen:
-        raise ConfigError(
-            f"{what} gives a DataLoader with {chosen}, and dpexp batches and shuffles by itself, each sample "
-            "once an epoch: give a loader with batch_size and without sampler and batch_sampler, of the "
-            "samples to train on (torch.utils.data.Subset chooses some)"
-        )
-
-
-def loader_note(value: Any) -> str:
-    """What of a loader is not used, for the run's note."""
-    is_dropped = isinstance(value, DataLoader) and value.drop_last
-    return (
-        "the loader's drop_last is not used: the last batch of an epoch may be smaller" if is_dropped else ""
-    )
+    return MapStyle(value)
 
 
 def _columns(value: Any, what: str) -> Any:

@@ -21,7 +21,7 @@ def _batches(record: Record) -> Iterator[str]:
     size, samples = record.config.get("batch_size"), record.data.get("samples")
     if not size or not samples or not record.config.get("strategy"):
         return
-    count, used = batches_per_epoch(size, samples), {"cpu", *record.devices["used"]}
+    count, used = batches_per_epoch(record), {"cpu", *record.devices["used"]}
     numbers = list(dict.fromkeys(row["batch"] for row in record.shapes))
     if numbers and (numbers[0], numbers[-1]) != (0, count - 1):
         yield f"shapes are of batches {numbers}, but data.samples give an epoch of {count}"

@@ -13,9 +13,10 @@ FEWEST_SAMPLES = 10
 """Steps and phases of fewer samples are not compared with each other: a busy moment may be all of them."""
 
 
-def batches_per_epoch(size: int, samples: int) -> int:
-    """How many batches an epoch has, a smaller last one included."""
-    return -(-samples // size)
+def batches_per_epoch(record: Record) -> int:
+    """How many batches an epoch has, a smaller last one included; as many as a user's loader gives."""
+    given: int | None = record.data.get("batches")
+    return given or -(-int(record.data["samples"]) // int(record.config["batch_size"]))
 
 
 def _lengths(record: Record) -> Iterator[str]:
@@ -26,7 +27,7 @@ def _lengths(record: Record) -> Iterator[str]:
     if not size or record.status != "finished" or record.damage:
         return
     wanted, measured, epochs = config.get("steps"), len(record.steps["time_ms"]), config.get("epochs")
-    if epochs and samples and measured != epochs * batches_per_epoch(size, samples):
+    if epochs and samples and measured != epochs * batches_per_epoch(record):
         yield f"steps are {measured}, but its config says --epochs {epochs}"
     if wanted and not epochs and measured != wanted:
         yield f"steps are {measured}, but its config says --steps {wanted}"

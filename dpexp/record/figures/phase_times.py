@@ -34,7 +34,7 @@ class Phase:
 def rows_of(record: Record, step: int) -> int | None:
     """Rows of the batch of a phase-timed step; None where sizes are unknown."""
     total, size = record.data.get("samples"), record.config.get("batch_size")
-    if not total or not size or min(total, size) < 1:
+    if not total or not size or min(total, size) < 1 or record.data.get("batches"):
         return None
     return int(min(size, total - size * (step % -(-total // size))))
 
