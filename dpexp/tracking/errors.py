@@ -29,10 +29,16 @@ class LateServerError(StoreError):
     """A server did not give a whole answer in time: it is asked nothing more."""
 
 
+class WrongAnswerError(StoreError):
+    """What answers at the address is not an MLflow server."""
+
+
 def short_message(error: BaseException) -> str:
     """One line on an error that a store or its driver raised, free of credentials."""
     if isinstance(error, StoreError):
         return redact(str(error))
+    if isinstance(error.__context__, WrongAnswerError):  # MLflow's own error shows it inside of others
+        return redact(str(error.__context__))
     text = first_line(error)
     for fragment, message in _MESSAGES.items():
         if fragment in text:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpexp.tracking.store import patience
 from dpexp.tracking.store.patience import answer_s, within
+from dpexp.tracking.store.valid_answers import check_answer
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -41,7 +42,7 @@ def bound_answers() -> None:
         def whole() -> Response:
             response = send(self, request, stream=stream, **options)
             if not stream:
-                response.content  # noqa: B018 - it is read
+                check_answer(response)  # which reads it
             return response
 
         try:
