@@ -104,7 +104,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
         elif as_json:
             say(record.to_json(), file=stdout)
         elif not quiet:
-            show_report(report.summary(record, full=full), file=stdout)
+            show_report(report.summary(record, full=full, stream=stdout), file=stdout)
 
     with on_stderr():
         outcome = execute(config, quiet=quiet, is_last=True, on_record=show)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.config.printable import printable
 from dpexp.config.process import command, home
+from dpexp.config.ranges import be, plural
 
 if TYPE_CHECKING:
     from dpexp.study.sweep.sweep import Sweep
@@ -34,7 +35,8 @@ def _deliver(current: Sweep) -> None:
         say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return
     failed = [result for result in results if not result.is_well]
-    say(f"{len(results) - len(failed)} of {len(results)} runs are in MLflow", err=True)
+    every, well = len(results), len(results) - len(failed)
+    say(f"{well} of {plural(every, 'run')} {be(every)} in MLflow", err=True)
     for result in failed:
         say(f"{result.run_id}: {result.message}", err=True)
 
@@ -49,7 +51,9 @@ def _verdicts(current: Sweep) -> str:
 def _decided(current: Sweep) -> str:
     undecided = len(current.undecided())
     result = (
-        f"{undecided} claims about time stay undecided" if undecided else "all claims about time are decided"
+        f"{plural(undecided, 'claim')} about time {be(undecided)} undecided"
+        if undecided
+        else "all claims about time are decided"
     )
     return f"after {current.rounds} of at most {current.limit} rounds {result}"
 

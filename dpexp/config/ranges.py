@@ -1,4 +1,4 @@
-"""Ranges: whole numbers as text, consecutive ones joined."""
+"""Ranges: whole numbers as text: consecutive ones joined, and counts with what they count."""
 
 from collections.abc import Iterable
 
@@ -29,3 +29,14 @@ def range_or_list(numbers: Iterable[int], joint: str = ", ") -> str:
     numbers = list(numbers)
     found = consecutive(numbers)
     return span(found[0]) if len(found) == 1 else joint.join(map(str, numbers))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 thread``, ``2 threads``, ``20 batches``."""
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{count} {noun}{ending}"
+
+
+def be(count: int) -> str:
+    """The verb after so many: ``is``, ``are``."""
+    return "is" if count == 1 else "are"

@@ -98,7 +98,7 @@ class Measurement:
         if state is None and not self.prepared.resumes:
             return
         self._log.written = done = state["step"] if state is not None else 0
-        lengths = {f"steps.{key}": done for key in ("time_ms", "loss", "samples")}
+        lengths = {f"steps.{key}": done for key in ("time_ms", "wall_ms", "loss", "samples")}
         self.journal.truncate(lengths | {"metrics": max(0, done - 1) // self.prepared.batches_per_epoch})
         if state is not None:
             self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))

@@ -14,10 +14,12 @@ from dpexp.training.trainer import Trainer
 class TimedStep(NamedTuple):
     """``loss`` of this rank's rows, on its accelerator if it has one; ``weight`` in that of the global batch.
 
-    ``rows`` are those of the global batch.
+    ``rows`` are those of the global batch. ``wall_ms`` is the time since the end of the step before, with the
+    wait for the batch and what the caller did between the two.
     """
 
     ms: float
+    wall_ms: float
     loss: float | torch.Tensor
     weight: float
     rows: int
@@ -28,6 +30,7 @@ def timed_steps(trainer: Trainer, batches: Iterable[Batch]) -> Iterator[TimedSte
     clock, step, used = time.perf_counter, trainer.step, trainer.placed.devices
     synchronizes = any(device.type != "cpu" for device in used)
     loss_on_host = trainer.placed.outputs_on_host
+    before = clock()
     for batch in batches:
         if synchronizes:
             devices.synchronize(used)
@@ -37,4 +40,5 @@ def timed_steps(trainer: Trainer, batches: Iterable[Batch]) -> Iterator[TimedSte
             devices.synchronize(used)
         end = clock()
         value = loss.item() if loss_on_host else loss
-        yield TimedStep((end - start) * 1e3, value, batch.weight, batch.global_rows)
+        yield TimedStep((end - start) * 1e3, (end - before) * 1e3, value, batch.weight, batch.global_rows)
+        before = end

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from dpexp.config.ranges import range_or_list
+from dpexp.config.mesh import Mesh
+from dpexp.config.ranges import plural, range_or_list
 from dpexp.record.record import Record, Row
 
 Shape = list[int]
@@ -33,28 +34,37 @@ class Call:
     @property
     def where(self) -> str:
         """``cpu`` outside, ``2 replicas`` inside."""
-        count = len(self.devices)
-        return f"{count} replica{'s' * (count > 1)}" if self.scope == "replica" else self.devices[0]
+        return plural(len(self.devices), "replica") if self.scope == "replica" else self.devices[0]
 
 
 @dataclass
 class Batches:
-    """The batches of one epoch that have the same shapes."""
+    """The batches of one epoch that have the same shapes.
+
+    ``same_rows`` are the replicas that compute each part of the rows, where several compute the same part.
+    """
 
     numbers: list[int]
     calls: list[Call]
+    same_rows: tuple[tuple[int, ...], ...] = ()
 
     @property
     def rows(self) -> int:
         """Rows of the global batch: the leading dimension of the first input outside of replicas."""
         outside = next((call for call in self.calls if call.scope == "outside"), None)
-        return _leading(outside.inputs[0]) if outside else sum(self.split)
+        return _leading(outside.inputs[0]) if outside else sum(self.parts)
 
     @property
     def split(self) -> list[int]:
         """Rows of each replica; empty where no batch was split."""
         replicas = next((call for call in self.calls if call.scope == "replica"), None)
         return [_leading(inputs) for inputs in replicas.inputs] if replicas else []
+
+    @property
+    def parts(self) -> list[int]:
+        """Rows of each part of the batch: what replicas that compute the same rows have counts once."""
+        split = self.split
+        return [split[replicas[0]] for replicas in self.same_rows] or split
 
     @property
     def replicated(self) -> list[Call]:
@@ -77,6 +87,7 @@ def batches(record: Record) -> list[Batches]:
     for row in record.shapes:
         by_batch.setdefault(row["batch"], []).append(row)
     groups: dict[str, Batches] = {}
+    same_rows = _same_rows(record)
     before: list[Any] = []
     group = Batches([], [])
     for number, rows in sorted(by_batch.items()):
@@ -84,8 +95,19 @@ def batches(record: Record) -> list[Batches]:
         if content != before:  # the usual case of equal batches needs no more than this
             calls, before = _calls(rows), content
             group = groups.setdefault(str(sorted(map(repr, calls))), Batches([], calls))
+            if len(group.split) == sum(map(len, same_rows)):
+                group.same_rows = same_rows
         group.numbers.append(number)
     return list(groups.values())
+
+
+def _same_rows(record: Record) -> tuple[tuple[int, ...], ...]:
+    """The ranks that compute each part of a batch; empty where each computes its own."""
+    ranks, text = len(record.devices.get("ranks") or ()), record.config.get("mesh")
+    if not ranks or not text:
+        return ()
+    mesh = Mesh.parse(text)
+    return mesh.ranks_by_dp_rank if mesh.dp_size < ranks == mesh.size else ()
 
 
 def _leading(shapes: list[Shape]) -> int:

@@ -49,6 +49,7 @@ class Steps(TypedDict):
     time_ms: list[float | None]
     loss: list[float | None]
     samples: list[int | None]
+    wall_ms: NotRequired[list[float | None]]
 
 
 class Span(TypedDict):

@@ -3,7 +3,8 @@
 Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ::
 
     Record ── RecordView ──┬── steps       usual, by_rows                         figures/step_times.py
-                           ├── phases      phases, phase_samples, stages          figures/phase_times.py
+                           ├── noise       noise, phase_noise, slow_start         figures/noise.py
+                           ├── phases      phases, rest, phase_samples, stages    figures/phase_times.py
                            ├── batches     batches, largest                       batches.py
                            ├── traffic     moves, bytes_moved, bytes_by_phase     traffic/communication.py
                            └── work        flops, flops_per_s, peak_share, …      figures/work.py
@@ -11,7 +12,6 @@ Terminal, MLflow, report, lists and experiments look at a Record through a view,
 
 from __future__ import annotations
 
-import math
 import statistics
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,8 @@ from functools import cached_property
 from dpexp.record.batches import Batches, batches
 from dpexp.record.device_map import without_host
 from dpexp.record.figures import phase_times, step_times, work
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.figures.noise import Noise, noise, slow_start
+from dpexp.record.figures.phase_times import REST, Phase, StepSpans
 from dpexp.record.figures.stages import stages
 from dpexp.record.figures.step_times import Steps, spread
 from dpexp.record.record import Record, present
@@ -67,6 +68,20 @@ class RecordView:
     def samples_per_s(self) -> float | None:
         return None if self.usual is None else self.usual.samples_per_s
 
+    @property
+    def wall_samples_per_s(self) -> float | None:
+        return step_times.wall_samples_per_s(self.record)
+
+    @cached_property
+    def slow_start(self) -> int:
+        """How many of those steps at the start still belong to the warm-up."""
+        return slow_start(self.usual_times)
+
+    @cached_property
+    def noise(self) -> Noise | None:
+        """Why the run cannot be judged by those after them; None where it can."""
+        return noise(self.usual_times[self.slow_start :])
+
     @cached_property
     def losses(self) -> list[float]:
         """The losses of the measured steps, without lost ones."""
@@ -102,9 +117,13 @@ class RecordView:
         return {name: statistics.median(times) for name, times in self.phase_samples.items() if times}
 
     @cached_property
+    def _spans(self) -> list[StepSpans]:
+        return phase_times.step_spans(self.record, self.usual_numbers)
+
+    @property
     def timed_steps(self) -> list[float]:
         """The times of those steps themselves."""
-        return phase_times.step_samples(self.record, self.usual_numbers)
+        return [step.ms for step in self._spans]
 
     @property
     def timed_ms(self) -> float:
@@ -112,20 +131,42 @@ class RecordView:
         return statistics.median(self.timed_steps or [0.0])
 
     @cached_property
-    def phases(self) -> list[Phase]:
-        """The phases by their start, each followed by the phases inside it."""
-        total, found = self.timed_ms, []
-        for name, depth in phase_times.phase_tree(self.record):
-            if (figures := spread(self.phase_samples[name])) is not None:
-                median, iqr, n = (figures[key] for key in ("median", "iqr", "n"))
-                share = median / total if total and math.isfinite(total + median) else 0.0
-                found.append(Phase(name, depth, median, iqr, n, share, self.bytes_by_phase.get(name, 0)))
-        return found
+    def phase_shares(self) -> dict[str, float]:
+        """{phase: the part of a step that it takes}, and the rest, which is in no phase."""
+        return phase_times.shares(self._spans)
 
     @cached_property
+    def phases(self) -> list[Phase]:
+        """The phases by their start, each followed by the phases inside it."""
+        return [
+            self._phase(name, depth, self.phase_samples[name])
+            for name, depth in phase_times.phase_tree(self.record)
+            if self.phase_samples[name]
+        ]
+
+    @property
+    def rest(self) -> Phase | None:
+        """The time of a step that is in no phase, as if it were one; None where phases cover all of it."""
+        return self._phase(REST, 0, self.rest_samples) if self.phase_shares.get(REST) else None
+
+    @property
+    def rest_samples(self) -> list[float]:
+        return [step.ms - step.covered for step in self._spans]
+
+    def _phase(self, name: str, depth: int, times: list[float]) -> Phase:
+        figures = spread(times) or {}
+        share, size = self.phase_shares.get(name, 0.0), self.bytes_by_phase.get(name, 0)
+        return Phase(name, depth, figures["median"], figures["iqr"], figures["n"], share, size)
+
+    @property
     def phase_coverage(self) -> float | None:
-        """The share of the phase-timed steps that is inside a phase."""
-        return phase_times.coverage(self.record.timeline)
+        """The part of a step that is inside at least one phase."""
+        return 1 - self.phase_shares[REST] if REST in self.phase_shares else None
+
+    @cached_property
+    def phase_noise(self) -> Noise | None:
+        """Why the phase-timed steps cannot be judged; None where they can."""
+        return noise(self.timed_steps)
 
     @cached_property
     def stages(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ needs when it is called, so that ``--help`` never loads matplotlib.
 
 import json
 from pathlib import Path
+from typing import TextIO
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -17,17 +18,23 @@ __all__ = ["html", "note", "summary", "write_files"]
 
 
 def summary(
-    record: Record | RecordView, *, width: int | None = None, color: bool | None = None, full: bool = False
+    record: Record | RecordView,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    full: bool = False,
+    stream: TextIO | None = None,
 ) -> str:
-    """The report of a run for a terminal ``width`` columns wide (default: this terminal's).
+    """The report of a run as text for a stream (default: stdout), ``width`` columns wide.
 
-    Without ``full``, its long sections are cut to ten lines. ``color`` selects ANSI colours, by default where
-    stdout is a terminal; NO_COLOR overrides it.
+    By default it is as wide as the stream's terminal. Without ``full``, its long sections are cut to ten
+    lines. ``color`` selects ANSI colours, by default where the stream is a terminal; NO_COLOR overrides it.
     """
     from dpexp.report import sections
     from dpexp.report.render import terminal
 
-    return terminal.terminal_text(sections.sections(record, full=full), width=width, color=color)
+    found = sections.sections(record, full=full)
+    return terminal.terminal_text(found, width=width, color=color, stream=stream)
 
 
 def note(record: Record | RecordView) -> str:
@@ -62,8 +69,8 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     record = view.record
     if record.timeline:
         steps = timeline.steps(view)
-        figures["timeline.png"] = timeline_figure(record, steps)
-        texts["timeline.html"] = page.timeline_page(record, steps)
+        figures["timeline.png"] = timeline_figure(view, steps)
+        texts["timeline.html"] = page.timeline_page(view, steps)
         texts["trace.json"] = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
     if record.phases:
         figures["phases.png"] = phases_figure(view)

@@ -6,6 +6,7 @@ from typing import Any
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
+from dpexp.config.ranges import plural
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
@@ -40,7 +41,7 @@ def _origin(record: Record) -> list[str]:
     machine = [
         env.get("host"),
         env.get("cpu"),
-        f"{env['threads']} threads" if env.get("threads") else "",
+        plural(env["threads"], "thread") if env.get("threads") else "",
         units.repeated(layout.accelerator_names(record), ", "),
         f"torch {env['torch']}" if env.get("torch") else "",
     ]

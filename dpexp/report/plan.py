@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from dpexp.config.alike import merged
+from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
@@ -46,7 +47,7 @@ def _batch_split(splits: list[Row], full: bool) -> Section:
 
 def _split(row: Row) -> str:
     """``3 batches of 30 rows -> 10 + 10 + 10 on cpu:0, cpu:1, cpu:2``."""
-    batches = f"{row['batches']} batch{'es' * (row['batches'] > 1)} of {row['rows']} rows"
+    batches = f"{plural(row['batches'], 'batch')} of {plural(row['rows'], 'row')}"
     pieces = units.repeated(map(str, row["pieces"]))
     return f"{batches} -> {pieces} on {units.span(row['devices'])}"
 

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dpexp.config.alike import merged
+from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches
 from dpexp.record.device_map import optimizer_rows
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units, verdict
 from dpexp.report.analysis import layout, stages, work
+from dpexp.report.analysis.noise import noise_text
+from dpexp.report.analysis.phases import phase_text
 from dpexp.report.analysis.shapes import call_texts, headline
 from dpexp.report.commands import next_commands
 from dpexp.report.findings.rules import Finding, apply_rules, headlines
@@ -69,7 +72,7 @@ def _verification(record: Record) -> Section:
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if facts.get(key) is not None
     ]
-    steps = f" in {facts['steps']} steps" if facts.get("steps") else ""
+    steps = f" in {plural(facts['steps'], 'step')}" if facts.get("steps") else ""
     line = (
         f"{' and '.join(errors) or 'compared'} from a single device{steps} "
         f"({facts['dtype']}, relative; limit {float(facts['tolerance']):.0e})"
@@ -181,13 +184,21 @@ def _alike(modules: Mapping[str, int]) -> list[str]:
 
 
 def _phases(view: RecordView) -> Section | None:
-    bars, coverage = tuple(view.phases), view.phase_coverage
-    if not bars:
+    """Shares with the rest, so that they add up; the times alone where these steps cannot be judged."""
+    phases, coverage = view.phases, view.phase_coverage
+    if not phases:
         return None
-    line = f"share of a step, medians of {max(bar.n for bar in bars)} steps"
+    steps, title = plural(max(phase.n for phase in phases), "step"), "Where a step goes"
+    if noise := view.noise or view.phase_noise:
+        why = "the run cannot be judged" if view.noise else f"they cannot be judged: {noise_text(noise)}"
+        line = f"medians of {steps}, without shares: {why}"
+        rows = tuple(("  " * phase.depth + phase.name, phase_text(phase)) for phase in phases)
+        return Section(title, (line,), "warn", table=Table(("phase", "time [IQR]"), rows))
+    line = f"share of a step on average, and medians, of {steps}"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
-    return Section("Where a step goes", (line, *stages.stage_lines(view)), bars=bars)
+    bars = (*phases, *([view.rest] if view.rest is not None else []))
+    return Section(title, (line, *stages.stage_lines(view)), bars=bars)
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

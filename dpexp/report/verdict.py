@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable
 
 from dpexp.config.alike import listed
 from dpexp.config.errors import shortened
+from dpexp.config.ranges import plural
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures as registered
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
+from dpexp.report.analysis.noise import noise_text
 from dpexp.report.findings.rules import headlines
 
 MOST_DAMAGE = 3
@@ -24,7 +26,10 @@ EXECUTIONS = {
 
 
 def verdict(view: RecordView, findings: Iterable[str]) -> str:
-    """How the run was executed, whether it is verified, its step time, and the first of its findings."""
+    """How the run was executed, whether it is verified, its step time, and the first of its findings.
+
+    Of a run that cannot be judged: why, and its rate by wall clock.
+    """
     record, usual = view.record, view.usual
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
@@ -33,6 +38,10 @@ def verdict(view: RecordView, findings: Iterable[str]) -> str:
         return f"{record.status.upper()}: the report shows what was recorded until then"
     execution = EXECUTIONS.get(record.execution, record.execution or "not started")
     parts = [f"{execution}, {_verified(record.verification)}"]
+    if view.noise is not None:
+        wall = view.wall_samples_per_s
+        parts.append(f"cannot be judged: {noise_text(view.noise)}")
+        return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} a step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     return "; ".join([*parts, *headlines(findings)[:1]])
@@ -49,13 +58,13 @@ def _verified(facts: Row) -> str:
 
 
 def verdict_figures(view: RecordView) -> list[str]:
-    """Layout, work, then the figures of the registry: step time, rate and loss, errors, a line each."""
+    """Layout, work, then figures of the registry: which steps the median is of, rates and loss, errors."""
     parts: dict[str, list[str]] = {}
     for figure in registered(At.TERMINAL):
         line = _LINES.get(figure.name, RATE)
         if text := _TEXTS.get(figure.name, _plain)(view, figure):
             parts.setdefault(line, []).append(text)
-    found = [JOINTS.get(line, "; ").join(parts.get(line, ())) for line in (_STEP, RATE, ERRORS)]
+    found = ["; ".join(parts.get(line, ())) for line in (_STEPS, RATE, ERRORS)]
     facts = view.record.verification
     lines = (_layout(view.record), _work(view.record), *found, own_steps(facts), unreached(facts))
     return [line for line in lines if line]
@@ -92,34 +101,49 @@ def _work(record: Record) -> str:
 
 
 def _plain(view: RecordView, figure: Figure) -> str:
-    """``energy a step 3 J``; nothing where it is not known."""
+    """``energy a step 3 J``, ``300 tokens/s``; nothing where it is not known."""
     number = figure.number(view)
-    return "" if number is None else f"{figure.title} {units.text(number, figure.unit)}"
+    if number is None:
+        return ""
+    text = units.text(number, figure.unit)
+    return f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}"
 
 
-def _step_time(view: RecordView, figure: Figure) -> str:
+def _steps(view: RecordView, figure: Figure) -> str:
+    """Of which steps the median is, and which are left out of it: the verdict has their time."""
     usual = view.usual
     if usual is None:
         return ""
-    share = f" ({units.percent(usual.iqr / usual.median)})" if usual.median else ""
-    return (
-        f"{units.ms(usual.median)} median of {usual.n} steps of {usual.rows} rows, "
-        f"IQR {units.ms(usual.iqr)}{share}"
-    )
+    others = {rows: len(times) for rows, times in view.by_rows.items() if rows != usual.rows}
+    sizes = listed((f"{count} of {plural(rows, 'row')}" for rows, count in others.items()), 3)
+    left_out = f"; left out: {sizes} ({_why_left_out(view.record, set(others))})" if others else ""
+    return f"median of {plural(usual.n, 'step')} of {plural(usual.rows, 'row')}{left_out}"
+
+
+def _why_left_out(record: Record, rows: set[int]) -> str:
+    """Why steps of so many rows are not in the median of the others."""
+    size, samples = record.config.get("batch_size"), record.data.get("samples")
+    if size and samples and rows == {samples % size}:
+        return "last of each epoch"
+    return "another size"
 
 
 def _flops_per_s(view: RecordView, figure: Figure) -> str:
-    """Beside the step time only where the share of the peak is known: else it is not of arithmetic."""
+    """Only where the share of the peak is known: else it is not of arithmetic. Built on the step time."""
     rate = figure.number(view)
-    return (
-        "" if view.usual is None or view.peak_share is None or rate is None else units.text(rate, figure.unit)
-    )
+    is_shown = view.noise is None and view.peak_share is not None and rate is not None
+    return units.text(rate, figure.unit) if is_shown and rate is not None else ""
 
 
 def _samples_per_s(view: RecordView, figure: Figure) -> str:
     where = " on this CPU" if view.record.execution == "virtual" else ""
     rate = figure.number(view)
-    return f"{units.number(rate)} {figure.title}{where}" if rate else ""
+    return f"{units.number(rate)} {figure.title}{where}" if rate and view.noise is None else ""
+
+
+def _wall(view: RecordView, figure: Figure) -> str:
+    """Where the run cannot be judged, the verdict has it."""
+    return "" if view.noise is not None else _plain(view, figure)
 
 
 def _loss(view: RecordView, figure: Figure) -> str:
@@ -166,13 +190,13 @@ def unreached(facts: Row) -> str:
     return f"not verified: {'; '.join(texts)}" if texts else ""
 
 
-_STEP, RATE, ERRORS = "step", "rate", "errors"
+_STEPS, RATE, ERRORS = "steps", "rate", "errors"
 """The lines of figures; a figure that ``_LINES`` does not name stands beside the rate."""
-_LINES = {"step_ms": _STEP, "flops_per_s": _STEP, "verification": ERRORS}
-JOINTS = {_STEP: ", "}
+_LINES = {"step_ms": _STEPS, "verification": ERRORS}
 _TEXTS: dict[str, Callable[[RecordView, Figure], str]] = {
-    "step_ms": _step_time,
+    "step_ms": _steps,
     "samples_per_s": _samples_per_s,
+    "wall_samples_per_s": _wall,
     "loss": _loss,
     "metrics": _metrics,
     "flops_per_s": _flops_per_s,

@@ -3,7 +3,7 @@
 import pytest
 
 from dpexp.config.alike import merged
-from dpexp.config.ranges import consecutive, range_or_list, ranges, span
+from dpexp.config.ranges import be, consecutive, plural, range_or_list, ranges, span
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,18 @@ from dpexp.config.ranges import consecutive, range_or_list, ranges, span
 def test_consecutive_numbers_are_joined(numbers: list[int], joined: str, at_once: str) -> None:
     assert ranges(iter(numbers)) == joined
     assert range_or_list(iter(numbers)) == at_once
+
+
+def test_one_of_them_is_singular() -> None:
+    counted = [f"{plural(count, noun)} {be(count)}" for noun in ("thread", "batch") for count in (0, 1, 2)]
+    assert counted == [
+        "0 threads are",
+        "1 thread is",
+        "2 threads are",
+        "0 batches are",
+        "1 batch is",
+        "2 batches are",
+    ]
 
 
 def test_a_run_is_in_the_order_of_its_numbers() -> None:

@@ -150,8 +150,10 @@ def measure(record: Record, step_ms: float, steps: int, batches: tuple[int, ...]
     """
     sizes = list(itertools.islice(itertools.cycle(batches), steps))
     wobble = itertools.cycle((0.99, 1.0, 1.01, 1.0, 0.995))
+    times = [step_ms * (0.2 + 0.8 * rows / max(batches)) * next(wobble) for rows in sizes]
     record.steps = {
-        "time_ms": [step_ms * (0.2 + 0.8 * rows / max(batches)) * next(wobble) for rows in sizes],
+        "time_ms": times,
+        "wall_ms": [1.25 * ms for ms in times],
         "loss": [1.0 / (1 + index) for index in range(steps)],
         "samples": sizes,
     }

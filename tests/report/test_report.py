@@ -47,14 +47,14 @@ def test_summary_has_its_sections_in_order() -> None:
 
 def test_a_summary_begins_with_a_verdict_and_five_figures_a_line_each() -> None:
     record = whole(3)
-    lines = report.summary(record, width=80).splitlines()
+    lines = report.summary(record, width=110).splitlines()
     assert lines[1].startswith("  VIRTUAL devices, verified; ")
     assert f" a step, IQR {units.ms(record.summary['step_ms']['iqr'])}, n 75" in lines[1]
     starts = [
         "strategy whole on 3",
         "model linear",
-        r"[\d.]+ .?s median of 75",
-        r"[\d,]+ samples/s",
+        "median of 75 steps of 30 rows; left out: 25 of 10 rows",
+        r"[\d,]+ samples/s on this CPU; [\d,]+ samples/s by wall clock; loss ",
         "errors to",
     ]
     assert all(re.match(f"  {start}", line) for start, line in zip(starts, lines[2:], strict=False))
@@ -166,7 +166,7 @@ def test_a_full_summary_has_the_share_of_the_peak_tokens_and_energy() -> None:
     record = whole(2, step_ms=2.0, work=work)
     step_s, summary = record.summary["step_ms"]["median"] / 1000, record.summary
     assert summary["peak_share"] == pytest.approx(10**7 / step_s / 2e10)
-    assert f", {units.flop(summary['flops_per_s'])}/s\n" in report.summary(record, width=160)
+    assert f"; {units.flop(summary['flops_per_s'])}/s\n" in report.summary(record, width=160)
     assert (summary["tokens_per_s"], summary["joules_per_step"]) == (pytest.approx(90 / step_s), 0.5)
     text = " ".join(report.summary(record, width=160, full=True).split())
     assert f"at least {units.percent(summary['peak_share'])} of the peak of 2 × A CPU: 10 GFLOP/s" in text
@@ -207,7 +207,7 @@ def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_
     for shown in (record, Record.from_dict(json.loads(record.to_json()))):
         text = report.summary(shown, width=100)
         assert "NOT THE SAME" in text.splitlines()[1]
-        assert "outputs differ by inf and gradients differ by nan from a single device in 1 steps" in text
+        assert "outputs differ by inf and gradients differ by nan from a single device in 1 step " in text
         assert "the largest error is inf: outputs in step 1" in text
         assert "step 1 (30 rows): outputs differ by inf" in text
 
@@ -325,3 +325,54 @@ def test_run_again_has_the_options_that_differ_from_the_defaults() -> None:
     assert "python scripts/run.py hybrid --virtual 1 --sparse\n" in report.summary(
         hybrid(sparse=True), width=100
     )
+
+
+def test_the_first_four_lines_have_one_step_time() -> None:
+    for width in (80, 120):
+        head = report.summary(whole(2), width=width).splitlines()[:4]
+        assert len(re.findall(r"\d (?:µs|ms|s) a step|\d (?:µs|ms|s) median", "\n".join(head))) == 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ((30, 30, 30, 10), "median of 75 steps of 30 rows; left out: 25 of 10 rows (last of each epoch)"),
+        ((32, 32), "median of 100 steps of 32 rows"),
+        (
+            (30, 30, 20, 1),
+            "median of 50 steps of 30 rows; left out: 25 of 20 rows, 25 of 1 row (another size)",
+        ),
+    ],
+)
+def test_the_summary_says_which_steps_are_not_in_the_median_and_why(
+    batches: tuple[int, ...], said: str
+) -> None:
+    assert f"  {said}\n" in report.summary(whole(1, batches=batches), width=120)
+
+
+def test_one_of_anything_is_not_many() -> None:
+    record = whole(1, steps=1, batches=(1,))
+    record.environment["threads"] = 1
+    record.verification["steps"] = 1
+    text = report.summary(record, width=200, full=True)
+    assert "1 thread, " in text
+    assert "median of 1 step of 1 row\n" in text
+    assert not re.search(r"(?<![\d.,-])1 (?:steps|rows|threads|batches|replicas|devices|modules)\b", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("full", [False, True])
+def test_names_are_not_broken_inside(width: int, full: bool) -> None:
+    """Every word of a wide summary that is not longer than the line stands in a narrow one as a whole."""
+    records = [whole(32, modules=3), hybrid(sparse=True)]
+    for name in ("backward all-gather", "allreduce_of_the_first_bucket"):
+        records.append(whole(2, phases=PHASES | {name: 1.0}))
+    long = whole(2)
+    for row in long.device_map:
+        row["module"] = "encoder.layers.11.self_attention.out_projection"
+    for record in [*records, long]:
+        wide, narrow = (report.summary(record, width=each, full=True) for each in (2000, width))
+        words = set(re.findall(r"[\w.:/-]*[a-z_]{4}[\w.:/-]*", wide.partition("Look further")[0]))
+        lost = {word for word in words if word not in narrow and len(word) < width - 24}
+        assert not lost
+        assert max(map(len, report.summary(record, width=width, full=full).splitlines())) <= width

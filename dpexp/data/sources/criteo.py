@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError, no_file, shown
 from dpexp.config.features import Features
+from dpexp.config.ranges import plural
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Fetch
 from dpexp.data.rng import mix
@@ -217,10 +218,10 @@ class ClickLog:
             return fields
         where = f"{self.where}: line {number} of {self.path}"
         if len(fields) != len(_FORMS):
-            count = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise ConfigError(
-                f"{where} has {count}, found {_text(line)}: a line of Criteo's format has "
-                f"{len(_FORMS)}, a label, {INTEGERS} integers and {_CATEGORIES} categories, with tabs between"
+                f"{where} has {plural(len(fields), 'field')}, found {_text(line)}: a line of "
+                f"Criteo's format has {len(_FORMS)}, a label, {INTEGERS} integers and {_CATEGORIES} "
+                "categories, with tabs between"
             )
         for column, (field, (what, form, pattern)) in enumerate(zip(fields, _FORMS, strict=True), 1):
             if not pattern.fullmatch(field):

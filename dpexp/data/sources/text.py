@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.features import Features
+from dpexp.config.ranges import plural
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
 
@@ -78,7 +79,7 @@ class TextSource(Source):
         self.view_for(model)
         parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
         text: _Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
-        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        files = plural(len(self.files), "file")
         description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
         return TextDataset("text", description, self.objective(model), None, text, self.length)
 

@@ -60,8 +60,8 @@ class StepLog:
         """Write the pending steps to the journal; returns their losses, of the rows of all ranks."""
         if not self.pending:
             return []
-        times_ms, losses = self._gather()
-        self._write(times_ms, losses)
+        times_ms, wall_ms, losses = self._gather()
+        self._write(times_ms, wall_ms, losses)
         self._journal.flush()
         self.restart_interval()
         self._on_flush()
@@ -71,34 +71,44 @@ class StepLog:
     def keep(self) -> None:
         """After an error: write what this process has, unless only all ranks together know the losses."""
         if self._group.size == 1 and self.pending:
-            self._write([step.ms for step in self.pending], [float(step.loss) for step in self.pending])
+            times_ms, wall_ms = self._times()
+            self._write(times_ms, wall_ms, [float(step.loss) for step in self.pending])
 
-    def _gather(self) -> tuple[list[float], list[float]]:
-        """(times in ms, losses) of the pending steps, the same on all ranks.
+    def _times(self) -> tuple[list[float], list[float]]:
+        """(times, wall times) in ms of this rank's pending steps."""
+        return [step.ms for step in self.pending], [step.wall_ms for step in self.pending]
 
-        The time of a step is that of its slowest rank. Its loss is that of the rows of all ranks.
+    def _gather(self) -> tuple[list[float], list[float], list[float]]:
+        """(times in ms, wall times in ms, losses) of the pending steps, the same on all ranks.
+
+        The times of a step are those of its slowest rank. Its loss is that of the rows of all ranks.
         """
-        times_ms, losses = [step.ms for step in self.pending], _on_host([step.loss for step in self.pending])
+        (times_ms, wall_ms), losses = self._times(), _on_host([step.loss for step in self.pending])
         if self._group.size == 1:
             self.stops = self._signals.requested
-            return times_ms, losses
+            return times_ms, wall_ms, losses
         terms = [
             loss * step.weight if step.weight else 0.0
             for loss, step in zip(losses, self.pending, strict=True)
         ]
-        by_rank = self._group.all_gather_numbers([*terms, *times_ms, float(self._signals.requested)])
+        by_rank = self._group.all_gather_numbers(
+            [*terms, *times_ms, *wall_ms, float(self._signals.requested)]
+        )
         by_step = list(zip(*by_rank, strict=True))
         by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
         losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
-        times_ms = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
+        slowest = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
+        times_ms, wall_ms = slowest[: len(terms)], slowest[len(terms) :]
         mean_ms = sum(times_ms) / len(times_ms)
         self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
         self.stops = any(by_step[-1])
-        return times_ms, losses
+        return times_ms, wall_ms, losses
 
-    def _write(self, times_ms: list[float], losses: list[float]) -> None:
-        rounded, rows = [round(ms, 6) for ms in times_ms], [step.rows for step in self.pending]
-        self._journal.extend({"steps.time_ms": rounded, "steps.loss": losses, "steps.samples": rows})
+    def _write(self, times_ms: list[float], wall_ms: list[float], losses: list[float]) -> None:
+        times = {"steps.time_ms": times_ms, "steps.wall_ms": wall_ms}
+        rounded = {key: [round(ms, 6) for ms in values] for key, values in times.items()}
+        rows = [step.rows for step in self.pending]
+        self._journal.extend({**rounded, "steps.loss": losses, "steps.samples": rows})
         self.written += len(losses)
         self.pending = []
 

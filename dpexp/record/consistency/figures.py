@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpexp.record.figures.figure import At
-from dpexp.record.figures.phase_times import rows_of
+from dpexp.record.figures.phase_times import rows_of, step_spans
 from dpexp.record.figures.registry import figures
 from dpexp.record.figures.step_times import rate, spread
 from dpexp.record.figures.summary import summarize
@@ -31,14 +31,23 @@ def _summary(record: Record) -> Iterator[str]:
 
 
 def _of_all_steps(record: Record) -> Row:
-    """Figures as versions of dpexp before 1 computed them, of batches of all sizes together."""
+    """Figures as versions of dpexp before 0.2 computed them, of batches of all sizes together."""
     times, rows = present(record.steps["time_ms"]), present(record.steps["samples"])
     found = spread(times)
     phases = {name: statistics.median(kept) for name, ms in record.phases.items() if (kept := present(ms))}
     given: Row = {"step_ms": found, "phases_ms": phases}
+    if (coverage := _coverage(record)) is not None:
+        given["phase_coverage"] = coverage
     if found is not None and sum(times):
         given["samples_per_s"] = rate(sum(rows), sum(times))
     return given
+
+
+def _coverage(record: Record) -> float | None:
+    """The share of all phase-timed steps, as one time, that is inside a phase."""
+    steps = step_spans(record, None)
+    total_ms = sum(step.ms for step in steps)
+    return sum(step.covered for step in steps) / total_ms if total_ms > 0 else None
 
 
 def _differing(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from dpexp.record.figures.phase_times import rows_of
-from dpexp.record.figures.step_times import quartiles
+from dpexp.record.figures.step_times import quartiles, wall_times
 from dpexp.record.record import Record, present
 from dpexp.record.view import RecordView
 
+_ROUNDED_MS = 1e-5
 FEWEST_SAMPLES = 10
 """Steps and phases of fewer samples are not compared with each other: a busy moment may be all of them."""
 
@@ -51,6 +52,10 @@ def _values(record: Record) -> Iterator[str]:
     """Times are positive, and a run of dpexp ends with its first loss that is not finite."""
     if any(not 0 <= ms < math.inf for ms in present(record.steps["time_ms"])):
         yield "steps.time_ms has times that are negative or not finite"
+    for number, (ms, wall_ms) in enumerate(zip(record.steps["time_ms"], wall_times(record), strict=False)):
+        if ms is not None and wall_ms is not None and not ms - _ROUNDED_MS <= wall_ms < math.inf:
+            yield f"steps.wall_ms is {wall_ms} in step {number}, but the step itself takes {ms} ms"
+            break
     is_finished_run = record.config.get("strategy") and record.status == "finished"
     if is_finished_run and not all(map(math.isfinite, present(record.steps["loss"]))):
         yield "steps.loss is not finite, but its status is finished"
@@ -65,11 +70,11 @@ def _wall_time(record: Record) -> Iterator[str]:
     if not (is_run and record.started and record.ended):
         return
     wall_s = (datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)).total_seconds()
-    steps_s = sum(present(record.steps["time_ms"])) / 1e3
+    steps_s = sum(present(wall_times(record) or record.steps["time_ms"])) / 1e3
     phases_s = sum(row["end_us"] - row["start_us"] for row in record.timeline if row["phase"] == "step") / 1e6
     if steps_s + phases_s > wall_s + 0.001:
         yield (
-            f"steps.time_ms and timeline take {steps_s:.3g} and {phases_s:.3g} s, "
+            f"steps and timeline take {steps_s:.3g} and {phases_s:.3g} s, "
             f"but started and ended are {wall_s:.3g} s apart"
         )
 

@@ -7,16 +7,21 @@ are unknown, as in Records of programs.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dpexp.record.record import Record, Row
 
+REST = "(rest)"
+"""What of a step is in no phase."""
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase over the phase-timed steps: times in ms, ``share`` of the median phase-timed step.
+    """One phase over the phase-timed steps: times in ms, ``share`` of a step in their mean.
 
     ``depth`` counts the phases around it. ``bytes`` are those that it moves between devices in a step of the
     largest batch.
@@ -61,15 +66,6 @@ def phase_samples(record: Record, usual: set[int] | None) -> dict[str, list[floa
         ]
         for name, times in record.phases.items()
     }
-
-
-def step_samples(record: Record, usual: set[int] | None) -> list[float]:
-    """Times in ms of these phase-timed steps; of all where they are None."""
-    return [
-        (row["end_us"] - row["start_us"]) / 1000
-        for row in record.timeline
-        if row["phase"] == "step" and (usual is None or row["step"] in usual)
-    ]
 
 
 def phase_tree(record: Record) -> Iterator[tuple[str, int]]:
@@ -118,19 +114,50 @@ def _contains(outer: tuple[float, float], inner: tuple[float, float]) -> bool:
     return first <= start and end <= last and last - first > end - start
 
 
-def coverage(timeline: Iterable[Row]) -> float | None:
-    """The fraction of the phase-timed steps that is inside a phase; None without such steps.
+@dataclass(frozen=True)
+class StepSpans:
+    """One phase-timed step: its time, that of each phase in it, and what lies inside any phase; in ms."""
+
+    ms: float
+    phases: dict[str, float]
+    covered: float
+
+
+def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
+    """These phase-timed steps; all where they are None.
 
     Replicas are left out: they are inside a phase, or on another rank.
     """
-    steps_us = 0.0
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for row in timeline:
-        if row["phase"] == "step":
-            steps_us += row["end_us"] - row["start_us"]
-        elif row.get("replica") is None:
-            spans.setdefault(row["step"], []).append((row["start_us"], row["end_us"]))
-    return sum(map(union_length, spans.values())) / steps_us if steps_us > 0 else None
+    lengths: dict[int, float] = {}
+    spans: dict[int, list[Row]] = {}
+    for row in record.timeline:
+        if row.get("replica") is None and (usual is None or row["step"] in usual):
+            if row["phase"] == "step":
+                lengths[row["step"]] = (row["end_us"] - row["start_us"]) / 1000
+            else:
+                spans.setdefault(row["step"], []).append(row)
+    found = []
+    for number, ms in lengths.items():
+        times: dict[str, float] = {}
+        for row in spans.get(number, ()):
+            times[row["phase"]] = times.get(row["phase"], 0.0) + (row["end_us"] - row["start_us"]) / 1000
+        ends = ((row["start_us"], row["end_us"]) for row in spans.get(number, ()))
+        found.append(StepSpans(ms, times, union_length(ends) / 1000))
+    return found
+
+
+def shares(steps: Iterable[StepSpans]) -> dict[str, float]:
+    """{phase: the part of a step that it takes, the mean over the steps}, and that of what is in no phase.
+
+    So phases that follow each other and the rest add up to 1.
+    """
+    known = [step for step in steps if step.ms > 0 and math.isfinite(step.ms)]
+    if not known:
+        return {}
+    names = dict.fromkeys(name for step in known for name in step.phases)
+    found = {name: statistics.fmean(step.phases.get(name, 0.0) / step.ms for step in known) for name in names}
+    rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
+    return found | {REST: rest if rest > _ROUNDING else 0.0}
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:

@@ -73,6 +73,9 @@ FIGURES = (
     Figure(
         "samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.TABLE, is_kept=True
     ),
+    Figure(
+        "wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE
+    ),
     Figure("sample_us", "time per sample", "µs", _sample_us, At.CLAIM, is_sampled=True),
     Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.COLUMN | At.TABLE | At.ROWS),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
@@ -80,6 +83,7 @@ FIGURES = (
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE | At.ROWS),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY, is_kept=True),
     Figure("phase_ms", "{}", "ms", lambda view: view.phase_samples, At.CLAIM, is_sampled=True),
+    Figure("phase_share", "share of {}", "share", lambda view: view.phase_shares, At.CLAIM),
     Figure(
         "phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, At.SUMMARY, is_kept=True
     ),

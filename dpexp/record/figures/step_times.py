@@ -65,6 +65,24 @@ def steps_by_rows(record: Record) -> dict[int, list[float]]:
     return times
 
 
+def wall_times(record: Record) -> list[float | None]:
+    """The wall time of each measured step in ms, with what was between it and the step before.
+
+    Empty in Records of programs and of versions that did not measure it.
+    """
+    return record.steps.get("wall_ms", [])
+
+
+def wall_samples_per_s(record: Record) -> float | None:
+    """The rows of all measured steps over the wall time of the measured part; None where it is not known."""
+    known = [
+        (rows, ms)
+        for rows, ms in zip(record.steps["samples"], wall_times(record), strict=False)
+        if rows is not None and ms is not None
+    ]
+    return rate(sum(rows for rows, _ in known), math.fsum(ms for _, ms in known)) if known else None
+
+
 def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:
     """The steps of the most frequent batch size (the larger one of equals); None without steps."""
     if not by_rows:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 
-from dpexp.config.ranges import ranges
+from dpexp.config.ranges import be, plural, ranges
 from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
@@ -49,7 +49,7 @@ def fold(journal: Path) -> Record:
     if wrong := wrong_types(record.to_dict()):
         raise JournalError(f"{journal} was not written by dpexp: {wrong[0]}")
     if missing := record.missing_steps():
-        record.damage.append(f"{len(missing)} steps are missing: {ranges(missing)}")
+        record.damage.append(f"{plural(len(missing), 'step')} {be(len(missing))} missing: {ranges(missing)}")
     summarize(record)
     return record
 

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpexp.config.ranges import be, plural
 from dpexp.record import json_text
 from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Row
@@ -81,7 +82,7 @@ class JournalReader:
         elif number < self._expected:
             self._report(f"line {self.lines}: out of order, its number is {number}")
         elif lost > 0:
-            self._report(f"line {self.lines}: {lost} lines before it are lost")
+            self._report(f"line {self.lines}: {plural(lost, 'line')} before it {be(lost)} lost")
         self._first_repeat = None
         if number >= self._expected:
             self._expected, self._unreadable = number + 1, 0

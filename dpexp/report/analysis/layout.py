@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dpexp.config.ranges import plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.device_map import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
@@ -81,7 +82,7 @@ def stage(record: Record) -> str:
     count = len(without_host(record))
     if not count:
         return "the host"
-    counted = f"{count} {record.execution} device{'s' if count > 1 else ''}"
+    counted = plural(count, f"{record.execution} device")
     return f"the host and {counted}" if "cpu" in record.devices["used"] else counted
 
 

@@ -1,5 +1,6 @@
 """The shapes of a run as text."""
 
+from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches, Call
 from dpexp.report import units
 
@@ -11,6 +12,8 @@ def call_texts(call: Call) -> tuple[str, str]:
 
 
 def headline(group: Batches) -> str:
-    """``30 rows -> 15 + 15``, as in DataParallel's tutorials."""
-    split = f" -> {units.repeated(map(str, group.split))}" if group.split else ""
-    return f"{group.rows} rows{split}"
+    """``30 rows -> 15 + 15``, as in DataParallel's tutorials; ranks that compute the same are counted."""
+    split = f" -> {units.repeated(map(str, group.parts))}" if group.split else ""
+    if group.same_rows:
+        split += f", each on {plural(len(group.same_rows[0]), 'rank')}"
+    return f"{plural(group.rows, 'row')}{split}"

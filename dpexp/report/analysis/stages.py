@@ -11,12 +11,20 @@ def stage_lines(view: RecordView) -> list[str]:
     if not figures:
         return []
     times = {stage: figures[f"{stage}_ms"] for stage in STAGES if f"{stage}_ms" in figures}
-    stages = ", ".join(f"{stage} {units.ms(ms)}{_rate(view, stage, ms)}" for stage, ms in times.items())
+    stages = ", ".join(
+        f"{_name(view, stage)} {units.ms(ms)}{_rate(view, stage, ms)}" for stage, ms in times.items()
+    )
     longest = max(times, key=lambda stage: times[stage])
-    step = f"a step takes {figures['of_bound']:.2f} times the longest ({longest})"
+    step = f"a step takes {figures['of_bound']:.2f} times the longest ({_name(view, longest)})"
     if config.get("pipeline") and config.get("shard_embedding"):
         return [f"alone: {stages}; {step}; ahead, all tables share the exchanges that each has alone"]
     return [f"alone: {stages}; {step}, and overlap cannot bring it below 1"]
+
+
+def _name(view: RecordView, stage: str) -> str:
+    """``lookup``, or ``dense + loss + backward``: a stage of several phases is not the first of them."""
+    phases = [name for name in STAGES[stage] if name in view.phase_samples]
+    return " + ".join(phases) if len(phases) > 1 else stage
 
 
 def _rate(view: RecordView, stage: str, ms: float) -> str:

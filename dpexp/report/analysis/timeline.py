@@ -9,6 +9,7 @@ replica has a lane on its device. The figures, the HTML page, the Chrome trace a
 these bars.
 """
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -74,17 +75,30 @@ class Lane:
 
 @dataclass
 class TimelineStep:
-    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch."""
+    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch.
+
+    ``is_usual``: the medians of phases are of this step, too.
+    """
 
     number: int
     start: float
     ms: float
     rows: int | None
     lanes: list[Lane]
+    is_usual: bool = True
 
     @property
     def bars(self) -> list[Bar]:
         return _by_start([bar for lane in self.lanes for bar in lane.bars])
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """{phase: its time in this step in ms}, and that of the step."""
+        times = {"step": self.ms}
+        for bar in self.bars:
+            if bar.replica is None:
+                times[bar.phase] = times.get(bar.phase, 0.0) + bar.ms
+        return times
 
 
 def steps(record: Record | RecordView) -> list[TimelineStep]:
@@ -99,10 +113,16 @@ def steps(record: Record | RecordView) -> list[TimelineStep]:
 
 
 def typical_step(several: list[TimelineStep]) -> TimelineStep | None:
-    """The step of median time among those of the largest batch; None without steps."""
-    largest = max((step.rows or 0 for step in several), default=0)
-    alike = sorted((step for step in several if (step.rows or 0) == largest), key=lambda step: step.ms)
-    return alike[(len(alike) - 1) // 2] if alike else None
+    """Of the usual steps the one whose time and phases lie nearest to their medians; None without steps."""
+    usual = [step for step in several if step.is_usual] or several
+    times = [step.phases for step in usual]
+    names = dict.fromkeys(name for each in times for name in each)
+    medians = {name: statistics.median(each.get(name, 0.0) for each in times) for name in names}
+
+    def distance(place: int) -> float:
+        return sum(abs(times[place].get(name, 0.0) - ms) for name, ms in medians.items())
+
+    return usual[min(range(len(usual)), key=distance)] if usual else None
 
 
 def _step(
@@ -117,7 +137,8 @@ def _step(
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
         lanes += [Lane(device, None) for device in view.devices if device not in busy]
-    return TimelineStep(number, start / 1000, (end - start) / 1000, size, lanes)
+    is_usual = view.usual_numbers is None or number in view.usual_numbers
+    return TimelineStep(number, start / 1000, (end - start) / 1000, size, lanes, is_usual)
 
 
 def _bar(row: Row, step_start: float, group: Batches | None, moved: Moved) -> Bar:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpexp.record.figures.step_times import quartiles
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
 
@@ -139,9 +138,3 @@ def _correlation(rest: Array) -> float:
     if len(kept) < 4 or not kept[:-1].std() or not kept[1:].std():
         return 0.0
     return float(np.clip(np.corrcoef(kept[:-1], kept[1:])[0, 1], 0.0, 0.99))
-
-
-def far_out(times: Sequence[float]) -> float:
-    """Times above this are outliers: Tukey's far-out fence (1977), three IQRs above the upper quartile."""
-    low, _, high = quartiles(times)
-    return high + 3 * (high - low)

@@ -1,5 +1,6 @@
 """Memory and work of the observed step as text: a row for each kind of device, a line for its FLOPs."""
 
+from dpexp.config.ranges import plural
 from dpexp.record.figures.work import CATEGORIES
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -32,7 +33,8 @@ def _computed(view: RecordView) -> str:
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
-    return f"a step of {view.record.work['rows']} rows computes at least {', '.join(parts)}{_rate(view)}"
+    rows = plural(view.record.work["rows"], "row")
+    return f"a step of {rows} computes at least {', '.join(parts)}{_rate(view)}"
 
 
 def _not_counted(record: Record) -> str:
@@ -52,7 +54,7 @@ def _peak(view: RecordView) -> str:
     return (
         f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: {most}, "
         f"the most of {rates['n']} products of {sides} matrices (median {median}, IQR {iqr}, "
-        f"{peak['dtype']}, {peak['threads']} threads)"
+        f"{peak['dtype']}, {plural(peak['threads'], 'thread')})"
     )
 
 

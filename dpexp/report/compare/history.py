@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from dpexp.config.printable import printable_line
+from dpexp.config.ranges import plural
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.stored_record import RecordReader
@@ -119,10 +120,6 @@ def others(comparisons: Sequence[Related], command: str) -> Section:
 
 
 def _line(one: Related, run_id: str) -> str:
-    counts = f"{_count(len(one.folders), 'run')}, {_count(len(one.configs), 'config')}"
+    counts = f"{plural(len(one.folders), 'run')}, {plural(len(one.configs), 'config')}"
     begin = f"{one.started[:16].replace('T', ' '):16}  {run_id}  {counts:18}  "
     return begin + shortened(printable_line(one.title), _WIDTH - cell_len(begin))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

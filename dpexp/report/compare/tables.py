@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from dpexp.config.ranges import plural
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures
 from dpexp.report import units
@@ -75,7 +76,7 @@ def _group(group: Group, number: int) -> Section:
     labeled = list(zip(labels(cells), cells, strict=True))
     lines = [
         f"{group.execution} on {', '.join(group.machine)}; model {group.work[0]}, data {group.work[1]}, "
-        f"{group.cells[0].rows} rows; {dates(cells)}",
+        f"{plural(group.cells[0].rows, 'row')}; {dates(cells)}",
         _fastest(labeled),
         *_noisy(labeled),
     ]
@@ -85,7 +86,7 @@ def _group(group: Group, number: int) -> Section:
         {"run": label, "id": run_id, **_row(cell, group)}
         for (label, cell), run_id in zip(labeled, ids, strict=True)
     ]
-    count = f"{len(group.cells)} configs" if len(group.cells) > 1 else "1 config"
+    count = plural(len(group.cells), "config")
     table = Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {count}", tuple(lines), table=table)
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.patheffects import withStroke
 
+from dpexp.config.ranges import plural
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
@@ -102,13 +103,13 @@ def _lines(place: layout.DeviceContents, rows: dict[str, int], used: list[str]) 
     lines = [f"{name}  {units.size(count)}" for name, count in zip(names, place.own.values(), strict=True)]
     if len(lines) > MOST_MODULES:
         rest = list(place.own.values())[MOST_MODULES - 1 :]
-        lines[MOST_MODULES - 1 :] = [f"… {len(rest)} more modules  {units.size(sum(rest))}"]
+        lines[MOST_MODULES - 1 :] = [f"… {plural(len(rest), 'more module')}  {units.size(sum(rest))}"]
     if place.copies:
         names = units.short_names([name or "(model)" for name in place.copies], MOST_LETTERS)
         what = names[0] if len(names) == 1 else f"{len(names)} modules"
         lines.append(f"copy of {what}  {units.size(sum(place.copies.values()))}")
     if place.device in rows:
-        lines.append(f"computes {rows[place.device]} rows")
+        lines.append(f"computes {plural(rows[place.device], 'row')}")
     elif place.device in used and place.device != "cpu" and rows:
         lines.append("idle: no rows for it")
     return lines or ["no parameters"]

@@ -2,6 +2,8 @@
 
 from matplotlib.figure import Figure
 
+from dpexp.config.ranges import plural
+from dpexp.record.figures.phase_times import REST
 from dpexp.record.figures.step_times import quartiles
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -11,16 +13,22 @@ from dpexp.report.figures import palette, style
 
 
 def phases_figure(view: RecordView) -> Figure:
-    """A bar for each phase: its median, a line from first to third quartile, its share of the step."""
-    record, bars = view.record, view.phases
+    """A bar for each phase and the rest: its median, a line between its quartiles, its share of a step.
+
+    Steps that cannot be judged have no shares.
+    """
+    record, bars = view.record, [*view.phases, *([view.rest] if view.rest is not None else [])]
     figure, axes = style.figure_with_axes(10.0, 1.2 + 0.34 * len(bars))
-    spreads = [quartiles(view.phase_samples[bar.name]) for bar in bars]
+    samples = view.phase_samples | {REST: view.rest_samples}
+    spreads = [quartiles(samples[bar.name]) for bar in bars]
+    is_judged = view.noise is None and view.phase_noise is None
     longest = max(high for _, _, high in spreads) or 1.0
     for place, (bar, (low, _, high)) in enumerate(zip(bars, spreads, strict=True)):
         if is_visible(bar):
             axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
             axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
-        text = f"{units.percent(bar.share)}   {units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
+        share = f"{units.percent(bar.share)}   " if is_judged else ""
+        text = f"{share}{units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
         end = high + 0.012 * longest
         axes.text(end, place, text, va="center", fontsize=9, color=style.INK)
     names = ["    " * bar.depth + bar.name for bar in bars]
@@ -32,5 +40,7 @@ def phases_figure(view: RecordView) -> Figure:
     style.time_axis(axes)
     where, total = f"{record.strategy} on {layout.stage(record)}", units.ms(view.timed_ms)
     count = max(bar.n for bar in bars)
-    style.title(axes, f"{where}: where a step of {total} goes (median [quartiles] of {count} steps)")
+    style.title(
+        axes, f"{where}: where a step of {total} goes (median [quartiles] of {plural(count, 'step')})"
+    )
     return figure

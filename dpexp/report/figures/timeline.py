@@ -3,7 +3,8 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpexp.record.record import Record
+from dpexp.config.ranges import plural
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import SMALLEST_SHARE
@@ -17,9 +18,9 @@ LETTER = 0.0085
 """Width of a letter as a share of the lane: decides whether a label fits into its bar."""
 
 
-def timeline_figure(record: Record, steps: list[TimelineStep]) -> Figure:
-    """The typical step of the Record; ``steps`` must not be empty."""
-    step = typical_step(steps)
+def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Figure:
+    """The typical step of the run; ``steps`` must not be empty."""
+    record, step = view.record, typical_step(steps)
     assert step is not None
     lanes = step.lanes[:MOST_LANES]
 
@@ -34,9 +35,10 @@ def timeline_figure(record: Record, steps: list[TimelineStep]) -> Figure:
     axes.set_xlim(0, step.ms or 1)
     style.time_axis(axes)
     axes.xaxis.tick_top()
-    rows = f", {step.rows} rows" if step.rows else ""
+    rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     where = f"{record.strategy} on {layout.stage(record)}"
-    style.title(axes, f"{where}: a step of {units.ms(step.ms)}{rows} (typical of {len(steps)})")
+    like = plural(sum(each.is_usual for each in steps), "step")
+    style.title(axes, f"{where}: one step, of {units.ms(step.ms)}{rows} (typical of {like})")
     if omitted := len(step.lanes) - len(lanes):
         axes.set_xlabel(f"and {omitted} more replicas, in timeline.html", color=style.SOFT)
     bars = [bar for lane in lanes for bar in filter(is_drawn, lane.bars)]

@@ -4,18 +4,17 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dpexp.record.figures.noise import SLOWER
 from dpexp.record.figures.phase_times import union_length
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import estimates
 from dpexp.report.analysis.intervals import CONFIDENCE, Interval
-from dpexp.report.analysis.trends import Trend, blocks, far_out, trend
+from dpexp.report.analysis.trends import Trend, blocks, trend
 
 ENOUGH = 8
 """Fewer samples do not support a statement about their spread or growth."""
 MANY = 6 * ENOUGH
 """Fewer steps do not show a trend."""
-SLOWER = 1.2
-"""Steps are slower than others from this ratio on."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,26 @@ def _interval(values: list[float]) -> Interval:
 
 
 class Evidence:
-    """A Record, and the facts that several rules read."""
+    """A Record, and the facts that several rules read.
+
+    Of times that cannot be judged there are none: ``usual``, ``timed`` (the phase-timed steps), ``phases``,
+    ``step_ms`` (their median) and what follows from them are empty, so that no rule finds anything in noise.
+    """
 
     def __init__(self, view: RecordView) -> None:
         self.view, self.record = view, view.record
-        self.phases = {phase.name: phase for phase in view.phases}
-        self.step_ms = view.timed_ms  # the median of the phase-timed steps
-        self.batches, self.usual, self.devices = view.batches, view.usual, view.devices
+        self.batches, self.devices = view.batches, view.devices
+        self.usual = view.usual if view.noise is None else None
+        self.are_phases_judged = view.noise is None and view.phase_noise is None
+        self.timed = view.timed_steps if self.are_phases_judged else []
+        self.step_ms = statistics.median(self.timed or [0.0])
+        phases = view.phases if self.are_phases_judged else []
+        self.phases = {phase.name: phase for phase in phases if phase.iqr <= phase.median}
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""
+        if not self.are_phases_judged:
+            return None
         usual = self.view.usual_numbers
         intervals: dict[int, list[tuple[float, float]]] = {}
         for row in self.record.timeline:
@@ -64,6 +73,8 @@ class Evidence:
     @cached_property
     def ranks_ms(self) -> dict[int, dict[int, float]]:
         """{rank: {step: ms in which the rank itself computes}} of the phase-timed steps."""
+        if not self.are_phases_judged:
+            return {}
         times: dict[int, dict[int, float]] = {
             rank["rank"]: {} for rank in self.record.devices.get("ranks") or []
         }
@@ -74,29 +85,20 @@ class Evidence:
         return times
 
     @cached_property
-    def slow_start(self) -> int:
-        """How many steps before the first usual one are slow; 0 if too few steps follow."""
-        times = self.usual.times if self.usual is not None else ()
-        if len(times) < 4 * ENOUGH:
-            return 0
-        later = times[len(times) // 4 :]
-        limit = max(far_out(later), SLOWER * statistics.median(later))
-        return next((number for number, time in enumerate(times) if time <= limit), 0)
-
-    @cached_property
     def trend(self) -> Trend | None:
-        """The trend of the steps after a slow start, if it is large enough to matter."""
-        if self.usual is None:
-            return None
-        times = self.usual.times[self.slow_start :]
+        """The trend of the steps after a slow start, if it is large enough to matter, also of a noisy run."""
+        start = self.view.slow_start
+        times = self.view.usual_times[start:]
         found = trend(times) if len(times) >= MANY else None
         if found is None or 1 / SLOWER < found.ratio < SLOWER:
             return None
-        return replace(found, at=found.at and found.at + self.slow_start)
+        return replace(found, at=found.at and found.at + start)
 
     @cached_property
     def growth(self) -> Growth | None:
         """None without two batch sizes, one at least twice the other, that ran on equally many devices."""
+        if self.usual is None:
+            return None
         by_rows = {rows: times for rows, times in self.view.by_rows.items() if len(times) >= ENOUGH}
         few, many = min(by_rows, default=0), max(by_rows, default=0)
         replicas = {len(group.split) for group in self.batches if group.rows in (few, many)}

@@ -2,6 +2,7 @@
 
 import statistics
 
+from dpexp.config.ranges import plural
 from dpexp.report import units
 from dpexp.report.findings.evidence import Evidence
 from dpexp.report.findings.rules import Finding, rule
@@ -20,7 +21,8 @@ def passed_through(evidence: Evidence) -> Finding | None:
     record = evidence.record
     if record.execution != "passthrough":
         return None
-    rows = f", all {evidence.usual.rows} rows of a batch at once" if evidence.usual else ""
+    usual = evidence.view.usual
+    rows = f", all {usual.rows} rows of a batch at once" if usual else ""
     return Finding(
         "The wrapper passed through: there was no accelerator to split over, so "
         f"'{record.strategy}' called the model itself{rows}.",
@@ -42,8 +44,8 @@ def idle_devices(evidence: Evidence) -> Finding | None:
     which = "Every batch" if every else "The last batch of an epoch"
     choice = "of at least that." if every else "that leaves at least that many at the end, or none."
     return Finding(
-        f"{which} ({group.rows} rows) runs on {len(group.split)} of {count} devices: {idle} "
-        f"idle{'s' if idle == 1 else ''} meanwhile.",
+        f"{which} ({plural(group.rows, 'row')}) runs on {len(group.split)} of {plural(count, 'device')}: "
+        f"{idle} idle{'s' if idle == 1 else ''} meanwhile.",
         f"{_rows_for_all(group.rows, count)} rows would use all {count}: choose a --batch-size {choice}",
         {"rows": float(group.rows), "idle": float(idle), "devices": float(count)},
     )

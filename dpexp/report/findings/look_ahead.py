@@ -14,7 +14,7 @@ APART = 1.1
 @rule(place=55, headline="look-ahead beside serial steps")
 def look_ahead(evidence: Evidence) -> Finding | None:
     """Steps that look ahead take a different time than the phase-timed steps, which do not."""
-    usual, serial = evidence.usual, evidence.view.timed_steps
+    usual, serial = evidence.usual, evidence.timed
     if not evidence.record.config.get("pipeline") or usual is None or min(usual.n, len(serial)) < ENOUGH:
         return None
     ratio = ratio_within_run(usual.times, serial)

@@ -1,11 +1,13 @@
 """Findings on what a step spends beside computing: copies, threads, transfers, communication."""
 
 import math
+from dataclasses import dataclass
 
+from dpexp.config.ranges import plural
 from dpexp.record import device_map
 from dpexp.report import units
 from dpexp.report.findings.evidence import Evidence, Growth
-from dpexp.report.findings.rules import Finding, rule
+from dpexp.report.findings.rules import HOW_TO_SEE, Finding, rule
 
 SMALL = 0.10
 """An overhead below this share of a step is not reported."""
@@ -31,8 +33,7 @@ def replicate(evidence: Evidence) -> Finding | None:
     against = f", against {units.ms(computing.median)} of parallel_apply" if computing else ""
     text = (
         f"replicate takes {units.percent(phase.share)} of a step ({units.ms(phase.median)}): every forward "
-        f"copies {units.size(moved)} of parameters and buffers to {targets} "
-        f"device{'s' if targets > 1 else ''}{against}."
+        f"copies {units.size(moved)} of parameters and buffers to {plural(targets, 'device')}{against}."
     )
     figures = {"share": phase.share, "ms": phase.median, "bytes": float(moved)}
     advice = "Wrap a smaller block, or run one process per device: DistributedDataParallel copies nothing."
@@ -61,17 +62,64 @@ def overhead(evidence: Evidence) -> Finding | None:
     return _around_replicas(evidence) or _independent_of_rows(evidence)
 
 
+@dataclass(frozen=True)
+class _Forward:
+    """A forward with replicas, in ms: all of it, while any replica computes, and what copies take."""
+
+    ms: float
+    computing: float
+    copies: float
+
+    @property
+    def around(self) -> float:
+        return self.ms - self.computing
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the copies are at least half of what is around the replicas."""
+        return self.copies >= self.around / 2
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"computing_ms": self.computing, "around_ms": self.around, "copies_ms": self.copies}
+
+
+def _overhead_of_replicas(evidence: Evidence) -> _Forward | None:
+    """The forward, where short replicas take less than half of it."""
+    computing, phases = evidence.replicas_ms(), evidence.phases
+    copies = sum(phases[name].median for name in ("scatter", "replicate", "gather") if name in phases)
+    calls = phases["parallel_apply"].median if "parallel_apply" in phases else 0.0
+    forward = phases["forward"].median if "forward" in phases else copies + calls
+    if not calls or computing is None or computing >= TINY_MS or computing >= forward / 2:
+        return None
+    return _Forward(forward, computing, copies)
+
+
 def _around_replicas(evidence: Evidence) -> Finding | None:
-    computing = evidence.replicas_ms()
-    parts = {"scatter", "replicate", "parallel_apply", "gather"}
-    forward = sum(phase.median for name, phase in evidence.phases.items() if name in parts)
-    if computing is None or computing >= TINY_MS or computing >= forward / 2:
+    forward = _overhead_of_replicas(evidence)
+    if forward is None or not forward.is_explained:
         return None
     return Finding(
-        f"Threads and Python dominate the forward: replicas compute during {units.ms(computing)} of it, and "
-        f"scatter, replicate, starting threads and gather take the other {units.ms(forward - computing)}.",
+        f"Copies and threads dominate the forward: replicas compute during {units.ms(forward.computing)} of "
+        f"its {units.ms(forward.ms)}, scatter, replicate and gather take {units.ms(forward.copies)}, and "
+        f"starting threads {units.ms(forward.around - forward.copies)}.",
         "Give each device more to do, by a larger --batch-size or a larger model, or use one device.",
-        {"computing_ms": computing, "around_ms": forward - computing},
+        forward.figures,
+    )
+
+
+@rule(place=35, headline="time of unknown cause")
+def unknown_time(evidence: Evidence) -> Finding | None:
+    """Neither the replicas nor the copies account for the forward."""
+    forward = _overhead_of_replicas(evidence)
+    if forward is None or forward.is_explained:
+        return None
+    return Finding(
+        f"Most of the forward's {units.ms(forward.ms)} has no known cause: replicas compute during "
+        f"{units.ms(forward.computing)}, scatter, replicate and gather take {units.ms(forward.copies)}, and "
+        f"in the other {units.ms(forward.around - forward.copies)} threads start, wait or are held up.",
+        f"To see the rest: {HOW_TO_SEE}; a larger --batch-size or model gives each device more to do.",
+        forward.figures,
     )
 
 
@@ -80,10 +128,9 @@ def _independent_of_rows(evidence: Evidence) -> Finding | None:
     if growth is None or growth.fixed.low < 0.5 or growth.many_ms >= 10 * TINY_MS:
         return None
     return Finding(
-        f"Fixed costs dominate: a step of {growth.few} rows takes {units.ms(growth.few_ms)}, a step of "
-        f"{growth.many} rows {units.ms(growth.many_ms)}. About "
-        f"{units.percent(min(1.0, growth.fixed.value))} of it is Python and launching kernels, "
-        "independent of the rows.",
+        f"Fixed costs dominate: a step of {plural(growth.few, 'row')} takes {units.ms(growth.few_ms)}, "
+        f"a step of {growth.many} rows {units.ms(growth.many_ms)}. About "
+        f"{units.percent(min(1.0, growth.fixed.value))} of it does not depend on the rows.",
         f"A --batch-size well above {growth.many} costs little more; more devices cannot help yet.",
         {"fixed_share": growth.fixed.value, "low": growth.fixed.low, "high": growth.fixed.high},
     )
@@ -109,7 +156,7 @@ def dense_gradient(evidence: Evidence) -> Finding | None:
     share = sum(phase.share for name, phase in phases if name in ("backward", "optimizer"))
     writing_ms = 3 * table["bytes"] / HOST_BYTES_PER_MS
     spent_ms = share * evidence.step_ms
-    if rows < 10 * touched or share < 0.5 or writing_ms < 0.3 * spent_ms:
+    if rows < 10 * touched or share < 0.5 or writing_ms < 0.5 * spent_ms:
         return None
     return Finding(
         f"The dense gradient of '{table['module']}' dominates: backward and optimizer take "

@@ -2,15 +2,43 @@
 
 import statistics
 
+from dpexp.record.figures.noise import SLOWER, Noise
 from dpexp.report import units
+from dpexp.report.analysis.noise import noise_text
 from dpexp.report.analysis.trends import ratio_within_run
-from dpexp.report.findings.evidence import ENOUGH, SLOWER, Evidence
-from dpexp.report.findings.rules import Finding, rule
+from dpexp.report.findings.evidence import ENOUGH, Evidence
+from dpexp.report.findings.rules import HOW_TO_SEE, Finding, rule
 
 NOISY = 0.2
 """Step times whose IQR is a larger share of their median are noisy."""
 COVERED = 0.9
 """Phases that cover less of a step leave out too much."""
+
+
+@rule(place=0, headline="cannot be judged")
+def too_noisy(evidence: Evidence) -> Finding | None:
+    """Equal steps take so different times that none of them stands for the others."""
+    found = evidence.view.noise
+    if found is None:
+        return None
+    wall = evidence.view.wall_samples_per_s
+    rate = f" By wall clock it computes {units.number(wall)} samples/s." if wall else ""
+    return Finding(
+        f"This run cannot be judged: {noise_text(found)}.{_change(evidence, found)}{rate}",
+        "Run it again on an otherwise idle machine, with more --steps and fewer --threads than it has cores; "
+        "nothing else is concluded from these times.",
+        {"iqr": found.iqr, "median": found.median, "outliers_share": found.share, "n": float(found.n)},
+    )
+
+
+def _change(evidence: Evidence, noise: Noise) -> str:
+    """From which step on all take longer or shorter, where that is what spreads them."""
+    found = evidence.trend
+    if found is None or found.at is None or not noise.is_wide:
+        return ""
+    return (
+        f" From number {found.at} on they take {units.ms(found.after)} instead of {units.ms(found.before)}."
+    )
 
 
 @rule(place=150, headline="noisy steps")
@@ -32,14 +60,14 @@ def noise(evidence: Evidence) -> Finding | None:
 def phase_sum(evidence: Evidence) -> Finding | None:
     """The phases do not cover the step, or timing them made it slower."""
     coverage = evidence.view.phase_coverage
-    if coverage is not None and coverage < COVERED:
+    if evidence.timed and coverage is not None and coverage < COVERED:
         return Finding(
             f"The phases don't add up to the step: {units.percent(1 - coverage)} of "
-            f"{units.ms(evidence.step_ms)} lies between them, mostly Python.",
-            "Read the phases as parts of what they cover; a larger --batch-size makes the gaps smaller.",
+            f"{units.ms(evidence.step_ms)} lies between them, for reasons that are not measured.",
+            f"Read the phases as parts of what they cover; {HOW_TO_SEE}.",
             {"coverage": coverage},
         )
-    usual, timed = evidence.usual, evidence.view.timed_steps
+    usual, timed = evidence.usual, evidence.timed
     if usual is None or min(usual.n, len(timed)) < ENOUGH:
         return None
     slower = ratio_within_run(timed, usual.times)

@@ -1,22 +1,21 @@
 """Findings on steps that differ in time from others: the first ones, those after a change, single ones."""
 
 import statistics
-from collections.abc import Iterable
 
+from dpexp.record.figures.noise import outlier_limit
 from dpexp.report import units
-from dpexp.report.analysis.trends import far_out
 from dpexp.report.findings.evidence import ENOUGH, Evidence
 from dpexp.report.findings.rules import Finding, rule
 
-OUTLIER, LOST = 2.0, 0.05
-"""An outlier takes so many times the median, and is reported if outliers take this share of the time."""
+LOST = 0.05
+"""Outliers are reported if they take this share of the time."""
 
 
 @rule(place=110, headline="unsteady start")
 def unsteady_start(evidence: Evidence) -> Finding | None:
     """The first measured steps still belong to the warm-up: each of them is an outlier among the others."""
     usual = evidence.usual
-    count = evidence.slow_start
+    count = evidence.view.slow_start
     if usual is None or count < 2:
         return None
     first, rest = statistics.median(usual.times[:count]), statistics.median(usual.times[count:])
@@ -67,7 +66,7 @@ def outliers(evidence: Evidence) -> Finding | None:
     usual = evidence.usual
     if usual is None or usual.n < 4 * ENOUGH or evidence.trend is not None:
         return None
-    skipped, limit = evidence.slow_start, _limit(usual.times)
+    skipped, limit = evidence.view.slow_start, outlier_limit(usual.times)
     slow = [number for number, time in enumerate(usual.times) if time > limit and number >= skipped]
     lost = sum(usual.times[number] - usual.median for number in slow) / sum(usual.times)
     if not slow or lost < LOST:
@@ -83,18 +82,13 @@ def outliers(evidence: Evidence) -> Finding | None:
     )
 
 
-def _limit(times: Iterable[float]) -> float:
-    times = list(times)
-    return max(far_out(times), OUTLIER * statistics.median(times))
-
-
 @rule(place=100, headline="outliers of a rank")
 def rank_outliers(evidence: Evidence) -> Finding | None:
     """In single steps one rank computes much longer than usual, and the others wait."""
     slow = {}
     for rank, times in evidence.ranks_ms.items():
         if len(times) >= ENOUGH:
-            limit = _limit(times.values())
+            limit = outlier_limit(list(times.values()))
             slow[rank] = {step for step, ms in times.items() if ms > limit}
     for rank in sorted(slow, key=lambda rank: -len(slow[rank])):
         single = slow[rank].difference(*(steps for other, steps in slow.items() if other != rank))

@@ -10,8 +10,8 @@ from html import escape as escaped
 from importlib.resources import files
 
 from dpexp.config.printable import printable
+from dpexp.config.ranges import plural
 from dpexp.record.figures.phase_times import Phase
-from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import sections as report_sections
 from dpexp.report import ticks, units
@@ -27,8 +27,12 @@ LANE_LETTERS = 22
 """Longer names of lanes are shortened."""
 
 
-def timeline_page(record: Record, steps: list[TimelineStep]) -> str:
-    """A complete page: every step as lanes, a menu of steps, zoom, and details on hover."""
+def timeline_page(view: RecordView, steps: list[TimelineStep]) -> str:
+    """A complete page: every step as lanes, a menu of steps, zoom, and details on hover.
+
+    A bar has the time of its own step, and the legend the medians, which every other screen has.
+    """
+    record = view.record
     name = record.name or record.run_id
     chosen = timeline.typical_step(steps)
     shown = steps[:MOST_STEPS]
@@ -40,7 +44,8 @@ def timeline_page(record: Record, steps: list[TimelineStep]) -> str:
     content = (
         f'<p class="tools"><label>step <select id="step">{options}</select></label> '
         '<button id="in" type="button">zoom in</button> <button id="out" type="button">zoom out</button></p>'
-        f'<p class="legend">{"".join(map(_legend_entry, phases))}</p><main>{body}</main>'
+        f'<p class="legend">{"".join(_legend_entry(phase, view) for phase in phases)}'
+        f"{_of_medians(view)}</p><main>{body}</main>"
         f'<div id="tip" role="status" hidden></div><script>{_asset("timeline.js")}</script>'
     )
     meta = '<meta name="viewport" content="width=device-width">'
@@ -56,7 +61,8 @@ def fragment(view: RecordView) -> str:
     if chosen is not None:
         titles = [part.title for part in content]
         place = titles.index("Findings") if "Findings" in titles else len(parts)
-        parts.insert(place, f"<h4>Timeline: {escape(_step_name(chosen))}</h4>{_step(chosen)}")
+        title = f"Timeline of one step, {_step_name(chosen)}: the times of its bars are not medians"
+        parts.insert(place, f"<h4>{escape(title)}</h4>{_step(chosen)}")
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
 
 
@@ -79,7 +85,7 @@ def _asset(name: str) -> str:
 
 
 def _step_name(step: TimelineStep) -> str:
-    rows = f", {step.rows} rows" if step.rows else ""
+    rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     return f"{step.number}: {units.ms(step.ms)}{rows}"
 
 
@@ -88,8 +94,16 @@ def _option(step: TimelineStep, chosen: bool) -> str:
     return f'<option value="{step.number}"{mark}>{escape(_step_name(step))}</option>'
 
 
-def _legend_entry(phase: str) -> str:
-    return f'<span><i style="background:{palette.color(phase)}"></i>{escape(phase)}</span> '
+def _legend_entry(phase: str, view: RecordView) -> str:
+    median = view.phase_medians.get(phase)
+    text = phase if median is None else f"{phase} {units.ms(median)}"
+    return f'<span><i style="background:{palette.color(phase)}"></i>{escape(text)}</span> '
+
+
+def _of_medians(view: RecordView) -> str:
+    """Of which steps the medians of the legend are."""
+    count = len(view.timed_steps)
+    return f"medians of {plural(count, 'step')}; a bar has the time of its step" if count else ""
 
 
 def _step(step: TimelineStep, hidden: bool = False) -> str:

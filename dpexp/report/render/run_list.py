@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from rich.cells import cell_len, set_cell_size
 
 from dpexp.config.printable import printable_line
-from dpexp.config.ranges import consecutive, span
+from dpexp.config.ranges import consecutive, plural, span
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
 from dpexp.record.runs.run_summary import RunSummary
@@ -145,7 +145,7 @@ def _lines(table: Columns) -> list[str]:
 def one(summary: RunSummary, delivered: str) -> str:
     """One line on what a run holds, for those who are about to delete it."""
     name = f" '{_cell(summary.name)}'" if summary.name else ""
-    held = f"{summary.problem}" if summary.problem else f"{summary.steps} steps"
+    held = f"{summary.problem}" if summary.problem else plural(summary.steps, "step")
     return f"run {summary.run_id}{name}: {_status(summary)}, {held}; delivered to MLflow: {delivered}"
 
 
@@ -153,7 +153,7 @@ def _status(summary: RunSummary) -> str:
     if not summary.damage:
         return summary.status
     return summary.status + (
-        f", {summary.missing_steps} steps missing" if summary.missing_steps else ", damaged"
+        f", {plural(summary.missing_steps, 'step')} missing" if summary.missing_steps else ", damaged"
     )
 
 

@@ -4,13 +4,15 @@ Colour is used only on request or at a terminal, and never if NO_COLOR is set. T
 terminal, or 100 columns without one.
 """
 
+import contextlib
 import io
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -26,26 +28,35 @@ from dpexp.report.section import Section, Table
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""
 ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u", "±": "+-"})
-NARROWEST, _WIDEST, PIPED, WIDE = 40, 160, 100, 180
+NARROWEST, PIPED, WIDE, _GAP, _SHORTEST_BAR = 40, 100, 180, 2, 6
 
 
 def terminal_text(
-    sections: Sequence[Section], *, width: int | None = None, color: bool | None = None, piped: int = PIPED
+    sections: Sequence[Section],
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    piped: int = PIPED,
+    stream: TextIO | None = None,
 ) -> str:
-    """The sections as text, ``width`` columns wide; ``piped`` is the width without a terminal."""
+    """The sections as text for a stream (default: stdout), ``width`` columns wide, by default its terminal's.
+
+    ``piped`` is the width without a terminal.
+    """
+    stream = stream or sys.stdout
     if color is None:
-        color = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        color = stream.isatty() and os.environ.get("TERM") != "dumb"
     colored = color and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
-        width=max(NARROWEST, width or terminal_width(piped)),
+        width=max(NARROWEST, width or terminal_width(piped, stream)),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
         legacy_windows=False,
     )
     lines = [line for section in sections for line in _lines(section, console)]
-    return encodable("\n".join(lines).rstrip())
+    return encodable("\n".join(lines).rstrip(), stream)
 
 
 def _lines(section: Section, console: Console) -> list[str]:
@@ -59,9 +70,9 @@ def _lines(section: Section, console: Console) -> list[str]:
     return [*lines, ""]
 
 
-def encodable(text: str) -> str:
-    """The text in characters that stdout's encoding has: a terminal in ASCII gets ``#`` for bars."""
-    encoding = sys.stdout.encoding or "utf-8"
+def encodable(text: str, stream: TextIO | None = None) -> str:
+    """The text in characters that the stream's encoding has: a terminal in ASCII gets ``#`` for bars."""
+    encoding = (stream or sys.stdout).encoding or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -69,11 +80,17 @@ def encodable(text: str) -> str:
     return text
 
 
-def terminal_width(piped: int) -> int:
-    """The terminal's width, 160 at most; COLUMNS if it is set; or ``piped`` without a terminal."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+def terminal_width(piped: int, stream: TextIO | None = None) -> int:
+    """COLUMNS if it is set, else the width of the stream's terminal, or ``piped`` where it is not one."""
+    stream = stream or sys.stdout
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
+    if not stream.isatty():
         return piped
-    return min(_WIDEST, shutil.get_terminal_size((PIPED, 24)).columns)
+    with contextlib.suppress(OSError):  # an editor's console calls itself a terminal
+        return os.get_terminal_size(stream.fileno()).columns or PIPED
+    return PIPED
 
 
 def _section(section: Section, width: int) -> RenderableType:
@@ -105,16 +122,34 @@ def _bullet(line: RenderableType) -> RenderableType:
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table if it folds or each of its rows needs at most two lines, else a list of its rows."""
-    longest = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    if not table.folds and sum(longest) + 2 * len(longest) > 1.4 * width:
+    """The table if it folds or each of its rows needs at most two lines, else a list of its rows.
+
+    A cell is wrapped between its words: where a column lacks the room for one, the table is a list, too.
+    """
+    rows = [[_text(cell) for cell in row] for row in (table.columns, *table.rows)]
+    columns = list(zip(*rows, strict=True))
+    longest = [max(cell.cell_len for cell in column) for column in columns]
+    words = [max(map(cell_len, " ".join(cell.plain for cell in column).split())) for column in columns]
+    room = width - _GAP * (len(columns) - 1)
+    if sum(words) > room or (not table.folds and sum(longest) + _GAP * len(longest) > 1.4 * width):
         return _list(table)
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in table.columns:
-        grid.add_column(_text(column), overflow="fold")
-    for row in table.rows:
-        grid.add_row(*map(_text, row))
+    grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for title, column_width in zip(rows[0], _fitted(longest, words, room), strict=True):
+        grid.add_column(title, overflow="fold", width=column_width)
+    for row in rows[1:]:
+        grid.add_row(*row)
     return grid
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widths of columns that together have so much room: the widest gives way first, to its ``least``."""
+    fits = (
+        found
+        for most in range(room, 0, -1)
+        if sum(found := [max(low, min(width, most)) for width, low in zip(widths, least, strict=True)])
+        <= room
+    )
+    return next(fits, list(least))
 
 
 def _list(table: Table) -> RenderableType:
@@ -129,19 +164,19 @@ def _list(table: Table) -> RenderableType:
 
 
 def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
+    """A line for each phase; a narrow terminal has no room for the bars themselves."""
     names, texts = (
         max(map(len, each)) for each in ([*map(_indented, bars)], [phase_text(bar) for bar in bars])
     )
-    longest = max(6, min(40, width - names - texts - 15))  # 2 of indentation, 6 between, 5 of a share
-    grid = Grid.grid(padding=(0, 2, 0, 0))
+    longest = min(40, width - names - texts - 15)  # 2 of indentation, 6 between, 5 of a share
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=names <= width // 2, overflow="fold")
     for bar in bars:
         length = min(longest, max(1, round(bar.share * longest))) if is_visible(bar) else 0
-        grid.add_row(
-            _text(_indented(bar)),
-            Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim"),
-            Text(units.percent(bar.share), justify="right"),
-            _text(phase_text(bar)),
-        )
+        drawn = Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim")
+        share = Text(units.percent(bar.share), justify="right")
+        cells = (drawn, share) if longest >= _SHORTEST_BAR else (share,)
+        grid.add_row(_text(_indented(bar)), *cells, _text(phase_text(bar)))
     return grid
 
 

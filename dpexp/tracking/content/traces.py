@@ -17,6 +17,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from dpexp.config.ranges import plural
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -58,7 +59,7 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
     rows = {} if step.rows is None else {"rows": step.rows}
     begin = _begin_ns(record) + round(step.start * MS)
     root = mlflow.start_span_no_context(
-        f"step {step.number}" + (f", {step.rows} rows" if step.rows else ""),
+        f"step {step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else ""),
         span_type="CHAIN",
         inputs={"strategy": record.strategy, "execution": record.execution, **rows},
         attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},

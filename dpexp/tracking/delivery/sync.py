@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpexp.config.ranges import plural
 from dpexp.record.journal.durable import private_files, private_opener
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
@@ -157,7 +158,7 @@ def close(folder: Path) -> DeliveryResult:
     if not (folder / RECORD).exists():
         return DeliveryResult(folder.name, NOT_DELIVERED, record.damage[-1])
     steps = len(present(record.steps["time_ms"]))
-    return DeliveryResult(folder.name, "closed", f"{record.status}, {steps} steps recorded")
+    return DeliveryResult(folder.name, "closed", f"{record.status}, {plural(steps, 'step')} recorded")
 
 
 def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> DeliveryResult:

@@ -9,6 +9,7 @@ from itertools import chain
 
 from torch import nn
 
+from dpexp.config.ranges import plural
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
@@ -56,7 +57,7 @@ class Locator:
         verb = "differs" if failed.kind == "loss" else "differ"
         when = "after " if failed.kind in OF_OPTIMIZER else ""
         made = self.sides.made.get(failed.step, "")
-        counted = f"{rows} {'row' if rows == 1 else 'rows'}"
+        counted = plural(rows, "row")
         shown = f" ({f'{counted}: {made}' if made else counted})" if failed.step == self.sides.steps else ""
         return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
 

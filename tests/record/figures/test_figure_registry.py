@@ -118,10 +118,10 @@ def assert_columns(record: Record, known: Numbers) -> None:
 
 def assert_texts(folder: Path, record: Record, known: Numbers) -> None:
     """Terminal, note, page, list and comparison read as these numbers."""
-    text, note, page = report.summary(record, width=200, full=True), report.note(record), report.html(record)
+    text, note, page = report.summary(record, width=400, full=True), report.note(record), report.html(record)
     step, rate = units.ms(known["/step_ms"]), units.number(known["/samples_per_s"])
     for words in (text, note, page):
-        assert f"{step} median of " in words
+        assert f"{step} a step, IQR " in words
         assert f"{rate} samples/s" in words
     assert f" {step} ± " in run_list.runs([RunSummary.of(record)], {})
     assert f" {rate} " in terminal.terminal_text(tables.comparison_sections(compare([folder])), width=250)

@@ -38,7 +38,7 @@ def test_a_lost_line_leaves_a_hole_and_other_steps_keep_their_numbers(runs: Path
     for key, values in record.steps.items():
         assert values == whole.steps[key][:25] + [None] * 25 + whole.steps[key][50:]
     assert record.missing_steps() == list(range(25, 50))
-    assert record.damage == ["line 4: 1 lines before it are lost", "25 steps are missing: 25-49"]
+    assert record.damage == ["line 4: 1 line before it is lost", "25 steps are missing: 25-49"]
     assert record.summary["missing_steps"] == 25
     assert record.summary["step_ms"]["n"] == 75
     assert RecordView(record).usual_times == whole.steps["time_ms"][:25] + whole.steps["time_ms"][50:]
@@ -111,7 +111,7 @@ def test_no_damage_moves_a_sample(runs: Path, tmp_path: Path, data: st.DataObjec
 def test_a_damaged_run_is_named_in_lists_and_reports(runs: Path) -> None:
     record = damaged(journals.complete(runs, "holed"), without(3))
     assert "finished, 25 steps missing" in run_list.runs([RunSummary.of(record)], {})
-    assert "DAMAGED: line 4: 1 lines before it are lost; 25 steps are missing: 25-49" in summary(record)
+    assert "DAMAGED: line 4: 1 line before it is lost; 25 steps are missing: 25-49" in summary(record)
     record = damaged(journals.complete(runs, "doubled"), lambda lines: lines * 2)
     assert "finished, damaged" in run_list.runs([RunSummary.of(record)], {})
 
@@ -129,7 +129,7 @@ def test_a_reopened_damaged_journal_continues_at_the_right_step(runs: Path) -> N
     record = finish(journal.path)
     assert record.missing_steps() == [*range(25, 50), *range(75, 90)]
     assert record.steps["loss"][90:] == [1 / (1 + number) for number in range(90, 100)]
-    assert record.damage == ["line 3: 1 lines before it are lost", "40 steps are missing: 25-49, 75-89"]
+    assert record.damage == ["line 3: 1 line before it is lost", "40 steps are missing: 25-49, 75-89"]
     assert load(journal.folder) == record
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_recorded_nothing_has_no_figures(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def figures(record: Record) -> list[Figure]:
     view = RecordView(record)
-    found = [timeline_figure(record, timeline.steps(view)), phases_figure(view), layout_figure(view)]
+    found = [timeline_figure(view, timeline.steps(view)), phases_figure(view), layout_figure(view)]
     for figure in found:
         draw(figure)
     return found
@@ -116,7 +116,10 @@ def test_modules_keep_their_end_and_their_layer() -> None:
 def test_a_phase_of_0_percent_is_not_drawn() -> None:
     record = whole(2, phases=PHASES | {"scatter": 0.0, "gather": 0.0001})
     steps = timeline.steps(record)
-    for figure, count in ((phases_figure(RecordView(record)), 5), (timeline_figure(record, steps), 7)):
+    for figure, count in (
+        (phases_figure(RecordView(record)), 5),
+        (timeline_figure(RecordView(record), steps), 7),
+    ):
         assert len(figure.axes[0].patches) == count
 
 

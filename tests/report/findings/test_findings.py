@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from record_factory import EPOCH, PHASES, hybrid, measure, time_phases, whole
 
 from dpexp.record.figures.summary import summarize
@@ -124,9 +126,41 @@ def test_replicate_names_no_rows_where_step_time_is_flat_or_fewer_replicas_ran()
 
 
 def test_threads_that_take_longer_than_the_replicas_are_overhead() -> None:
-    found = finding(whole(2, replica_share=0.1), "overhead")
-    assert found.figures["computing_ms"] == pytest.approx(0.1)
-    assert found.figures["around_ms"] == pytest.approx(1.1)
+    found = finding(whole(2, phases=COPYING, replica_share=0.1), "overhead")
+    assert found.figures == pytest.approx({"computing_ms": 0.1, "around_ms": 1.8, "copies_ms": 0.9})
+
+
+COPYING = PHASES | {"scatter": 0.3, "replicate": 0.3, "gather": 0.3}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.01, 30.0), min_size=4, max_size=4), st.floats(0.01, 1.0))
+def test_a_finding_that_names_a_cause_accounts_for_half_of_what_it_explains(
+    times: list[float], share: float
+) -> None:
+    """Else it says that the rest has no known cause, and how to see it."""
+    phases = dict(zip(("scatter", "replicate", "parallel_apply", "gather"), times, strict=True))
+    found = apply_rules(whole(2, phases=PHASES | phases, replica_share=share))
+    assert not {"overhead", "unknown_time"} <= set(found)
+    if cause := found.get("overhead"):
+        assert cause.figures["copies_ms"] >= 0.5 * cause.figures["around_ms"]
+    if unknown := found.get("unknown_time"):
+        assert unknown.figures["copies_ms"] < 0.5 * unknown.figures["around_ms"]
+        assert "has no known cause" in unknown.text
+        assert "torch.profiler" in unknown.advice
+
+
+def test_the_forward_around_a_block_is_explained_by_its_copies_only_where_they_are_half_of_it() -> None:
+    """As ``block`` has it: 0.6 of 25 ms are in the block's phases, the other 24.4 ms elsewhere."""
+    record = whole(2, phases={"parallel_apply": 0.3, "scatter": 0.1, "replicate": 0.1, "gather": 0.1})
+    for row in [row for row in record.timeline if row["phase"] == "step"]:
+        row["end_us"] = row["start_us"] + 26_000
+        record.timeline.append(row | {"phase": "forward", "end_us": row["start_us"] + 25_000})
+        record.phases.setdefault("forward", []).append(25.0)
+    summarize(record)
+    found = apply_rules(record)
+    assert "overhead" not in found
+    assert found["unknown_time"].text.startswith("Most of the forward's 25 ms has no known cause: ")
 
 
 def test_sequential_replicas_are_not_overhead() -> None:
@@ -352,7 +386,7 @@ def test_phases_that_cover_the_step_are_not_found() -> None:
 
 def test_every_finding_has_figures_advice_and_numbers_in_its_sentence() -> None:
     records = [
-        whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1, execution="passthrough"),
+        whole(8, phases=COPYING | {"replicate": 1.0}, replica_share=0.1, execution="passthrough"),
         hybrid(rows=1_000_000, dim=64, phases=LARGE_TABLE),
         hybrid(virtual=False, phases=SLOW_TRANSFER),
         timed([3.0] * 5 + [1.0, 1.7] * 40),

@@ -27,6 +27,7 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.view import RecordView
 from dpexp.report.analysis import timeline
 from dpexp.report.compare import files, rows
 from dpexp.report.compare.grouping import compare
@@ -191,7 +192,7 @@ def test_no_readme_has_markup_of_a_machine(records: list[Record]) -> None:
 
 def test_no_page_has_other_tags_than_its_own(records: list[Record], harmless: list[Record]) -> None:
     def pages(record: Record) -> list[str]:
-        return [report.html(record), page.timeline_page(record, timeline.steps(record))]
+        return [report.html(record), page.timeline_page(RecordView(record), timeline.steps(record))]
 
     own = [set().union(*(Tags(pages(record)[number]).found for record in harmless)) for number in range(2)]
     for record in records:

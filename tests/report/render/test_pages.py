@@ -14,6 +14,7 @@ from record_factory import PHASES, timeline_row, whole
 
 from dpexp import report
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report.analysis import timeline
 from dpexp.report.render import page as pages
 from dpexp.report.section import Section, Table
@@ -89,7 +90,7 @@ def are_round(ticks: list[float]) -> bool:
 def test_a_timeline_is_legible_at_every_zoom_and_width(page: Page, tmp_path: Path, seed: int) -> None:
     record = generated(seed)
     page.emulate_media(color_scheme="dark" if seed % 2 else "light")
-    shown(page, tmp_path / "timeline.html", pages.timeline_page(record, timeline.steps(record)))
+    shown(page, tmp_path / "timeline.html", pages.timeline_page(RecordView(record), timeline.steps(record)))
     for width in (1400, 360):
         page.set_viewport_size({"width": width, "height": 600})
         for clicks, along in ((0, 0.0), (1, 0.0), (1, 0.37), (2, 1.0), (5, 0.37), (12, 0.81)):
@@ -115,7 +116,7 @@ def test_a_timeline_is_legible_at_every_zoom_and_width(page: Page, tmp_path: Pat
 def test_a_timeline_in_a_page_as_narrow_as_its_names_draws_no_ticks(page: Page, tmp_path: Path) -> None:
     """As in the panel of an artifact that is still being laid out."""
     record = whole(2)
-    content = pages.timeline_page(record, timeline.steps(record))
+    content = pages.timeline_page(RecordView(record), timeline.steps(record))
     for width in (1, 20, 60, 100, 140, 180, 240, 300):
         page.set_viewport_size({"width": width, "height": 600})
         shown(page, tmp_path / "timeline.html", content)

@@ -50,6 +50,7 @@ FOLLOWS = {
     "verification.*worst.error": "worst",
     "summary.step_ms.*": "summary.step_ms",
     "summary.samples_per_s": "summary.samples_per_s",
+    "summary.wall_samples_per_s": "summary.wall_samples_per_s",
     "summary.phases_ms.*": "summary.phases_ms",
     "summary.phase_coverage": "summary.phase_coverage",
     "summary.stages.*": "summary.stages",
@@ -88,6 +89,7 @@ RUN_AGAIN = (
 """What the config decides, and only the run shows: ``reproduce`` finds it."""
 MEASURED = (
     "steps.time_ms.#",
+    "steps.wall_ms.#",
     "timeline.*",
     "memory.*",
     "memory_use.#.peak",

@@ -1,0 +1,113 @@
+"""Noise: which times cannot be judged, and what screens say of them."""
+
+import random
+import re
+
+import pytest
+from record_factory import EPOCH, PHASES, hybrid, time_phases, whole
+
+from dpexp import report
+from dpexp.record.figures.noise import noise
+from dpexp.record.figures.summary import summarize
+from dpexp.record.record import Record
+from dpexp.record.view import RecordView
+from dpexp.report.findings.rules import apply_rules
+
+
+def timed(times: list[float], **changes: object) -> Record:
+    """A run of whole on two devices with these times of its steps in ms, and much overhead."""
+    record = whole(2, phases=PHASES | {"replicate": 1.0}, replica_share=0.1, **changes)
+    wall_ms = [ms + 0.5 for ms in times]
+    record.steps = {"time_ms": times, "loss": [1.0] * len(times), "samples": [30] * len(times)}
+    record.steps["wall_ms"] = wall_ms
+    summarize(record)
+    return record
+
+
+WIDE = [0.5, 4.0, 1.0, 9.0] * 20
+HELD = [1.0, 1.01, 0.99, 1.02] * 15 + [40.0] * 4 + [1.0] * 16
+
+
+def test_times_are_judged_by_their_spread_and_by_what_outliers_hold() -> None:
+    assert noise([1.0, 1.5, 2.0, 2.5] * 10) is None
+    wide, held = noise(WIDE), noise(HELD)
+    assert wide is not None
+    assert held is not None
+    assert wide.is_wide
+    assert (held.is_wide, held.outliers) == (False, 4)
+    assert held.share == pytest.approx(160 / sum(HELD))
+    assert noise([1.0] * 80 + [70.0]) is None  # it holds less than half
+    assert noise([1.0, 100.0, 1.0]) is None  # too few to say
+
+
+def test_a_slow_start_is_not_noise() -> None:
+    """The median leaves it out, and the finding on it says what to do."""
+    record = timed([50.0] * 4 + [1.0, 1.01] * 30)
+    assert RecordView(record).noise is None
+    assert "unsteady_start" in apply_rules(record)
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        (WIDE, "half of 80 steps lie in a range of 4.38 ms, more than their median of 2.5 ms"),
+        (HELD, "4 of 80 steps hold 68% of the time, the median is 1 ms"),
+    ],
+)
+def test_a_noisy_run_is_said_to_be_one_first_and_nothing_is_built_on_it(times: list[float], why: str) -> None:
+    record = timed(times)
+    rate = 1000 * 30 * len(times) / sum(ms + 0.5 for ms in times)
+    text = report.summary(record, width=300, full=True)
+    verdict = text.splitlines()[1]
+    assert verdict.startswith(f"  VIRTUAL devices, verified; cannot be judged: {why}; ")
+    assert verdict.endswith(f"; {rate:,.0f} samples/s by wall clock")
+    assert list(apply_rules(record)) == ["too_noisy"]
+    assert why in apply_rules(record)["too_noisy"].text
+    section = text.partition("Where a step goes\n")[2].partition("\n\n")[0]
+    assert "without shares" in section
+    assert "%" not in section
+    assert "[IQR" in section
+    assert "% of" not in report.note(record).partition("Where a step goes")[2].partition("###")[0]
+
+
+def test_findings_that_need_no_times_stay() -> None:
+    record = whole(8, execution="passthrough")
+    record.steps["time_ms"] = [
+        ms * (1 + 9 * (number % 11 < 5)) for number, ms in enumerate(record.steps["time_ms"])
+    ]
+    summarize(record)
+    assert list(apply_rules(record)) == ["too_noisy", "passed_through", "idle_devices"]
+
+
+def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:
+    record = hybrid(sparse=True)
+    record.timeline, record.phases = [], {}
+    for ms in (1.0, 40.0, 1.0, 50.0, 2.0, 60.0, 1.0, 45.0):
+        time_phases(record, {"embedding": ms, "dense": ms}, [], 0.0, 1)
+    for number, row in enumerate(row for row in record.timeline if row["phase"] == "step"):
+        row["step"] = number
+    record.timeline = [row for row in record.timeline if row["phase"] == "step"]
+    summarize(record)
+    text = report.summary(record, width=300)
+    assert " a step, IQR " in text.splitlines()[1]
+    section = text.partition("Where a step goes\n")[2]
+    assert re.match(r"  medians of \d steps, without shares: they cannot be judged: half of ", section)
+
+
+def test_the_rate_by_wall_clock_is_that_of_all_rows() -> None:
+    record = whole(2)
+    rows, wall_s = sum(record.steps["samples"]), sum(record.steps["wall_ms"]) / 1000
+    assert record.summary["wall_samples_per_s"] == pytest.approx(rows / wall_s)
+    del record.steps["wall_ms"]  # of an earlier version
+    assert RecordView(record).wall_samples_per_s is None
+    assert "by wall clock" not in report.summary(record)
+
+
+def test_noise_never_adds_lines_to_a_summary() -> None:
+    rng = random.Random(1)
+    quiet = report.summary(whole(8, batches=EPOCH), width=80).splitlines()
+    for _ in range(10):
+        record = whole(8, batches=EPOCH)
+        record.steps["time_ms"] = [ms * rng.paretovariate(0.4) for ms in record.steps["time_ms"]]
+        assert RecordView(record).noise is not None
+        assert len(report.summary(record, width=80).splitlines()) <= len(quiet) + 3
