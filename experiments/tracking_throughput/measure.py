@@ -275,11 +275,16 @@ def write_figures(figures: dict[str, Any]) -> None:
         "",
         f"{figures['cores']} cores, load average {figures['load average at the start']:.1f} before it began.",
     ]
+    write_between("figures", rows)
+
+
+def write_between(name: str, rows: list[str]) -> None:
+    """Write lines between two of README's marks."""
     readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition("<!-- begin: figures -->")
-    _, _, after = rest.partition("<!-- end: figures -->")
+    before, _, rest = readme.read_text().partition(f"<!-- begin: {name} -->")
+    _, _, after = rest.partition(f"<!-- end: {name} -->")
     text = "\n".join(rows)
-    readme.write_text(f"{before}<!-- begin: figures -->\n{text}\n<!-- end: figures -->{after}")
+    readme.write_text(f"{before}<!-- begin: {name} -->\n{text}\n<!-- end: {name} -->{after}")
 
 
 if __name__ == "__main__":
