@@ -22,7 +22,7 @@ def too_noisy(evidence: Evidence) -> Finding | None:
     if found is None:
         return None
     wall = evidence.view.wall_samples_per_s
-    rate = f" By wall clock it computes {units.number(wall)} samples/s." if wall else ""
+    rate = f" It computes {units.number(wall)} samples/s by wall clock." if wall else ""
     return Finding(
         f"This run cannot be judged: {noise_text(found)}.{_change(evidence, found)}{rate}",
         "Run it again on an otherwise idle machine, with more --steps and fewer --threads than it has cores; "

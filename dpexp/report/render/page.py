@@ -45,7 +45,7 @@ def timeline_page(view: RecordView, steps: list[TimelineStep]) -> str:
         f'<p class="tools"><label>step <select id="step">{options}</select></label> '
         '<button id="in" type="button">zoom in</button> <button id="out" type="button">zoom out</button></p>'
         f'<p class="legend">{"".join(_legend_entry(phase, view) for phase in phases)}'
-        f"{_of_medians(view)}</p><main>{body}</main>"
+        f"</p>{_of_medians(view)}<main>{body}</main>"
         f'<div id="tip" role="status" hidden></div><script>{_asset("timeline.js")}</script>'
     )
     meta = '<meta name="viewport" content="width=device-width">'
@@ -103,7 +103,8 @@ def _legend_entry(phase: str, view: RecordView) -> str:
 def _of_medians(view: RecordView) -> str:
     """Of which steps the medians of the legend are."""
     count = len(view.timed_steps)
-    return f"medians of {plural(count, 'step')}; a bar has the time of its step" if count else ""
+    text = f"medians of {plural(count, 'step')}; a bar has the time of its step"
+    return f'<p class="legend">{text}</p>' if count else ""
 
 
 def _step(step: TimelineStep, hidden: bool = False) -> str:
