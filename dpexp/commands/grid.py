@@ -20,7 +20,7 @@ from dpexp.commands import run
 from dpexp.config.errors import ConfigError, did_you_mean, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_registry import REFERENCE, STRATEGY_OPTIONS
 from dpexp.study.sweep.grid import Axes, Grid, combinations, grid, too_large
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
@@ -58,6 +58,8 @@ def parse_axes(words: Sequence[str], own: Sequence[str]) -> dict[str, Axes]:
             raise unknown("strategy", strategy, STRATEGY_OPTIONS)
         has = {option for _, option in _flags(strategy)}
         axes[strategy] = {name: [*found] for name, found in values.items() if name in has}
+    if REFERENCE in axes and len(axes) > 1:
+        axes[REFERENCE] = _on_one_device(axes[REFERENCE])
     known = {flag for strategy in axes for flag, _ in _flags(strategy)}
     for name, found in values.items():
         if not any(name in of_strategy for of_strategy in axes.values()):
@@ -65,6 +67,21 @@ def parse_axes(words: Sequence[str], own: Sequence[str]) -> dict[str, Axes]:
     if len(values.get("experiment", ())) > 1:
         raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
     return axes
+
+
+def _on_one_device(axes: Axes) -> Axes:
+    """The same values on the first of their devices, of the same kind: the baseline of the other strategies.
+
+    One emulated device is ranked with several, and a real one is not.
+    """
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for option, values in axes.items():
+        found[option] = [*values]
+        if option in ("virtual", "devices"):
+            firsts = [(flag, "1" if value.isdecimal() else value.split(",")[0]) for flag, value in values]
+            of_kind = {name.partition(":")[0]: (flag, name) for flag, name in reversed(firsts)}
+            found[option] = [*reversed(of_kind.values())]
+    return found
 
 
 def _split(

@@ -72,8 +72,9 @@ UntilDecided = Annotated[
     bool,
     typer.Option(
         "--until-decided",
-        help="Run further rounds until every claim about time is decided, or up to --limit. The intervals "
-        "are wider, because each round looks at them.",
+        help="Run further rounds until every claim about time is decided, or up to --limit. Those of a grid "
+        "are that a cell is faster than single, or the first cell. The intervals are wider, because each "
+        "round looks at them.",
     ),
 ]
 On = Annotated[
@@ -125,6 +126,7 @@ def sweep(
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
     from dpexp.study.sweep import sweep as sweeps
+    from dpexp.study.sweep.grid import Grid
     from dpexp.study.sweep.order import unbalanced
 
     check_environment()
@@ -134,6 +136,7 @@ def sweep(
         return
     experiment = _experiment(words, repeat, own, elsewhere=on is not None)
     _refuse(experiment, publish, until_decided, on)
+    experiment = experiment.to_decide() if isinstance(experiment, Grid) and until_decided else experiment
     current = _sweep(experiment, resume, limit if until_decided else None)
     planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
     missing = current.missing(planned)
@@ -154,10 +157,8 @@ def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str 
     """Raises ConfigError for options that this kind of sweep does not have."""
     from dpexp.study.sweep.grid import Grid
 
-    if isinstance(experiment, Grid) and (publish or until_decided):
-        raise ConfigError(
-            "--publish and --until-decided are for an experiment, which has a folder and claims"
-        )
+    if isinstance(experiment, Grid) and publish:
+        raise ConfigError("--publish is for an experiment, which has a folder")
     if until_decided and on:
         raise ConfigError(
             "--on: the rounds of --until-decided follow one another: give a number with --repeat"
@@ -220,7 +221,7 @@ def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None
 
     say(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
     for planned in missing:
-        say(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
+        say(f"  {planned.title:24} {command_line(experiment, planned.cell)}")
 
 
 def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
@@ -266,7 +267,7 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool
 def _line(done: CompletedRun) -> str:
     if done.record is None or not done.finished:
         status = done.record.status if done.record else "no record"
-        return f"{done.planned.name}: {status}: {done.error or 'see its record'}"
+        return f"{done.planned.title}: {status}: {done.error or 'see its record'}"
     step = done.record.summary.get("step_ms")
     step_time = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
-    return f"{done.planned.name}: {step_time}{done.wall_s:.1f} s in total"
+    return f"{done.planned.title}: {step_time}{done.wall_s:.1f} s in total"

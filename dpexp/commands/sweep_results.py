@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dpexp.commands.command_line.output import say, show_report
@@ -49,6 +50,11 @@ def _verdicts(current: Sweep) -> str:
 
 
 def _decided(current: Sweep) -> str:
+    """Whether the claims are decided; of a grid, which cells are faster, and of which it can't be told."""
+    from dpexp.study.sweep.grid import Grid
+
+    if isinstance(current.experiment, Grid):
+        return "\n".join([f"after {current.rounds} of at most {current.limit} rounds", *_faster(current)])
     undecided = len(current.undecided())
     result = (
         f"{plural(undecided, 'claim')} about time {be(undecided)} undecided"
@@ -56,6 +62,26 @@ def _decided(current: Sweep) -> str:
         else "all claims about time are decided"
     )
     return f"after {current.rounds} of at most {current.limit} rounds {result}"
+
+
+def _faster(current: Sweep) -> Iterator[str]:
+    from dpexp.record.journal.fold import load
+    from dpexp.study.experiment.claims import judge
+    from dpexp.study.experiment.experiment import ClaimOutcome
+    from dpexp.study.experiment.records import measured_runs
+
+    words = {
+        ClaimOutcome.HOLDS: "is faster than",
+        ClaimOutcome.CONTRADICTED: "is slower than",
+        ClaimOutcome.NOT_SHOWN: "may be faster or slower than, which can't be told,",
+        ClaimOutcome.NOT_MEASURED: "is not compared with",
+    }
+    for verdict in judge(current.experiment, measured_runs(current.records, load(current.folder).config)):
+        claim = verdict.claim
+        yield f"{claim.of} {words[verdict.outcome]} {claim.against}: its step takes {verdict.figures}"
+    claimed = {name for each in current.experiment.claims for name in (each.of, each.against)}
+    for cell in (cell for cell in current.experiment.runs if cell not in claimed):
+        yield f"{cell} is not ranked: no other does the same work"
 
 
 def _comparison(current: Sweep) -> str:

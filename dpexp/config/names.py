@@ -43,3 +43,13 @@ def _marked(text: str, original: str, limit: int) -> str:
     """The text with a checksum of the original, which is what keeps two of them apart."""
     checksum = zlib.crc32(original.encode("utf-8", "surrogatepass"))
     return f"{text.lstrip('.')[: limit - 9]}-{checksum:08x}".lstrip("-")
+
+
+def cell_title(name: str) -> str:
+    """A cell of a sweep, or a run of it, as one reads it: ``whole-virtual_2.r1`` -> ``whole on 2, run 1``."""
+    cell, _, round_number = name.rpartition(".r")
+    if not (cell and round_number.isdecimal()):
+        cell, round_number = name, ""
+    on = re.sub(r"-(?:virtual|devices)_(\w+)", r" on \1", cell)
+    parts = [part.replace("_", " ") for part in re.split(r"-(?=[a-z]+_)", on)]
+    return ", ".join([*parts, *([f"run {round_number}"] if round_number else [])])

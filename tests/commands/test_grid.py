@@ -62,14 +62,52 @@ def test_the_environment_sets_options_and_the_runs_are_delivered_by_the_sweep(
     assert (run.steps, run.track) == (9, False)
 
 
+def test_single_is_one_cell_on_one_device_of_the_same_kind_beside_the_others() -> None:
+    runs = configs("single", "whole", "block", "--virtual", "2,4", "--batch-size", "8,16")
+    single = {cell: run for cell, run in runs.items() if run.strategy == "single"}
+    assert [*single] == ["single-batch_size_8", "single-batch_size_16"]
+    assert {run.virtual for run in single.values()} == {1}
+    assert grid("single", "whole", "--virtual", "2").left_out == ()
+    with pytest.raises(ConfigError, match="--virtual gives 2 devices and single uses one"):
+        grid("single", "--virtual", "2")
+
+
 def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() -> None:
-    found = grid("single", "whole", "--virtual", "1,2", "--batch-size", "8,16")
-    assert sorted(cell for cell in found.runs if cell.startswith("single")) == [
-        "single-virtual_1-batch_size_16",
-        "single-virtual_1-batch_size_8",
-    ]
+    found = grid("single", "whole", "--devices", "cpu", "--compile", "--eager", "--batch-size", "8,16")
+    assert not any("whole-compile" in cell for cell in found.runs)
     (left_out,) = found.left_out
-    assert left_out.startswith("single --virtual 2: --virtual gives 2 devices and single uses one")
+    assert left_out.startswith("whole --compile: --compile: whole makes new replicas")
+
+
+def test_a_cell_is_decided_against_single_or_the_first_that_does_the_same_work() -> None:
+    def decided(*words: str) -> list[tuple[str, str]]:
+        return [(claim.of, claim.against) for claim in grid(*words).to_decide().claims]
+
+    assert decided("whole", "functional", "single", "--virtual", "2") == [
+        ("whole", "single"),
+        ("functional", "single"),
+    ]
+    assert decided("whole", "functional", "--virtual", "2", "--batch-size", "8,16") == [
+        ("functional-batch_size_8", "whole-batch_size_8"),
+        ("functional-batch_size_16", "whole-batch_size_16"),
+    ]
+    with pytest.raises(ConfigError, match="of single, block no two may be ranked"):
+        grid("single", "block", "--virtual", "2").to_decide()
+
+
+def test_a_grid_until_decided_says_of_each_cell_whether_it_is_faster(dpexp_home: Path) -> None:
+    words = ("single", "whole", "--virtual", "2", *SHORT, "--no-check", "--repeat", "2", "--no-track")
+    done = script("sweep.py", *words, "--until-decided", "--limit", "3")
+    assert done.returncode == 0, done.stderr
+    assert "whole, run 1: " in done.stderr
+    (sweep,) = (each for each in map(load, dpexp_home.glob("runs/*")) if each.strategy == "sweep")
+    rounds = sweep.summary["rounds"]
+    assert 2 <= rounds <= 3
+    ends = done.stderr.splitlines()[-2:]
+    assert ends[0] == f"after {rounds} of at most 3 rounds"
+    verdicts = ("is faster than", "is slower than", "may be faster or slower than, which can't be told,")
+    assert any(ends[1].startswith(f"whole {each} single: its step takes ") for each in verdicts)
+    assert rounds == 3 or "can't be told" not in ends[1]
 
 
 def test_a_grid_that_runs_elsewhere_may_name_accelerators_that_this_machine_lacks() -> None:
@@ -77,7 +115,7 @@ def test_a_grid_that_runs_elsewhere_may_name_accelerators_that_this_machine_lack
     with pytest.raises(ConfigError):
         grid(*words)
     assert [*parse(words, (), repeats=3, planned=True).runs] == [
-        "single-devices_cuda_0",
+        "single",
         "whole-devices_cuda_0",
         "whole-devices_cuda_62_cuda_63",
     ]
@@ -162,7 +200,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
     assert done.stdout.count("Comparison 1: 2 configs") == 1
     assert f"figures: {folder / 'report'}" in done.stdout
-    assert "whole.r1" in (folder / "report" / "report.md").read_text()
+    assert "| whole | " in (folder / "report" / "report.md").read_text()
 
     from mlflow.tracking import MlflowClient
 

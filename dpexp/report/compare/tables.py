@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from dpexp.config.names import cell_title
 from dpexp.config.ranges import plural
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures
+from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.intervals import ONE_RUN, Interval
@@ -38,12 +40,17 @@ def shown_cells(group: Group) -> list[Cell]:
 
 def labels(cells: Sequence[Cell]) -> list[str]:
     """The runs' names, with the run id where names are equal, and ``x 3`` after three repeats."""
-    names = [cell.first.name or cell.first.strategy for cell in cells]
+    names = [_name(cell.first) for cell in cells]
     return [
         (name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}")
         + (f" x {len(cell.runs)}" if len(cell.runs) > 1 else "")
         for cell, name in zip(cells, names, strict=True)
     ]
+
+
+def _name(run: Record) -> str:
+    """The name of the run; of a sweep's that of its cell, as one reads it."""
+    return (cell_title(run.name.rpartition(".r")[0]) if run.parent else run.name) or run.name or run.strategy
 
 
 def run_ids(cells: Sequence[Cell]) -> list[str]:

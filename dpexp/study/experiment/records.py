@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record import json_text
 from dpexp.record.figures.step_times import speed_up
@@ -30,6 +31,11 @@ class PlannedRun:
     def name(self) -> str:
         """``whole-8.r2``: the run's name, and its file's without ``.json``."""
         return f"{self.cell}.r{self.round}"
+
+    @property
+    def title(self) -> str:
+        """``whole on 2, run 1``: for screens."""
+        return cell_title(self.name)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 ::
 
-    whole single --virtual 1,2  ->  whole-virtual_1   whole-virtual_2   single-virtual_1
-                                    (single refuses --virtual 2: it is left out)
+    whole single --virtual 1,2  ->  whole-virtual_1   whole-virtual_2   single
+                                    (with --virtual 1: the baseline of both)
 
-A value that no cell accepts is an error, and so is a grid without cells.
+A combination that its strategy refuses is left out. A value that no cell accepts is an error, and so is a
+grid without cells.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError, startup_errors
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Experiment
+from dpexp.study.experiment.experiment import Claim, Experiment
 from dpexp.study.experiment.figure_kinds import Bars
 
 Axes = Mapping[str, Sequence[tuple[str, ...]]]
@@ -36,11 +37,13 @@ MOST_CELLS, MOST_RUNS = 1_000, 10_000
 class Grid(Experiment):
     """An experiment without a folder and without claims; its question is the command line's words.
 
-    ``left_out`` are the combinations that their strategy refuses, each with the reason.
+    ``left_out`` are the combinations that their strategy refuses, each with the reason; ``executions`` says
+    of each cell whether its devices are real.
     """
 
     experiment_name: str = ""
     left_out: Sequence[str] = ()
+    executions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -49,6 +52,32 @@ class Grid(Experiment):
     @property
     def title(self) -> str:
         return self.question
+
+    def to_decide(self) -> Grid:
+        """The grid with a claim for each cell that has a baseline: that its step is shorter.
+
+        The baseline of cells that may be ranked is the single device, else the first of them. Raises
+        ConfigError where no two cells may be ranked.
+        """
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for cell, run in self.runs.items():
+            config = run.to_dict() if isinstance(run, RunConfig) else {}
+            work = [str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval")]
+            alike.setdefault((self.executions.get(cell, ""), *work), []).append(cell)
+        claims = []
+        for cells in alike.values():
+            baseline = next(filter(self.is_reference, cells), cells[0])
+            claims += [
+                Claim(f"{cell} against {baseline}", "step_ms", cell, "<", against=baseline)
+                for cell in cells
+                if cell != baseline
+            ]
+        if not claims:
+            raise ConfigError(
+                f"--until-decided: of {', '.join(self.runs)} no two may be ranked: they do different work, "
+                "or some are on real devices and some on emulated ones (--virtual)"
+            )
+        return replace(self, claims=claims)
 
 
 @dataclass(frozen=True)
@@ -94,38 +123,42 @@ def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int, *, planned
     """
     if problem := too_large(axes, repeats):
         raise ConfigError(f"{problem}: give fewer values or rounds; --dry-run shows the first cells")
-    configs: list[RunConfig] = []
+    configs: list[tuple[RunConfig, str]] = []
     accepted: list[Combination] = []
     refused: list[tuple[Combination, str]] = []
     for combination in combinations(axes):
         try:
-            configs.append(_checked(config_of(combination.strategy, combination.words), planned))
+            config = config_of(combination.strategy, combination.words)
+            configs.append((config, _execution(config, planned)))
             accepted.append(combination)
         except ConfigError as error:
             refused.append((combination, str(error)))
     _check_values(accepted, refused)
     question = _question(axes)
     runs: dict[str, RunConfig] = {}
-    for combination, config in zip(accepted, configs, strict=True):
+    executions: dict[str, str] = {}
+    for combination, (config, execution) in zip(accepted, configs, strict=True):
         varying = [option for option, values in axes[combination.strategy].items() if len(values) > 1]
         name = combination.cell(varying)
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
         runs[unique] = replace(config, track=False)  # the sweep delivers its runs
+        executions[unique] = execution
     bars = Bars("", "step_ms", {})
     left_out = dict.fromkeys(_reason(one, why, accepted) for one, why in refused)
-    name = configs[0].experiment
-    return Grid(Path(), question, runs, (), "", (), bars, repeats, name, tuple(left_out))
+    name = configs[0][0].experiment
+    return Grid(Path(), question, runs, (), "", (), bars, repeats, name, tuple(left_out), executions)
 
 
-def _checked(config: RunConfig, planned: bool) -> RunConfig:
-    """The config of a run that could start. Raises ConfigError."""
+def _execution(config: RunConfig, planned: bool) -> str:
+    """How a run of this config would be executed, if it could start. Raises ConfigError."""
     from dpexp.engine.prepare import prepare
     from dpexp.engine.printed_text import on_stderr
 
     with startup_errors(), on_stderr():
-        prepare(config, planned=planned).release()
-    return config
+        prepared = prepare(config, planned=planned)
+        prepared.release()
+    return prepared.execution
 
 
 def _check_values(accepted: Sequence[Combination], refused: Sequence[tuple[Combination, str]]) -> None:
