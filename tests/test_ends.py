@@ -156,7 +156,8 @@ def check_whole(home: Path, record: Record) -> None:
     (folder,) = (home / "runs").iterdir()
     assert record.damage == []
     assert Record.from_dict(json.loads((folder / RECORD).read_bytes())) == record
-    assert len(record.steps["loss"]) == len(record.steps["time_ms"]) == STEPS - 2
+    steps = len(record.steps["time_ms"])
+    assert STEPS - 2 <= steps == len(record.steps["loss"]) <= STEPS - 1, "SIGTERM may let the step end"
     assert sorted(path.name for path in folder.iterdir()) == ["journal.jsonl", "record.json"]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpexp.config.printable import printable
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.record.journal.durable import make_folder
 from dpexp.record.redact import redact
@@ -55,7 +56,11 @@ class Snapshots:
         except (UnreadableStateError, OSError) as error:
             if must:
                 raise
-            print(redact(f"warning: no snapshot to resume from: {error}"), file=sys.stderr, flush=True)
+            print(
+                printable(redact(f"warning: no snapshot to resume from: {error}")),
+                file=sys.stderr,
+                flush=True,
+            )
 
     def newest(self, misfit: Callable[[State], str] = lambda state: "") -> State | None:
         """The newest state on any host that can be read and fits, for every rank; None if there is none.
@@ -98,7 +103,7 @@ class Snapshots:
         """Tell the user, once, that an older one is taken."""
         if path not in self.refused:
             self.refused[path] = reason
-            print(redact(f"warning: {reason}; an older one is tried"), file=sys.stderr, flush=True)
+            print(printable(redact(f"warning: {reason}; an older one is tried")), file=sys.stderr, flush=True)
 
 
 NONE: tuple[int, State | None] = (-1, None)

@@ -232,9 +232,7 @@ def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
         make_folder(folder)
         temporary, file = open_temporary(folder / JOURNAL)
         _lock(file)
-        temporary.rename(
-            folder / JOURNAL
-        )  # locked before it has its name: no reader finds it without a writer
+        temporary.rename(folder / JOURNAL)  # locked by then: no reader finds it without a writer
         _reserve(folder)
         sync_folder(folder)
         sync_folder(runs)
