@@ -101,12 +101,9 @@ def _work(record: Record) -> str:
 
 
 def _plain(view: RecordView, figure: Figure) -> str:
-    """``energy a step 3 J``, ``300 tokens/s``; nothing where it is not known."""
+    """``energy a step 3 J``; nothing where it is not known."""
     number = figure.number(view)
-    if number is None:
-        return ""
-    text = units.text(number, figure.unit)
-    return f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}"
+    return "" if number is None else f"{figure.title} {units.text(number, figure.unit)}"
 
 
 def _steps(view: RecordView, figure: Figure) -> str:
@@ -143,7 +140,8 @@ def _samples_per_s(view: RecordView, figure: Figure) -> str:
 
 def _wall(view: RecordView, figure: Figure) -> str:
     """Where the run cannot be judged, the verdict has it."""
-    return "" if view.noise is not None else _plain(view, figure)
+    rate = figure.number(view)
+    return f"{units.number(rate)} {figure.title}" if rate and view.noise is None else ""
 
 
 def _loss(view: RecordView, figure: Figure) -> str:
