@@ -24,17 +24,18 @@ from dpexp.config.errors import ConfigError, startup_errors
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
-from dpexp.distributed.faults import PeerError, error_row
+from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_results import RankResult, error_without_record, recorded_error, write_result
 from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
+from dpexp.record import clock
 from dpexp.record.journal.durable import check_writable
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import Journal, NullJournal
-from dpexp.record.record import JournalError, Record, now
+from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.begin import begin
 from dpexp.tracking.process.uploader import Delivery, Uploader
 
@@ -216,7 +217,9 @@ def _run_engine(
         status = "killed" if error is original else "failed"
     elif error is not None:
         error = prepared.group.root_cause(error, lambda: signals.requested)
-    journal.set(status=status, ended=now(), error=error_row(error) if error else None)
+    if isinstance(error, LostContact) and error.is_end:  # as if this process had been killed instead
+        status = "killed"
+    journal.set(status=status, ended=clock.now(), error=error_row(error) if error else None)
     try:
         journal.close()
     except JournalError as raised:

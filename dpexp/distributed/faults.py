@@ -11,7 +11,9 @@ from __future__ import annotations
 import atexit
 import datetime
 import json
+import os
 import re
+import signal
 import threading
 import time
 import traceback
@@ -44,9 +46,13 @@ class PeerError(RuntimeError):
 
 
 class LostContact(PeerError):  # noqa: N818 - Records hold this name
-    """Ranks are gone and left no error: killed, or cut off."""
+    """Ranks are gone and left no error: killed, or cut off (``is_end``); or they take no part.
+
+    Who reads it from a peer's report gets the same text.
+    """
 
     kind = "LostContact"
+    is_end = False
 
 
 def error_row(error: BaseException) -> Row:
@@ -125,6 +131,8 @@ class Faults:
         for member in self.members:
             if self.store.check([f"failed/{member.rank}"]):
                 fields = json.loads(self.store.get(f"failed/{member.rank}"))
+                if fields["type"] == LostContact.kind:
+                    return LostContact(fields["message"])
                 error = PeerError(f"{member}: {fields['type']}: {fields['message']}")
                 error.kind, error.traceback = fields["type"], fields["traceback"]
                 return error
@@ -184,6 +192,9 @@ class Faults:
         """
         if isinstance(error, PeerError):
             return error
+        stopped = [each for each in self.members if each.is_stopped()] if is_communication(error) else []
+        if stopped:
+            return self._stopped(stopped)
         found: list[BaseException] = []
         patience = Patience(min(ROLL_CALL_S, self.timeout_s), is_terminated)
         # In a thread: over a link that was cut, a call to the store may not return.
@@ -196,6 +207,28 @@ class Faults:
         if found or not is_communication(error):
             return found[0] if found else error
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
+
+    def _stopped(self, stopped: Sequence[Member]) -> LostContact:
+        """Continue them, which then end as the others do; torchrun would wait 30 s to kill them."""
+        names = ", ".join(f"rank {each.rank} (pid {each.pid}) on host {each.host}" for each in stopped)
+        fault = LostContact(
+            f"{names} is stopped, by SIGSTOP, Ctrl-Z or a debugger, and took no part in a collective (waited "
+            f"up to {self.timeout_s:g} s, --comm-timeout); it was continued, to end"
+        )
+        # In a thread: it may be the one with the store, which answers when it continues.
+        thread = threading.Thread(target=self._report, args=(fault,), daemon=True)
+        thread.start()
+        thread.join(1.0)
+        for each in stopped:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(each.pid, signal.SIGCONT)
+        thread.join(TERMINATED_S)
+        return fault
+
+    def _report(self, error: BaseException) -> None:
+        """Let the peers read the error. Raises nothing where the store is gone."""
+        with suppress(RuntimeError, OSError):
+            self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
 
     def _exchange(self, error: BaseException, found: list[BaseException], patience: Patience) -> None:
         try:
@@ -232,10 +265,12 @@ class Faults:
         gone = self._gone()
         waited = f"waited up to {self.timeout_s:g} s, --comm-timeout"
         if gone:
-            return LostContact(
+            fault = LostContact(
                 f"lost contact with {', '.join(map(str, gone))}: it was killed, or its host or the "
                 f"link to it is gone ({waited})"
             )
+            fault.is_end = True
+            return fault
         if absent:
             return LostContact(
                 f"{', '.join(map(str, absent))} did not take part in a collective in time: the process is "

@@ -41,7 +41,7 @@ _signals: list[BaseException] = []
 class LaunchError(RuntimeError):
     """The ranks did not start, or one ended without a RankResult: which, on which host, and how.
 
-    ``is_cause``: it was killed, which explains why the other ranks lost contact with it.
+    ``is_cause``: it was killed, or ended itself, which explains why the other ranks lost contact with it.
     """
 
     is_cause = False
@@ -213,7 +213,7 @@ def _run_agent(agent: Any, options: LaunchOptions, entry: str, logs: Path) -> Ba
         elastic_launch(agent, sys.executable)("-P", "-c", entry)
     except ChildFailedError as error:
         fault = LaunchError(_describe_failure(error, logs))
-        fault.is_cause = error.get_first_failure()[1].exitcode < 0
+        fault.is_cause = error.get_first_failure()[1].exitcode not in (0, 1)  # ours are 0 and 1
         return fault
     except SignalException as error:
         # torchrun does not close its rendezvous here. Its thread, where it held the last reference to it,

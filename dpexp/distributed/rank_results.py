@@ -90,9 +90,9 @@ def recorded_error(record: Record, fault: BaseException | None) -> BaseException
 def error_without_record(results: Sequence[RankResult], fault: BaseException | None) -> BaseException | None:
     """The error of a host whose ranks do not include the first, or have no run yet; None if they finished.
 
-    A signal to this process is why its ranks ended, whatever they say.
+    A signal to this process, or the end of one of them, is why its ranks ended, whatever they say.
     """
-    if isinstance(fault, KeyboardInterrupt | Terminated):
+    if isinstance(fault, KeyboardInterrupt | Terminated) or getattr(fault, "is_cause", False):
         return fault
     for result in results:
         if result.status != "finished":

@@ -34,7 +34,8 @@ class TorchProcessGroup(ProcessGroup):
         self.mesh = mesh
         self._group = group
         self._device_mesh: DeviceMesh | None = None
-        self.members = tuple(Member(rank, host) for rank, host in enumerate(self.all_gather(platform.node())))
+        processes = self.all_gather((platform.node(), os.getpid()))
+        self.members = tuple(Member(rank, *process) for rank, process in enumerate(processes))
         self._faults: Faults | None = None
         self._roll_call: RollCallThread | None = None
 

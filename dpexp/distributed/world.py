@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dpexp.config.errors import ConfigError
@@ -61,13 +62,26 @@ def restarts_left(environ: Mapping[str, str] = os.environ) -> int:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a process group, and its host."""
+    """One rank of a process group, its host, and its process there; 0 if that is not known."""
 
     rank: int
     host: str
+    pid: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} on host {self.host}"
+
+    def is_stopped(self) -> bool:
+        """Whether the process, on this host, is stopped: by SIGSTOP, Ctrl-Z or a debugger."""
+        import psutil
+
+        if not self.pid or self.host != platform.node():
+            return False
+        with suppress(psutil.Error):
+            return bool(
+                psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            )
+        return False
 
 
 def _whole_number(name: str, text: str) -> int:

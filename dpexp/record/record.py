@@ -9,7 +9,6 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from dpexp.record.packing import unpack
@@ -185,11 +184,6 @@ def check_schema(schema: object, what: str) -> None:
             f"the {what} was written by a newer dpexp: its schema is {schema} and this dpexp reads up to "
             f"{SCHEMA}. Install dpexp {schema}.0 or newer to read it"
         )
-
-
-def now() -> str:
-    """The current time, UTC, ISO 8601 to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_run_id() -> str:

@@ -325,7 +325,7 @@ def figures(rows: int, hidden: int, block_s: float = BLOCK_S) -> dict[str, list[
 
 def main(rows: int, dense: str) -> None:
     """Measure all ways and print the Record; the time of its steps is that of plain PyTorch with sparse gradients."""
-    from dpexp.record.record import now
+    from dpexp.record.clock import now
     from dpexp.study.sweep.program import program_record
 
     stdout = os.dup(1)

@@ -33,7 +33,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.parallel.thread_pool import cores
-from dpexp.record.record import now
+from dpexp.record.clock import now
 from dpexp.study.sweep.program import program_record
 from dpexp.timing import Timer
 

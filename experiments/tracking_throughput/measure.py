@@ -25,9 +25,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 import psutil
 import typer
 
+from dpexp.record.clock import now
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
-from dpexp.record.record import now
 
 HERE = Path(__file__).resolve().parent
 POINTS = 200_000

@@ -20,6 +20,7 @@ from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.distributed.process_end import end_despite_threads, end_rank
 from dpexp.record.record import JournalError
 from dpexp.record.redact import redact
 
@@ -113,17 +114,26 @@ def make_app(help: str, *, completion: bool = False) -> typer.Typer:
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the app; bad input is one message on stderr and exit code 2, any other error one and 1."""
+    """Run the app and exit; bad input is one message on stderr and exit code 2, any other error one and 1."""
     buffer_stdout()
+    code: Any = Exit.DONE
     try:
         leave_deleted_folder()
         app()
     except (ConfigError, JournalError) as error:
         print_error(error, text_of(error))
-        sys.exit(Exit.USAGE)
+        code = Exit.USAGE
     except Exception as error:
         print_unexpected(error)
-        sys.exit(Exit.FAILED)
+        code = Exit.FAILED
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int | None):
+        sys.exit(code)
+    if "LOCAL_RANK" in os.environ:  # started by torchrun
+        end_rank(int(code or 0))
+    end_despite_threads(int(code or 0))
+    sys.exit(code)
 
 
 def buffer_stdout() -> None:

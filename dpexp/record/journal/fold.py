@@ -1,10 +1,10 @@
 """Fold: a journal, complete or not, becomes the Record of what it holds."""
 
-from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 
 from dpexp.config.ranges import be, plural, ranges
+from dpexp.record import clock
 from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
@@ -45,7 +45,7 @@ def fold(journal: Path) -> Record:
         record.damage += lost_bytes(journal.with_name(RECORD), record.run_id, journal.stat().st_size)
     if not alive and record.status == "running":
         record.status = "killed"
-        record.ended = datetime.fromtimestamp(last_at / 1000, UTC).isoformat(timespec="milliseconds")
+        record.ended = clock.iso(last_at)
     if wrong := wrong_types(record.to_dict()):
         raise JournalError(f"{journal} was not written by dpexp: {wrong[0]}")
     if missing := record.missing_steps():

@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import functools
 import json
+import math
 import os
 import re
 import time
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpexp.record import clock
 from dpexp.record.journal.durable import (
     check_writable,
     is_temporary,
@@ -38,7 +40,7 @@ from dpexp.record.journal.durable import (
 )
 from dpexp.record.journal.kept import keep
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import SCHEMA, JournalError, Row, now
+from dpexp.record.record import SCHEMA, JournalError, Row
 from dpexp.record.redact import redact_entry
 
 JOURNAL = "journal.jsonl"
@@ -66,7 +68,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise JournalError(f"run id {run_id!r}: letters, digits, - and _ only, 64 at most")
         file, self._new = _create(runs, runs / run_id)
         self._open(runs / run_id, file)
-        self.set(schema=SCHEMA, run_id=run_id, started=now())
+        self.set(schema=SCHEMA, run_id=run_id, started=clock.now())
 
     @classmethod
     def reopen(cls, folder: Path) -> Journal:
@@ -77,11 +79,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """
         journal = cls.__new__(cls)
         journal._open(folder, _open_locked(folder / JOURNAL))
-        reader = JournalReader(journal.path)
+        reader, last_at = JournalReader(journal.path), -math.inf
         for entry in reader:
             first = journal._lengths | entry.get("cut", {}) | entry.get("from", {})
             ends = {key: first.get(key, 0) + len(items) for key, items in entry.get("extend", {}).items()}
             journal._lengths |= entry.get("cut", {}) | ends | entry.get("lengths", {})
+            last_at = entry.get("at", last_at)
+        clock.restart(last_at)
         journal._seq, journal._size = reader.next_number, reader.offset
         keep(folder / RECORD, folder.name, journal.path.stat().st_size)
         journal._file.truncate(reader.offset)
@@ -180,7 +184,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _append(self, values: Row | None, lists: Lists | None, cut: dict[str, int] | None) -> None:
         """Write one line; on any exception, OSError or interrupt, restore the file and raise it."""
-        entry: Row = {"seq": self._seq, "at": time.time_ns() // 1_000_000}
+        entry: Row = {"seq": self._seq, "at": clock.now_ms()}
         if cut:
             entry["cut"] = cut
         if values:

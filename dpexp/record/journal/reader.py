@@ -15,8 +15,9 @@ from dpexp.record import json_text
 from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Row
 
+_EARLIEST_MS = -60_000_000_000_000
 _LATEST_MS = 250_000_000_000_000
-"""The last time in ms that ``datetime`` has a date for, rounded down."""
+"""Times in ms between which ``datetime`` has dates; a clock that is not set may be before 1970."""
 
 
 class JournalReader:
@@ -130,7 +131,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < _LATEST_MS  # type: ignore[arg-type,operator]
+    return type(value) in (int, float) and math.isfinite(value) and _EARLIEST_MS <= value < _LATEST_MS  # type: ignore[arg-type,operator]
 
 
 def _are_counts(value: object) -> bool:

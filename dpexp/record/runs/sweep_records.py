@@ -11,12 +11,11 @@ has changed, or that is another's, is not believed: it is written again from the
 """
 
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dpexp.record import json_text
+from dpexp.record import clock, json_text
 from dpexp.record.journal.durable import make_folder, read_file, write_atomically
 from dpexp.record.journal.fold import fold, load
 from dpexp.record.journal.journal import JOURNAL, RUN_ID, encode_line, is_open
@@ -42,7 +41,7 @@ def write_record(sweep: Path, name: str, journal: Path) -> Record:
 def write_program(sweep: Path, name: str, record: Record) -> Record:
     """Keep the Record that a program has printed: a journal of one line, and what it folds to."""
     make_folder(sweep / PROGRAMS, exist_ok=True)
-    line = encode_line({"seq": 0, "at": time.time_ns() // 1_000_000, "set": record.to_dict()})
+    line = encode_line({"seq": 0, "at": clock.now_ms(), "set": record.to_dict()})
     write_atomically(_program(sweep, name), line)
     return write_record(sweep, name, _program(sweep, name))
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpexp.engine.facts.environment import environment, torch_environment
+from dpexp.record import clock
 from dpexp.record.figures.summary import summarize
-from dpexp.record.record import Record, new_run_id, now
+from dpexp.record.record import Record, new_run_id
 from dpexp.record.runs.begin import PARENT
 
 
@@ -19,7 +20,7 @@ def program_record(
     started: str = "",
 ) -> Record:
     """A finished Record of the sweep that runs ``file``, with steps of ``rows`` samples without losses."""
-    ended, times = now(), [round(ms, 6) for ms in time_ms]
+    ended, times = clock.now(), [round(ms, 6) for ms in time_ms]
     record = Record(
         run_id=new_run_id(),
         name=name,

@@ -16,9 +16,10 @@ from pathlib import Path
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, text_of
 from dpexp.engine.facts.environment import environment
+from dpexp.record import clock
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
-from dpexp.record.record import Row, now
+from dpexp.record.record import Row
 from dpexp.record.runs.sweep_records import OF_SWEEP, RECORDS, write_record
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import BALANCED, SWEEP
@@ -58,7 +59,7 @@ def parent_journal(
                 end = {"status": "failed", "error": {"type": type(error).__name__, "message": text_of(error)}}
                 raise
             finally:
-                journal.set({"ended": now(), **end})
+                journal.set({"ended": clock.now(), **end})
     except NotStartedError:
         if earlier is None:
             shutil.rmtree(folder)

@@ -256,8 +256,8 @@ def table(rows: list[Row]) -> str:
 
 
 def to_epoch_ms(iso: str | None) -> int | None:
-    """An ISO 8601 time in ms since 1970; None for no time."""
-    return round(datetime.fromisoformat(iso).timestamp() * 1000) if iso else None
+    """An ISO 8601 time in ms since 1970; None for no time. MLflow has none before that."""
+    return max(0, round(datetime.fromisoformat(iso).timestamp() * 1000)) if iso else None
 
 
 def _text(value: Any) -> str:

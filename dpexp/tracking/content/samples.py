@@ -128,7 +128,7 @@ def _time(times: list[Any], step: int) -> int:
 
 def _times(entry: Row) -> Row:
     """The entry with its time in place of each of its samples."""
-    at = int(entry.get("at", 0))
+    at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970
 
     def times(value: Any) -> Any:
         if isinstance(value, Mapping):

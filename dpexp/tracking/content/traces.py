@@ -106,4 +106,4 @@ def _begin_ns(record: Record) -> int:
     if not ended:
         return 0
     last = max((row["end_us"] for row in record.timeline), default=0.0)
-    return round(datetime.fromisoformat(ended).timestamp() * 1e9 - last * 1e3)
+    return max(0, round(datetime.fromisoformat(ended).timestamp() * 1e9 - last * 1e3))

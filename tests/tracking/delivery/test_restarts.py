@@ -20,10 +20,10 @@ from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wa
 from mlflow_reader import history, only_run
 from store_faults import Death, dying
 
+from dpexp.record.clock import now
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import now
 from dpexp.record.runs.import_journals import SYSTEM
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import upload
