@@ -267,21 +267,43 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.record import JournalError
 home = Path(sys.argv[1])
 journal = journals.begin(home / "runs", "full")
+RESUMES
 try:
     for first in range(0, 10**6, 200):
         journals.step(journal, first, 200)
 except JournalError as error:
     print(error)
-journal.set(status="failed", ended="2026-01-01T00:00:00+00:00", error={"message": "full"})
+journal.set(status="failed", ended="2026-01-01T00:00:00+00:00", error={"message": "full" * 4000})
 journal.close()
 record = finish(journal.path)
 print(record.status, len(record.steps["loss"]) % 200, len(record.steps["loss"]) > 1000, record.damage)
 """
 
 
-def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path) -> None:
+KILLED = """
+from dpexp.record.journal.leftovers import remove_leftovers
+for first in range(0, 3000, 200):
+    journals.step(journal, first, 200)
+journal._file.close()
+remove_leftovers(journal.folder)
+journal = type(journal).reopen(journal.folder)
+filler = open(home / "filler", "wb", buffering=0)
+try:
+    while True:
+        filler.write(bytes(4096))
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.parametrize("resumes", ["", KILLED], ids=["new", "killed, reaped and resumed"])
+def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path, resumes: str) -> None:
     before = needs.disk(dpexp_home, "size=512k")
-    output = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
+    output = (
+        in_process(FULL_DISK.replace("RESUMES", resumes), dpexp_home, before=before)
+        .communicate()[0]
+        .splitlines()
+    )
     assert "No space left on device" in output[0]
     assert "lines are safe" in output[0]
     assert output[1] == "failed 0 True ['record.json could not be written: No space left on device']"
