@@ -189,7 +189,7 @@ def test_resume_runs_what_failed_and_publish_replaces_the_records(
 ) -> None:
     def order(*words: str) -> list[str]:
         shown = script("sweep.py", experiment.folder, "--dry-run", *words).stdout
-        return re.findall(r"\b(?:single|quick|fragile)\.r\d", shown)
+        return re.findall(r"\b(?:single|quick|fragile), run \d", shown)
 
     assert order("--order-seed", "1") != order() == order("--order-seed", "0")
     failed = script("sweep.py", experiment.folder, "--no-track", "--only", "fragile")
