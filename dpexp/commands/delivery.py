@@ -14,6 +14,7 @@ from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable_line
 from dpexp.config.process import home
+from dpexp.config.ranges import plural
 
 if TYPE_CHECKING:
     from dpexp.tracking.delivery.sync import DeliveryResult
@@ -103,7 +104,7 @@ def check(
             rows.append(row)
     except StoreError as error:
         failure = str(error)
-    total = [] if failure else [f"{len(folders)} runs checked, {len(rows)} problems"]
+    total = [] if failure else [f"{plural(len(folders), 'run')} checked, {plural(len(rows), 'problem')}"]
     if as_json and (rows or not failure):
         say(json.dumps({"checked": len(folders), "problems": rows}))
     elif rows or total:

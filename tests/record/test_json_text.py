@@ -48,4 +48,4 @@ def test_reports_and_deliveries_write_a_record_with_half_a_pair(runs: Path, tmp_
     assert "ud83d" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert script("runs.py", "sync").returncode == 0
     checked = script("runs.py", "check", "--store")
-    assert checked.stdout == "1 runs checked, 0 problems\n"
+    assert checked.stdout == "1 run checked, 0 problems\n"

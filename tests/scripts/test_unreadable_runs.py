@@ -63,5 +63,5 @@ def test_a_run_of_another_user_that_is_named_is_an_error(closed: Path) -> None:
 def test_check_reports_a_run_of_another_user_once(closed: Path) -> None:
     checked = script("runs.py", "check")
     assert checked.returncode == 1
-    assert "2 runs checked, 1 problems" in checked.stdout
+    assert "2 runs checked, 1 problem" in checked.stdout
     assert "other  journal: journal.jsonl: Permission denied; cannot be repaired" in checked.stdout

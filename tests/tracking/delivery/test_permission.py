@@ -72,7 +72,7 @@ def test_a_tracked_run_that_resumes_without_tracking_stays_as_far_as_it_was_trac
     reaped = script("runs.py", "reap")
     assert "on  not tracked" in reaped.stdout
     assert "not delivered unless named: 1 with --no-track" in script("runs.py", "sync").stdout
-    assert script("runs.py", "check", "--store", "--repair").stdout == "1 runs checked, 0 problems\n"
+    assert script("runs.py", "check", "--store", "--repair").stdout == "1 run checked, 0 problems\n"
     assert only_run(uri, "on").info.status == "FINISHED"
 
 
@@ -80,7 +80,7 @@ def test_a_tracked_run_that_resumes_without_tracking_stays_as_far_as_it_was_trac
 def test_a_run_that_was_named_is_repaired_and_else_left_alone(runs: Path, uri: str, what: str) -> None:
     """Of a run without tracking whose ledger is damaged nothing says that a user has named it."""
     home, folder = runs.parent, ended(runs, "named").parent
-    assert script("runs.py", "check", "--store", "--repair").stdout == "1 runs checked, 0 problems\n"
+    assert script("runs.py", "check", "--store", "--repair").stdout == "1 run checked, 0 problems\n"
     assert not in_store(uri, "named")
     assert script("runs.py", "sync", "named").returncode == 0
     assert in_store(uri, "named")

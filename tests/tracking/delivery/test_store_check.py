@@ -388,9 +388,9 @@ def test_a_deleted_database_is_found_and_delivered_again(dpexp_home: Path) -> No
     assert repaired.returncode == 0, repaired.stderr
     assert repaired.stdout.splitlines() == [
         "all  record: record.json: missing: the run died, and was not closed; repaired",
-        "1 runs checked, 1 problems",
+        "1 run checked, 1 problem",
     ]
-    assert script("runs.py", "check", "all").stdout == "1 runs checked, 0 problems\n"
+    assert script("runs.py", "check", "all").stdout == "1 run checked, 0 problems\n"
     (folder / JOURNAL).write_bytes(b"")
     assert script("runs.py", "check", "--repair").returncode == 1
 
