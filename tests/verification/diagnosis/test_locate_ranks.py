@@ -84,12 +84,12 @@ def planted_bug(group: ProcessGroup, layout: str) -> dict[str, Any]:
 
 @functools.cache
 def started(world: int) -> dict[str, list[Any]]:
-    verify_and_train = (*(f"verified:{case}" for case in CASES), *(f"trained:{case}" for case in TRAINED))
-    bugs = BUGS if world == 2 else OF_THREE
-    return in_ranks(world, __file__, *verify_and_train, *(f"planted_bug:{name}" for name in bugs))
+    right = [f"verified:{case}" for case in CASES] + [f"trained:{case}" for case in TRAINED]
+    bugs = [f"planted_bug:{name}" for name in (BUGS if world == 2 else OF_THREE)]
+    return in_ranks(world, __file__, *(right if world == 3 else []), *bugs)
 
 
-def of_ranks(world: int, case: str) -> Any:
+def of_ranks(case: str, world: int = 3) -> Any:
     """What a case gives, which is the same on all ranks."""
     first, *others = started(world)[case]
     assert others == [first] * (world - 1)
@@ -100,20 +100,19 @@ def of_ranks(world: int, case: str) -> Any:
     ("name", "world"), [*((name, 2) for name in BUGS), *((name, 3) for name in OF_THREE)]
 )
 def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(name: str, world: int) -> None:
-    found = of_ranks(world, f"planted_bug:{name}")
+    found = of_ranks(f"planted_bug:{name}", world)
     assert found["passed"] is False
     assert found["is_right"] is True, found["message"]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_gradients_of_ranks_are_exact_on_uneven_batches(world: int) -> None:
-    found = of_ranks(world, "verified:right")
+def test_gradients_of_ranks_are_exact_on_uneven_batches() -> None:
+    found = of_ranks("verified:right")
     assert (found["passed"], found["steps"]) == (True, 7)
     assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
 
 
 def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
-    found = of_ranks(2, "verified:clamped by a hook")
+    found = of_ranks("verified:clamped by a hook")
     assert found["passed"] is False
     assert GRADIENT + "'fc.weight'" in found["cause"]
     assert "a hook on a parameter is not linear" in found["cause"]
@@ -122,10 +121,9 @@ def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) -> None:
-    found = of_ranks(world, f"verified:{strategy}")
+def test_what_ranks_write_to_their_copies_is_named(strategy: str) -> None:
+    found = of_ranks(f"verified:{strategy}")
     assert found["passed"] is True
     assert "the forward writes to mean (by " in found["note"]
     assert "table.weight (by " in found["note"]
@@ -135,23 +133,21 @@ def test_what_ranks_write_to_their_copies_is_named(strategy: str, world: int) ->
     )
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("model", LOSSES)
-def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str, world: int) -> None:
-    found = of_ranks(world, f"verified:{strategy} {model}")
+def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str) -> None:
+    found = of_ranks(f"verified:{strategy} {model}")
     assert (found["passed"], found["cause"]) == (True, "")
     assert found["loss_error"] < 1e-14
-    assert of_ranks(world, f"trained:{strategy} {model}") < 1e-14
+    assert of_ranks(f"trained:{strategy} {model}") < 1e-14
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_sync_batch_norm_equals_a_single_device_in_training_mode(world: int) -> None:
-    found = of_ranks(world, "verified:Synchronized")
+def test_sync_batch_norm_equals_a_single_device_in_training_mode() -> None:
+    found = of_ranks("verified:Synchronized")
     assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
     assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-12
-    assert of_ranks(world, "trained:Synchronized") < 1e-14
+    assert of_ranks("trained:Synchronized") < 1e-14
 
 
 def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
-    assert of_ranks(2, "verified:Checkpointed")["passed"] is True
+    assert of_ranks("verified:Checkpointed")["passed"] is True
