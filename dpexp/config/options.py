@@ -59,6 +59,11 @@ def option_fields(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
 
 
+def default_values(cls: type) -> dict[str, Any]:
+    """The default of each option of a config class, JSON-ready."""
+    return {field.name: to_json(field.default) for field in option_fields(cls)}
+
+
 def types_of(cls: type) -> dict[str, Any]:
     """The type of each field of a config class."""
     return typing.get_type_hints(cls)

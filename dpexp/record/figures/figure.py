@@ -11,6 +11,9 @@ from typing import Any
 from dpexp.record.figures.step_times import spread, typical
 from dpexp.record.view import RecordView
 
+DIGITS = 4
+"""The significant digits of a metric of MLflow, unless a figure says another number."""
+
 
 class At(Flag):
     """Where a figure stands."""
@@ -18,11 +21,11 @@ class At(Flag):
     TERMINAL = auto()
     """The head of a run's report, and so of its page and of MLflow's note."""
     SUMMARY = auto()
-    """The ``summary`` of the Record, and with it the metrics ``summary/…`` of MLflow."""
+    """The ``summary`` of the Record."""
     METRIC = auto()
-    """The metrics ``summary/…`` of MLflow only."""
+    """A single metric of MLflow, by which runs are compared there."""
     COLUMN = auto()
-    """A metric that is a column of MLflow's list of runs."""
+    """A single metric that is a column of MLflow's list of runs, too."""
     LIST = auto()
     """``runs.py list``."""
     TABLE = auto()
@@ -56,7 +59,7 @@ class Figure:
 
     ``of`` gives it, or ``{key: number}``, or None where it is not known; its samples if it ``is_sampled``,
     whose median it then is. ``unit`` decides how it reads (``dpexp.report.units.text``), and ``unknown`` is
-    read where there is none. ``digits`` are the significant ones in a column of MLflow, where 0 means all.
+    read where there is none. ``digits`` are the significant ones in a metric of MLflow, where 0 means all.
     ``of_parts`` makes one number of those by key, ``of_runs`` one of those of several runs of one config.
     ``is_kept``: if unknown, it is null in a summary, and not left out. ``varies``: as what is sampled, it is
     another in each run, so that intervals compare it.
@@ -67,7 +70,7 @@ class Figure:
     unit: str
     of: Callable[[RecordView], Any]
     at: At
-    digits: int = 0
+    digits: int = DIGITS
     unknown: str = "-"
     is_sampled: bool = False
     varies: bool = False
@@ -92,4 +95,9 @@ class Figure:
     def rounded(self, view: RecordView) -> float | None:
         """That number with ``digits`` significant ones."""
         number = self.number(view)
-        return float(f"{number:.{self.digits}g}") if self.digits and number is not None else number
+        return rounded(number, self.digits) if self.digits and number is not None else number
+
+
+def rounded(number: float, digits: int = DIGITS) -> float:
+    """The number with so many significant digits."""
+    return float(f"{number:.{digits}g}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from dpexp.record.device_map import parameter_bytes, replicated_bytes
 from dpexp.record.figures.figure import At, Figure, largest_known, largest_of
@@ -27,6 +28,10 @@ def _sample_us(view: RecordView) -> list[float]:
 
 def _loss(view: RecordView) -> dict[str, float]:
     return {"first": view.losses[0], "last": view.losses[-1]} if view.losses else {}
+
+
+def _last(losses: Sequence[float]) -> float | None:
+    return losses[-1] if losses else None
 
 
 def _bytes_by_kind(view: RecordView) -> Counter[str] | None:
@@ -67,11 +72,12 @@ _RATE = At.TERMINAL | At.SUMMARY | At.ROWS
 FIGURES = (
     Figure(
         "step_ms", "step", "ms", lambda view: view.usual_times,
-        _RATE | At.COLUMN | At.LIST | At.TABLE | At.CLAIM, digits=4, is_sampled=True, is_kept=True,
+        _RATE | At.COLUMN | At.LIST | At.TABLE | At.CLAIM, is_sampled=True, is_kept=True,
     ),
     Figure("steps", "steps", "", lambda view: len(view.usual_times), At.ROWS, of_runs=sum),
     Figure(
-        "samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.TABLE, is_kept=True
+        "samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.COLUMN | At.TABLE,
+        is_kept=True,
     ),
     Figure(
         "wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE
@@ -79,23 +85,24 @@ FIGURES = (
     Figure("sample_us", "time per sample", "µs", _sample_us, At.CLAIM, is_sampled=True),
     Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.COLUMN | At.TABLE | At.ROWS),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
-    Figure("loss", "loss", "", _loss, At.TERMINAL),
+    Figure("loss", "loss", "", _loss, At.TERMINAL | At.METRIC, digits=6, of_parts=_last),
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE | At.ROWS),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY, is_kept=True),
     Figure("phase_ms", "{}", "ms", lambda view: view.phase_samples, At.CLAIM, is_sampled=True),
     Figure("phase_share", "share of {}", "share", lambda view: view.phase_shares, At.CLAIM),
     Figure(
-        "phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, At.SUMMARY, is_kept=True
+        "phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, At.SUMMARY | At.METRIC,
+        is_kept=True,
     ),
     Figure("stages", "stages", "", lambda view: view.stages, At.SUMMARY),
-    Figure("bytes_moved", "moved", "B", lambda view: view.bytes_moved, At.METRIC | At.COLUMN),
+    Figure("bytes_moved", "moved", "B", lambda view: view.bytes_moved, At.COLUMN, digits=0),
     Figure("moved_bytes", "moved a step", "B", _bytes_by_kind, At.CLAIM),
     Figure("parameter_bytes", "parameters", "B", lambda view: parameter_bytes(view.record), At.CLAIM),
     Figure(
         "replicated_bytes", "copied to replicas a step", "B",
         lambda view: replicated_bytes(view.record), At.CLAIM,
     ),
-    Figure("peak_memory", "peak memory", "B", lambda view: view.record.memory, At.METRIC | At.TABLE),
+    Figure("peak_memory", "peak memory", "B", lambda view: view.record.memory, At.TABLE),
     Figure(
         "peak_bytes", "peak memory of {}", "B", lambda view: view.record.memory, At.ROWS | At.CLAIM,
         varies=True, of_parts=largest_known, of_runs=largest_of,
@@ -104,14 +111,18 @@ FIGURES = (
     Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
     Figure(
         "activation_bytes", "activations", "B",
-        lambda view: view.memory_bytes.get("activations"), At.ROWS, of_runs=largest_known,
+        lambda view: view.memory_bytes.get("activations"), At.METRIC | At.ROWS, of_runs=largest_known,
     ),
     Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
-    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _RATE),
-    Figure("peak_share", "share of the peak", "share", lambda view: view.peak_share, At.SUMMARY),
-    Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, At.SUMMARY),
-    Figure("joules_per_step", "energy a step", "J", lambda view: view.joules_per_step, At.SUMMARY),
-    Figure("verification", "errors", "error", lambda view: view.errors, At.METRIC | At.TERMINAL),
+    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _RATE | At.METRIC),
+    Figure(
+        "peak_share", "share of the peak", "share", lambda view: view.peak_share, At.SUMMARY | At.METRIC
+    ),
+    Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, At.SUMMARY | At.METRIC),
+    Figure(
+        "joules_per_step", "energy a step", "J", lambda view: view.joules_per_step, At.SUMMARY | At.METRIC
+    ),
+    Figure("verification", "errors", "error", lambda view: view.errors, At.TERMINAL),
     Figure(
         "max_error", "largest error", "error", lambda view: view.errors,
         At.COLUMN, digits=2, of_parts=largest_known,
@@ -121,7 +132,7 @@ FIGURES = (
         At.TABLE | At.ROWS, unknown="not checked", of_runs=largest_of,
     ),
     Figure("error", "error of {}s", "error", _errors_by_kind, At.CLAIM, of_parts=largest_known),
-    Figure("missing_steps", "steps missing", "", _missing_steps, At.SUMMARY),
+    Figure("missing_steps", "steps missing", "", _missing_steps, At.SUMMARY | At.METRIC, digits=0),
     Figure("nonfinite", "not finite", "", _nonfinite, At.SUMMARY),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpexp.record.record import Record
-from dpexp.tracking.content import content
+from dpexp.tracking.content import content, earlier
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
@@ -35,7 +35,7 @@ def copy(run: MlflowRun, record: Record, samples: MetricSamples) -> None:
     params: dict[str, str] = {}
     for old in replaced:
         tags = {key: value for key, value in old.data.tags.items() if not content.is_own_tag(key)} | tags
-        params = old.data.params | params
+        params = {key: value for key, value in old.data.params.items() if key not in record.config} | params
     points = list(dict.fromkeys(point for old in replaced for point in _points(run, old, record, samples)))
     _write(run, points, _without(tags, known.tags), _without(params, known.params))
 
@@ -53,12 +53,17 @@ def _points(run: MlflowRun, old: Any, record: Record, samples: MetricSamples) ->
     """The points of a replaced run that its journal and ``system.jsonl`` cannot give."""
     held = samples.system()
     for key in old.data.metrics:
-        if content.is_own_metric(record, key) and not is_system(key):
+        if _is_own(record, key) and not is_system(key):
             continue
         for point in run.store.client.get_metric_history(old.info.run_id, key):
             step, timestamp = int(point.step), int(point.timestamp)
             if (step, timestamp) not in held.get(key, {}):
                 yield Point(key, point.value, timestamp, step)
+
+
+def _is_own(record: Record, key: str) -> bool:
+    """Whether a delivery wrote this metric, of this version or of the one before."""
+    return content.is_own_metric(record, key) or earlier.is_own_metric(record, key)
 
 
 def _without(values: dict[str, str], known: dict[str, str]) -> dict[str, str]:

@@ -1,14 +1,19 @@
 """Content: maps a Record to MLflow's entities. Pure functions that need neither mlflow nor a store.
 
 ====================  =====================================================================
-params                the flat config
-metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``, ``system/<name>``
+params                the flat config, without labels, and options of one strategy only where they are set
+metrics by step       ``by_step/loss``, ``by_step/time_ms``, ``time_ms/<phase>``, ``system/<name>``
 metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
-single metrics        ``summary/…``, with bytes moved, peak memory and errors; ``HEADLINES``
+single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``
 artifacts             ``record.json``, ``long_values.json``, the figures; a sweep's comparison in ``report/``
 ====================  =====================================================================
+
+MLflow compares runs by the last value of a metric, so what is compared has a name of its own beside its
+series. It sorts charts by what stands before the last ``/``: those of ``by_step`` come first. Its page that
+compares opens with the metric that a run got first: the loss, or, of a run that is delivered at once, the
+step time.
 
 A point's timestamp is that of its journal line, not that of its delivery. A point that is delivered twice is
 therefore one row of MLflow's table, whose key consists of run, name, step, timestamp and value.
@@ -18,12 +23,15 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from dpexp.config.options import default_values
 from dpexp.config.printable import printable
-from dpexp.record.figures.figure import At
+from dpexp.config.run_config import options_with_role
+from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.record.figures.figure import At, rounded
 from dpexp.record.figures.registry import figures
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
@@ -38,27 +46,26 @@ RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
-_SUMMARY = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
-"""The keys of a summary that every delivery wrote from the first version on. An earlier end of the run may
-have had them, and the last has not."""
+_ALWAYS = ("step_ms", "samples_per_s", "loss", "phase_coverage", "missing_steps")
+"""The single metrics that every delivery of this version wrote, beside those of phases."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
-HEADLINES = tuple(figure.name for figure in figures(At.COLUMN) if figure.name != SPEED_UP)
-"""Figures by which runs are compared, rounded: the columns of MLflow's list of runs, with ``speed_up``."""
-_COLUMNS = (
-    *(f"metrics.`{figure.name}`" for figure in figures(At.COLUMN)),
-    *(f"tags.`dpexp.{key}`" for key in ("strategy", "execution", "verified")),
-)
-VIEW = "dpexp"
-"""The name of the view of an experiment's runs that dpexp's links open."""
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-VIEW_STATE = json.dumps({"selectedColumns": _COLUMNS})
-"""The experiment's tag, and its value, in which MLflow keeps that view: which columns it shows."""
+SINGLE = tuple(figure.name for figure in figures(At.METRIC | At.COLUMN) if figure.name != SPEED_UP)
+"""The single metrics, without those of phases."""
+PHASES = "phases_ms/"
+MOST_PHASES, MOST_SINGLE = 6, 20
+"""Of more phases the longest are metrics; ``record.json`` has all."""
+VERSION, VERSION_TAG = "2", "dpexp.content"
+"""The version of what is written, and the tag that says it; ``earlier`` knows the one before, without tag."""
 _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
 _FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
 """The first columns of tables."""
-_METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
+_METRICS = {
+    "steps.loss": "by_step/loss",
+    "steps.time_ms": "by_step/time_ms",
+    "metrics.loss": "epoch/loss",
+}
 
 
 class Point(NamedTuple):
@@ -89,14 +96,14 @@ def valid_key(key: str) -> str:
 
 
 def series(record: Record) -> dict[str, list[Any]]:
-    """The lists of the Record that are metrics by step, by metric, without items that are not numbers."""
+    """The lists of the Record that are metrics by step, by metric in order, without what are not numbers."""
     found: dict[str, list[Any]] = {}
     for kind in KINDS:
         for name, values in getattr(record, kind, {}).items():
             key = metric_key(f"{kind}.{name}")
             if key is not None and isinstance(values, list):
                 found.setdefault(key, values)
-    return found
+    return dict(sorted(found.items()))
 
 
 def expected_metrics(record: Record | RecordView) -> dict[str, dict[int, float]]:
@@ -114,6 +121,14 @@ def expected_metrics(record: Record | RecordView) -> dict[str, dict[int, float]]
     return {key: points for key, points in (by_step | single).items() if points}
 
 
+def lost_steps(record: Record) -> dict[str, set[int]]:
+    """The steps that the journal has lost, by metric: MLflow may have any value there."""
+    return {
+        key: {step for step, value in enumerate(values) if value is None}
+        for key, values in series(record).items()
+    }
+
+
 def stored_value(value: float) -> float:
     """The value as MLflow stores it: an infinity as the largest number; nan stays nan."""
     return math.copysign(sys.float_info.max, value) if math.isinf(value) else float(value)
@@ -126,49 +141,42 @@ def is_same_value(one: float, other: float) -> bool:
 
 
 def summary_metrics(record: Record | RecordView) -> dict[str, float]:
-    """Every number of the summary as the Record has it, under its path: ``summary/step_ms/median``.
+    """The single metrics: figures, and the medians of the longest phases, rounded.
 
-    Beside it the figures that are metrics only, and ``HEADLINES``. None of a run that was killed and can
-    resume: its numbers are not final, and a metric keeps every value.
+    None of a run that was killed and can resume: its numbers are not final, and a metric keeps every value.
     """
     view = RecordView.of(record)
     record = view.record
-    can_resume = record.config.get("snapshot_every") or record.config.get("resume")
-    if record.status == "killed" and can_resume:
+    if is_unfinished(record):
         return {}
-    metrics = {figure.name: figure.summarized(view) for figure in figures(At.METRIC)}
-    columns = {figure.name: figure.rounded(view) for figure in figures(At.COLUMN)}
-    known = {name: float(value) for name, value in columns.items() if value is not None}
-    return dict(_numbers("summary", record.summary | metrics)) | known
+    single = {figure.name: figure.rounded(view) for figure in figures(At.METRIC | At.COLUMN)}
+    known = {name: float(value) for name, value in single.items() if value is not None}
+    longest = sorted(view.phase_medians.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
+    return known | {valid_key(PHASES + name): rounded(median) for name, median in longest}
 
 
-def _numbers(path: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _numbers(f"{path}/{key}", item)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield valid_key(path), float(value)
+def is_unfinished(record: Record) -> bool:
+    """Whether the run was killed and can resume."""
+    return record.status == "killed" and bool(
+        record.config.get("snapshot_every") or record.config.get("resume")
+    )
 
 
 def is_own_metric(record: Record, key: str) -> bool:
     """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
-    kind, _, name = key.partition("/")
-    if kind == "summary":
-        registered = (figure.name for figure in figures(At.SUMMARY | At.METRIC))
-        own = map(valid_key, (*registered, *record.summary))
-        return name.partition("/")[0] in set(own)
-    return kind in ("system", "time_ms") or key in HEADLINES or key in series(record)
+    kind = key.partition("/")[0]
+    is_phase_or_series = kind in ("system", "time_ms", "by_step") or key in series(record)
+    return is_phase_or_series or is_single(key)
 
 
-def is_of_summary(key: str) -> bool:
+def is_single(key: str) -> bool:
     """Whether the metric has one point, of the run's end."""
-    return key in HEADLINES or key.startswith("summary/")
+    return key in SINGLE or key.startswith(PHASES)
 
 
 def may_lack(key: str) -> bool:
     """Whether a complete MLflow run may lack this metric: what delivered it may not have known it."""
-    kind, _, name = key.partition("/")
-    return key in HEADLINES or (kind == "summary" and name.partition("/")[0] not in _SUMMARY)
+    return key in SINGLE and key not in _ALWAYS
 
 
 def is_own_tag(key: str) -> bool:
@@ -177,11 +185,20 @@ def is_own_tag(key: str) -> bool:
 
 
 def params(record: Record) -> dict[str, str]:
-    """The flat config as text, at full length.
+    """The flat config as text, at full length, by which MLflow compares runs.
 
-    Without ``resume``: MLflow changes no param, and the run that a resumed one continues had none.
+    Without names and delivery, which are not of the computation, and without options of the run's strategy
+    at their default, which other strategies have not. Without ``resume``: MLflow changes no param, and the
+    run that a resumed one continues had none.
     """
-    return {key: _text(value) for key, value in record.config.items() if key != "resume"}
+    left_out = options_with_role("label", "delivery") | {"resume"}
+    options = STRATEGY_OPTIONS.get(record.strategy)
+    defaults = {} if options is None else default_values(options)
+    return {
+        key: _text(value)
+        for key, value in record.config.items()
+        if key not in left_out and not (key in defaults and defaults[key] == value)
+    }
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -191,6 +208,7 @@ def tags(record: Record) -> dict[str, str]:
     shown = [{"path": name, "type": "table"} for name in _rows(record)]  # MLflow shows these as tables
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
+        VERSION_TAG: VERSION,
         "dpexp.schema": record.schema,
         "dpexp.strategy": record.strategy,
         "dpexp.execution": record.execution,

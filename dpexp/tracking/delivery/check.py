@@ -14,9 +14,10 @@ What the dpexp that delivered it may not have known (``content.may_lack``) may b
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dpexp.record.journal.durable import NotAFileError, read_file
@@ -26,7 +27,7 @@ from dpexp.record.journal.seal import checksum
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
-from dpexp.tracking.content import additions, content
+from dpexp.tracking.content import additions, content, earlier
 from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
@@ -158,6 +159,11 @@ def active(store: Store, folder: Path, entry: LedgerEntry) -> Any:
     return store.active_run(entry.mlflow_run_id, folder.name) if exists(store) else None
 
 
+def content_then(found: Any) -> ModuleType:
+    """What an MLflow run must have: ``content``, or what there was when it was delivered."""
+    return earlier if earlier.has_version_1(found.data.tags) else content
+
+
 def _params(record: Record, found: Any) -> str:
     expected, _ = content.fit(content.params(record), content.MAX_PARAM)
     return _differing("params", expected, found.data.params)
@@ -166,20 +172,22 @@ def _params(record: Record, found: Any) -> str:
 def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
     expected, _ = content.fit(content.tags(record), content.MAX_TAG)
     expected |= ledger.parent_tag(folder, record, store.name)
+    if earlier.has_version_1(found.data.tags):
+        del expected[content.VERSION_TAG]
     status = {"status": record.status.upper()}
     return _differing("tags", expected | status, found.data.tags | {"status": found.info.status})
 
 
 def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     """One text for each metric that differs; a step that the journal has lost may have any value."""
-    expected = content.expected_metrics(record)
-    lost = {key: _holes(values) for key, values in content.series(record).items()}
-    own = {key for key in found.data.metrics if content.is_own_metric(record, key)}
-    expected = {key: points for key, points in expected.items() if key in own or not content.may_lack(key)}
+    then = content_then(found)
+    expected, lost = then.expected_metrics(record), then.lost_steps(record)
+    own = {key for key in found.data.metrics if then.is_own_metric(record, key)}
+    expected = {key: points for key, points in expected.items() if key in own or not then.may_lack(key)}
     for key in sorted(key for key in expected.keys() | own if not is_system(key)):
         history = run.store.client.get_metric_history(run.run_id, key)
         points = [point for point in history if point.step not in lost.get(key, ())]
-        if content.is_of_summary(key):  # the last one counts, of a sweep that was resumed
+        if then.is_single(key):  # the last one counts, of a sweep that was resumed
             points = sorted(points, key=lambda point: int(point.timestamp))[-1:]
         yield _metric(key, expected.get(key, {}), points)
 
@@ -197,10 +205,6 @@ def _system(folder: Path, run: MlflowRun, found: Any) -> tuple[list[str], str]:
         texts.append(_metric(key, {step: value for (step, _), value in expected.items()}, points))
     state = "is damaged, and" if (folder / SYSTEM).exists() else "is missing, and"
     return texts, f"{SYSTEM} {state} lacks {len(lost)} samples that MLflow has" if lost else ""
-
-
-def _holes(values: Iterable[Any]) -> set[int]:
-    return {step for step, value in enumerate(values) if value is None}
 
 
 def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:

@@ -12,7 +12,7 @@ from dpexp.config import names
 from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.tracking.content import content
+from dpexp.tracking.content import content, earlier
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import short_message
 from dpexp.tracking.store.store import BATCH, Store
@@ -61,18 +61,22 @@ class MlflowRun:
         return any(
             key not in values or not content.is_same_value(value, values[key])
             for key, value in self._summary().items()
-            if content.is_own_metric(view.record, key)
         )
+
+    def has_earlier_content(self) -> bool:
+        """Whether what the store has was written by an earlier version, under other names."""
+        return earlier.has_version_1(self.store.client.get_run(self.run_id).data.tags)
 
     def has_other_params(self, record: Record) -> bool:
         """Whether the store has a param with another value: a resumed run may have changed it."""
         expected, _ = content.fit(content.params(record), content.MAX_PARAM)
         stored = self.store.client.get_run(self.run_id).data.params
-        return any(stored.get(key, value) != value for key, value in expected.items())
+        is_left = any(key in record.config and key not in expected for key in stored)
+        return is_left or any(stored.get(key, value) != value for key, value in expected.items())
 
     def _summary(self) -> dict[str, float]:
         metrics = self.store.client.get_run(self.run_id).data.metrics
-        return {key: value for key, value in metrics.items() if content.is_of_summary(key)}
+        return {key: value for key, value in metrics.items() if content.is_single(key)}
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""

@@ -42,12 +42,13 @@ def is_stored(store: Store, folder: Path) -> bool:
     if found is None:
         return False
     try:
-        expected = content.expected_metrics(load(folder))
+        then = check.content_then(found)
+        expected = then.expected_metrics(load(folder))
     except JournalError:  # which `undelivered` reports
         return True
     latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
     for key, points in expected.items():
-        if key not in latest and content.may_lack(key):
+        if key not in latest and then.may_lack(key):
             continue
         last = max(points)
         step, value = latest.get(key, (-1, 0.0))

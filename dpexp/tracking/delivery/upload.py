@@ -9,6 +9,7 @@ arrived nevertheless. A point that arrives twice all the same is one row: see ``
 """
 
 import dataclasses
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import additions, content, speed_ups
 from dpexp.tracking.content.content import Point
-from dpexp.tracking.content.samples import MetricSamples
+from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
@@ -48,6 +49,7 @@ class Upload:
         self._named = named
         self._samples = MetricSamples(self.folder)
         self._run: MlflowRun | None = None
+        self._is_over = False
         self._forget()
 
     def _forget(self) -> None:
@@ -79,13 +81,20 @@ class Upload:
     def _send(self) -> bool:
         """Deliver the next batch; False when the store has every point that was read so far."""
         run = self.attach()  # of a new run the first points are the next
-        batch = list(islice(self._samples.points(self._last_steps), BATCH))
+        batch = list(islice(self._points(), BATCH))
         if batch:
             self._in_doubt = True
             self.store.log_points(run.run_id, batch)
             self._in_doubt = False
         self._last_steps |= {point.key: point.step for point in batch}
         return bool(batch)
+
+    def _points(self) -> Iterator[Point]:
+        """The points that the store does not have; the machine's wait for the first step, or the end."""
+        points = self._samples.points(self._last_steps)
+        if self._is_over or any(self._record.steps.values()):
+            return points
+        return (point for point in points if not is_system(point.key))
 
     def attach(self) -> MlflowRun:
         """The MLflow run of this run, created if absent; ``_last_steps`` then agrees with the store.
@@ -201,13 +210,15 @@ class Upload:
         return problems
 
     def _without_other_end(self, run: MlflowRun, view: RecordView) -> MlflowRun:
-        """The run, rebuilt if it has params or the summary of an earlier end, after which it was resumed.
+        """The run, rebuilt if it has params or the summary of an earlier end, after which it was resumed,
+        or what an earlier version wrote.
 
         A sweep keeps its MLflow run, which is the parent of others.
         """
         if view.record.strategy == SWEEP_STRATEGY or self._is_behind:
             return run
-        if not run.has_other_params(view.record) and not run.has_other_summary(view):
+        others = run.has_other_params(view.record) or run.has_other_summary(view)
+        if not others and not run.has_earlier_content():
             return run
         self.rebuild()
         self.advance()
@@ -222,7 +233,11 @@ class Upload:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
         record = load_closed(self.folder)
-        view = RecordView(record)
+        view, self._is_over = RecordView(record), True
+        self._read()
+        run = self.attach()
+        if not self._last_steps:
+            run.write_summary(view)
         self.advance()
         run = self._without_other_end(self.attach(), view)
         run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))

@@ -19,7 +19,7 @@ from typing import IO, Any
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.record.journal.durable import private_umask
 from dpexp.record.redact import redact
-from dpexp.tracking.content import content
+from dpexp.tracking.content import view
 from dpexp.tracking.store.store import CLIENT_DEFAULTS, Store, without_login
 
 OPEN_STORE = (
@@ -63,7 +63,7 @@ def remote_links(store: Store) -> list[tuple[str, str]] | None:
 def _links(base: str, names: Mapping[str, str], tags: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
     """The links to experiments, by id, with the columns of dpexp's view where the tags have it."""
     used = [number for number in names if number != DEFAULT_EXPERIMENT] or names
-    views = {n: f"&viewStateShareKey={content.VIEW}" if content.VIEW_TAG in tags[n] else "" for n in used}
+    views = {n: f"&viewStateShareKey={view.VIEW}" if view.VIEW_TAG in tags[n] else "" for n in used}
     return [
         (names[n], f"{base}/#/experiments/{n}/runs?workflowType=machine_learning{views[n]}") for n in used
     ]

@@ -48,7 +48,8 @@ def insert(path: Path, run_id: str, points: Iterable[Point]) -> None:
     Raises sqlite3.Error, and MlflowException where the run is deleted or missing.
     """
     rows = [_row(run_id, point) for point in points]
-    latest = {row[0]: row for row in sorted(rows, key=lambda row: (row[4], row[2], row[1]))}
+    by_step = sorted(rows, key=lambda row: (row[4], row[2], row[1]))
+    latest = {row[0]: row for row in (*rows, *by_step)}  # in the order given, which MLflow keeps
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with connection:

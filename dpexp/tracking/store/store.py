@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from dpexp.config.names import folder_name
 from dpexp.config.process import UI_PORT, command
 from dpexp.record.redact import redact
-from dpexp.tracking.content import content
+from dpexp.tracking.content import content, view
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
 from dpexp.tracking.store import patience
@@ -181,8 +181,8 @@ class Store:
     def write_view(self, experiment_id: str) -> None:
         """Write the view of the experiment's runs that links open, unless it is there."""
         tags = self.client.get_experiment(experiment_id).tags
-        if tags.get(content.VIEW_TAG) != content.VIEW_STATE:
-            self.client.set_experiment_tag(experiment_id, content.VIEW_TAG, content.VIEW_STATE)
+        if tags.get(view.VIEW_TAG) != view.VIEW_STATE:
+            self.client.set_experiment_tag(experiment_id, view.VIEW_TAG, view.VIEW_STATE)
 
     def where(self, experiment_id: str, mlflow_run_id: str) -> str:
         """Where the user finds a run: a link, after the command that serves it where there is no server."""

@@ -21,6 +21,7 @@ from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.compare import rows, tables
 from dpexp.report.compare.grouping import compare
@@ -78,16 +79,11 @@ def flat(path: str, found: Any) -> Numbers:
 def screens(folder: Path, record: Record) -> dict[str, Numbers]:
     """{screen that shows numbers as they are: {figure: its number}}; of samples the median."""
     (row,) = csv.DictReader(io.StringIO(rows.to_csv(compare([folder]))))
-    metrics, run = content.summary_metrics(record), [MeasuredRun("cell", 1, record)]
+    run = [MeasuredRun("cell", 1, record)]
     claims = {"step_ms": value("step_ms", run), "peak_bytes": value("peak_bytes", run)}
     claims |= {f"phases_ms/{name}": value(f"phase_ms:{name}", run) for name in record.phases}
     return {
         "the Record": flat("", record.summary),
-        "MLflow": {
-            key.removeprefix("summary").removesuffix("/median"): number
-            for key, number in metrics.items()
-            if "/" in key
-        },
         "the list": flat("", RunSummary.of(record).figures),
         "the CSV": {f"/{name}": float(text) for name, text in row.items() if name in NAMES and text},
         "the claims": {f"/{name}": number for name, number in claims.items()},
@@ -101,19 +97,23 @@ def assert_agreement(folder: Path, record: Record) -> None:
     for name in set().union(*shown.values()):
         first, *others = (numbers[name] for numbers in shown.values() if name in numbers)
         assert others == pytest.approx([first] * len(others), nan_ok=True), name
-    assert_columns(record, shown["MLflow"])
+    assert_metrics(record, shown["the Record"])
     assert_texts(folder, record, shown["the Record"])
 
 
-def assert_columns(record: Record, known: Numbers) -> None:
-    """The columns of MLflow's list of runs are rounded numbers of the same metrics."""
-    columns = content.summary_metrics(record)
-    assert columns["step_ms"] == float(f"{known['/step_ms']:.4g}")
-    assert columns["peak_MB"] == max(record.memory.values()) / 1e6
-    ways = known["/bytes_moved/forward"], known["/bytes_moved/backward"]
-    assert columns["bytes_moved"] == value("moved_bytes", [MeasuredRun("cell", 1, record)]) == sum(ways)
-    if errors := [number for name, number in known.items() if name.startswith("/verification/")]:
-        assert columns["max_error"] == float(f"{max(errors):.2g}")
+def assert_metrics(record: Record, known: Numbers) -> None:
+    """The single metrics of MLflow are rounded numbers of the Record."""
+    metrics = content.summary_metrics(record)
+    shared = {name for name in metrics if f"/{name}" in known}
+    assert {"step_ms", "samples_per_s", "phase_coverage"} <= shared
+    for name in shared:
+        assert metrics[name] == pytest.approx(float(f"{known[f'/{name}']:.4g}"), nan_ok=True), name
+    phases = {name: metrics[f"phases_ms/{name}"] for name in record.phases if f"phases_ms/{name}" in metrics}
+    assert len(phases) == min(len(record.phases), content.MOST_PHASES)
+    assert metrics["peak_MB"] == float(f"{max(record.memory.values()) / 1e6:.4g}")
+    assert metrics["bytes_moved"] == value("moved_bytes", [MeasuredRun("cell", 1, record)])
+    if errors := RecordView(record).errors:
+        assert metrics["max_error"] == float(f"{max(errors.values()):.2g}")
 
 
 def assert_texts(folder: Path, record: Record, known: Numbers) -> None:

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, only_run
 
 from dpexp.config.run_config import config_digest
-from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.seal import seal, unseal
 from dpexp.tracking.content import content
@@ -91,7 +91,7 @@ def test_a_damaged_journal_is_delivered_as_its_fold(home: Path, uri: str, damage
     assert {kind for kind, _ in checked(home, journal.folder)} == {"journal"}
     data = only_run(uri, damage).data
     assert data.tags["dpexp.damage"]
-    assert data.metrics.get("summary/missing_steps", 0) == (10 if damage == "lost" else 0)
+    assert data.metrics.get("missing_steps", 0) == (10 if damage == "lost" else 0)
 
 
 @pytest.mark.parametrize("damage", ["end", "line", "byte"])
@@ -204,8 +204,16 @@ def test_a_resumed_run_that_was_delivered_before_has_no_problem(home: Path) -> N
 @pytest.mark.parametrize(
     ("run_id", "statement", "found"),
     [
-        ("value", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?", "values"),
-        ("point", "DELETE FROM metrics WHERE key = 'time_ms/step' AND step = 3 AND run_uuid = ?", "values"),
+        (
+            "value",
+            "UPDATE metrics SET value = 9 WHERE key = 'by_step/loss' AND step = 17 AND run_uuid = ?",
+            "values",
+        ),
+        (
+            "point",
+            "DELETE FROM metrics WHERE key = 'by_step/time_ms' AND step = 3 AND run_uuid = ?",
+            "values",
+        ),
         ("system", "DELETE FROM metrics WHERE key LIKE 'system/%' AND run_uuid = ?", "values"),
         ("param", "UPDATE params SET value = '31' WHERE key = 'batch_size' AND run_uuid = ?", "values"),
         ("tag", "DELETE FROM tags WHERE key = 'dpexp.strategy' AND run_uuid = ?", "facts"),
@@ -238,7 +246,7 @@ def add_by_hand(uri: str, run_id: str) -> None:
     client, mlflow_run = MlflowClient(uri), only_run(uri, run_id).info.run_id
     for step, value in enumerate([0.5, 0.75]):
         client.log_metric(mlflow_run, "eval/accuracy", value, timestamp=step, step=step)
-    client.log_metric(mlflow_run, "summary/score", 7.0)
+    client.log_metric(mlflow_run, "scores/mine", 7.0)
     client.set_tag(mlflow_run, "team", "vision")
     client.log_param(mlflow_run, "annotated", "yes")
 
@@ -252,7 +260,9 @@ def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path
     before, mlflow_run = everything(uri, "added"), only_run(uri, "added").info.run_id
     for _ in range(2):  # the second repair replaces a run that has replaced one
         changed(
-            home, "added", "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?"
+            home,
+            "added",
+            "UPDATE metrics SET value = 9 WHERE key = 'by_step/loss' AND step = 17 AND run_uuid = ?",
         )
         assert checked(home, folder) == [("values", NEW_RUN), ("system", "")]
         repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
@@ -277,7 +287,7 @@ def test_what_users_add_in_mlflow_stays_at_a_restart(home: Path, uri: str) -> No
     after = only_run(uri, "restarted")
     assert after.info.run_id != before.info.run_id
     assert (after.data.tags["team"], after.data.params["annotated"]) == ("vision", "yes")
-    assert (after.data.metrics["eval/accuracy"], after.data.metrics["summary/score"]) == (0.75, 7.0)
+    assert (after.data.metrics["eval/accuracy"], after.data.metrics["scores/mine"]) == (0.75, 7.0)
     assert checked(home, journal.folder) == []
 
 
@@ -316,27 +326,63 @@ def test_a_run_delivered_before_a_summary_had_a_figure_is_stored(
     home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = delivered(home, "before")
-    write, new = content.summary_metrics, {"summary/figure/of_later": 3.0}
+    write, new = content.summary_metrics, {"figure_of_later": 3.0}
+    monkeypatch.setattr(content, "SINGLE", (*content.SINGLE, *new))
     monkeypatch.setattr(content, "summary_metrics", lambda record: write(record) | new)
     assert folder not in sync.lost(home)
     assert checked(home, folder) == []
     list(sync.deliver(home, [folder], again=True))
-    assert only_run(uri, "before").data.metrics["summary/figure/of_later"] == 3
-    changed(
-        home, "before", "UPDATE metrics SET value = 9 WHERE key = 'summary/figure/of_later' AND run_uuid = ?"
-    )
+    assert only_run(uri, "before").data.metrics["figure_of_later"] == 3
+    changed(home, "before", "UPDATE metrics SET value = 9 WHERE key = 'figure_of_later' AND run_uuid = ?")
     changed(
         home,
         "before",
-        "UPDATE latest_metrics SET value = 9 WHERE key = 'summary/figure/of_later' AND run_uuid = ?",
+        "UPDATE latest_metrics SET value = 9 WHERE key = 'figure_of_later' AND run_uuid = ?",
     )
     assert folder in sync.lost(home)
+
+
+def as_version_1(home: Path, run_id: str) -> None:
+    """Make a delivered run one of the version of the content that had other names for metrics."""
+    record = load(home / "runs" / run_id)
+    changed(home, run_id, f"DELETE FROM tags WHERE key = '{content.VERSION_TAG}' AND run_uuid = ?")
+    for table in ("metrics", "latest_metrics"):
+        keys = ", ".join(f"'{key}'" for key in content.summary_metrics(record))
+        changed(home, run_id, f"DELETE FROM {table} WHERE key IN ({keys}) AND run_uuid = ?")
+        for now, then in (("by_step/loss", "loss"), ("by_step/time_ms", "time_ms/step")):
+            changed(home, run_id, f"UPDATE {table} SET key = '{then}' WHERE key = '{now}' AND run_uuid = ?")
+    client, mlflow_run = (
+        Store.from_environment(home).client,
+        only_run(f"sqlite:///{home / 'mlflow.db'}", run_id).info.run_id,
+    )
+    summary = {"phases_ms": record.summary["phases_ms"], "step_ms": record.summary["step_ms"]}
+    written = {f"summary/{name}/{key}": value for name, of in summary.items() for key, value in of.items()}
+    written |= {f"summary/{key}": record.summary[key] for key in ("samples_per_s", "phase_coverage")}
+    for key, value in written.items():
+        if value is not None:
+            client.log_metric(mlflow_run, key, value)
+    client.log_param(mlflow_run, "run_name", "mine")
+
+
+def test_a_run_of_an_earlier_version_is_stored_and_is_replaced_when_it_is_delivered_again(
+    home: Path, uri: str
+) -> None:
+    folder = delivered(home, "earlier")
+    today = everything(uri, "earlier")
+    as_version_1(home, "earlier")
+    assert folder not in sync.lost(home)
+    assert checked(home, folder) == []
+    changed(home, "earlier", "UPDATE metrics SET value = 9 WHERE key = 'time_ms/step' AND run_uuid = ?")
+    assert checked(home, folder) == [("values", NEW_RUN)]
+    list(sync.deliver(home, [folder], again=True))
+    assert everything(uri, "earlier") == today
+    assert checked(home, folder) == []
 
 
 def test_a_run_delivered_before_there_were_headlines_is_stored(home: Path) -> None:
     folder = delivered(home, "without")
     for table in ("metrics", "latest_metrics"):
-        keys = ", ".join(f"'{key}'" for key in content.HEADLINES)
+        keys = ", ".join(f"'{key}'" for key in content.SINGLE if content.may_lack(key))
         changed(home, "without", f"DELETE FROM {table} WHERE key IN ({keys}) AND run_uuid = ?")
     assert folder not in sync.lost(home)
     assert checked(home, folder) == []
@@ -344,7 +390,7 @@ def test_a_run_delivered_before_there_were_headlines_is_stored(home: Path) -> No
 
 def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     folder = delivered(home, "forgotten")
-    changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
+    changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'by_step/loss' AND run_uuid = ?")
     assert sync.lost(home) == [folder]
     list(sync.deliver(home, [folder], again=True, new_run=True))
     assert sync.lost(home) == []

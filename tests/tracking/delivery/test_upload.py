@@ -8,19 +8,22 @@ from typing import Any
 
 import journals
 import pytest
+import record_factory
 from command_lines import shared, wait
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
 from store_faults import Death, dying
 
+from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import unseal
 from dpexp.record.record import Record
-from dpexp.record.runs.import_journals import import_journal
-from dpexp.tracking.content import content
+from dpexp.record.runs.import_journals import SYSTEM, import_journal
+from dpexp.record.view import RecordView
+from dpexp.tracking.content import content, view
 from dpexp.tracking.content.samples import MetricSamples
 from dpexp.tracking.delivery import ledger, repair, sync, upload
 from dpexp.tracking.delivery.upload import Upload
@@ -53,7 +56,7 @@ def deliver(home: Path, journal: Path) -> str:
     return result.state
 
 
-def steps_of(uri: str, run_id: str, key: str = "loss") -> list[int]:
+def steps_of(uri: str, run_id: str, key: str = "by_step/loss") -> list[int]:
     return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, key)]
 
 
@@ -69,12 +72,12 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
     assert found["params"]["batch_size"] == "30"
     assert found["params"]["strategy"] == "whole"
-    assert [value for _, value, _ in found["metrics"]["loss"]] == record.steps["loss"]
-    assert [value for _, value, _ in found["metrics"]["time_ms/step"]] == record.steps["time_ms"]
+    assert [value for _, value, _ in found["metrics"]["by_step/loss"]] == record.steps["loss"]
+    assert [value for _, value, _ in found["metrics"]["by_step/time_ms"]] == record.steps["time_ms"]
     assert [step for step, _, _ in found["metrics"]["time_ms/forward"]] == [0, 1, 2]
     assert [value for _, value, _ in found["metrics"]["accuracy"]] == [0.5, 0.75]
-    (median,) = found["metrics"]["summary/step_ms/median"]
-    assert median[1] == record.summary["step_ms"]["median"]
+    (median,) = found["metrics"]["step_ms"]
+    assert median[1] == pytest.approx(record.summary["step_ms"]["median"], rel=1e-3)
     assert found["tags"]["dpexp.run_id"] == "complete"
     assert found["tags"]["dpexp.verified"] == "True"
     assert found["tags"]["git.dirty"] == "True"
@@ -118,14 +121,41 @@ def test_the_list_of_runs_has_columns_for_what_runs_are_compared_by(home: Path, 
     deliver(home, journals.end(journal))
     found = only_run(uri, "columns")
     metrics = found.data.metrics
-    assert metrics["step_ms"] == pytest.approx(metrics["summary/step_ms/median"], rel=1e-3)
+    figures = RecordView(fold(journal.path))
     assert (metrics["peak_MB"], metrics["max_error"]) == (1500, 3e-16)
-    assert metrics["summary/peak_memory/cpu"] == 250_000_000
-    assert metrics["summary/verification/gradient_error"] == 2e-16
-    moved = [metrics[f"summary/bytes_moved/{way}"] for way in ("forward", "backward")]
-    assert metrics["bytes_moved"] == sum(moved)
-    view = MlflowClient(uri).get_experiment(found.info.experiment_id).tags[content.VIEW_TAG]
-    assert {f"metrics.`{key}`" for key in content.HEADLINES} < set(json.loads(view)["selectedColumns"])
+    assert metrics["bytes_moved"] == sum(figures.bytes_moved.values())
+    written = MlflowClient(uri).get_experiment(found.info.experiment_id).tags[view.VIEW_TAG]
+    shown = [column.split("`")[1].removeprefix("dpexp.") for column in json.loads(written)["selectedColumns"]]
+    assert shown[:5] == ["strategy", "verified", "step_ms", "speed_up", "samples_per_s"]
+    assert {"bytes_moved", "peak_MB", "max_error"} <= set(shown) & set(metrics)
+
+
+def test_a_run_has_few_metrics_beside_its_series_and_they_are_rounded() -> None:
+    most = record_factory.whole(8, phases={f"phase {number}": 0.123456789 for number in range(12)})
+    for record in (most, record_factory.hybrid(), record_factory.whole(1)):
+        single = content.summary_metrics(record)
+        assert {"step_ms", "samples_per_s", "loss", "peak_MB"} <= single.keys()
+        assert {key for key in single if not content.is_single(key)} == set()
+        assert all(len(f"{value:.12g}".strip("0").replace(".", "")) <= 6 for value in single.values())
+        assert not single.keys() & content.series(record).keys()
+    assert len(content.SINGLE) + 1 + content.MOST_PHASES <= content.MOST_SINGLE  # with the speed-up
+
+
+def test_params_are_what_runs_differ_by() -> None:
+    config = RunConfig("hybrid", virtual=2, run_name="mine", options={"sparse": True}).to_dict()
+    shown = content.params(Record(strategy="hybrid", config=config))
+    assert (shown["strategy"], shown["sparse"], shown["batch_size"]) == ("hybrid", "True", "30")
+    assert not {"comm", "comm_timeout", "lookahead", "run_name", "experiment", "track"} & shown.keys()
+
+
+def first_metric(uri: str, run_id: str) -> str:
+    """The metric with which MLflow's page that compares runs opens."""
+    return next(iter(only_run(uri, run_id).data.metrics))
+
+
+def test_a_run_that_is_delivered_at_once_is_compared_by_its_step_time(home: Path, uri: str) -> None:
+    deliver(home, journals.complete(home / "runs", "at-once"))
+    assert first_metric(uri, "at-once") == "step_ms"
 
 
 @pytest.mark.parametrize("first", ["sweep", "run"])
@@ -194,7 +224,7 @@ def test_inf_and_nan_arrive_with_a_tag(home: Path, uri: str) -> None:
     deliver(home, journal.path)
     found = everything(uri, "odd")
     largest = 1.7976931348623157e308
-    assert [value for _, value, _ in found["metrics"]["loss"]] == [1.0, largest, "nan"]
+    assert [value for _, value, _ in found["metrics"]["by_step/loss"]] == [1.0, largest, "nan"]
     assert json.loads(found["tags"]["dpexp.nonfinite"]) == {"loss": {"nan": 1, "inf": 1, "first": 1}}
     assert json.loads(found["artifacts"]["record.json"])["steps"]["loss"] == [1.0, "inf", "nan"]
 
@@ -442,11 +472,17 @@ def test_a_run_that_another_process_delivers_is_not_delivered_twice(
 def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "live")
     live = Upload(opened(home), journal.path, fresh=True)
+    sample = {"system.cpu_utilization_percentage": [50.0]}
+    (journal.folder / SYSTEM).write_bytes(encode_line({"seq": 0, "at": 1000, "extend": sample}))
+    live.advance()
+    assert only_run(uri, "live").data.metrics == {}
     for first in (0, 50):
         journals.step(journal, first, 50)
         live.advance()
         assert steps_of(uri, "live") == list(range(first + 50))
     assert only_run(uri, "live").info.status == "RUNNING"
+    assert first_metric(uri, "live") == "by_step/loss"
+    assert "system/cpu_utilization_percentage" in only_run(uri, "live").data.metrics
     journals.end(journal)
     finish(journal.path)
     assert live.complete().complete
