@@ -23,7 +23,7 @@ from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
-NEWER = frozenset({"metrics", "validation"})
+NEWER = frozenset({"metrics", "validation", "profile"})
 """Options that the text of a config leaves out at their default, so that its digest is that of before."""
 
 
@@ -78,6 +78,11 @@ class RunConfig:
     warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0, max=10**9)
     phase_steps: int = control_option(
         20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9
+    )
+    profile: bool = control_option(
+        False,
+        "Record further steps with torch.profiler: the costliest operators, and a trace for Perfetto.",
+        flag="--profile/--no-profile",
     )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
     optimizer: SpecField = option(

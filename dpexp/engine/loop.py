@@ -68,6 +68,7 @@ def _execute(
     measurement.time_phases()
     measurement.profile()
     measurement.count_collectives()
+    measurement.profile_operators()
 
 
 def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> Mode | None:

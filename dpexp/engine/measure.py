@@ -1,7 +1,7 @@
 """Measurement: the passes over a placed model, and what they add to the journal.
 
 warm_up -> resume -> time_steps -> record_digests -> compare_last
-    -> time_phases -> profile -> count_collectives
+    -> time_phases -> profile -> count_collectives -> profile_operators
 """
 
 import math
@@ -21,6 +21,7 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.steps.step_log import StepLog
 from dpexp.measurement.collectives import counted_collectives
+from dpexp.measurement.operators import STEPS, WARM_UP, profile_operators
 from dpexp.measurement.phases import time_phases
 from dpexp.measurement.probes.bandwidth import link, memory
 from dpexp.measurement.probes.energy import EnergyMeter
@@ -236,8 +237,8 @@ class Measurement:
     def count_collectives(self) -> None:
         """Count what the ranks send in a further step of a full batch, and of a smaller last one.
 
-        None where no further steps are wanted (``--phase-steps 0``). It is the last pass: its steps may end
-        while gradients are accumulated.
+        None where no further steps are wanted (``--phase-steps 0``). Its steps may end while gradients are
+        accumulated, and so do those of ``profile_operators``: nothing is recorded of what they train.
         """
         if not (self._group.members and self._config.phase_steps):
             return
@@ -246,3 +247,14 @@ class Measurement:
         by_rank = self._group.all_gather(counted_collectives(self.trainer, batches))
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})
+
+    def profile_operators(self) -> None:
+        """Record further steps of a full batch with ``torch.profiler`` (``--profile``)."""
+        if not self._config.profile:
+            return
+        self.progress.begin("operators")
+        batches = [next(self.prepared.local_batches(0)) for _ in range(WARM_UP + STEPS)]
+        profile = profile_operators(self.trainer, batches)
+        if self._group.is_first:
+            self.journal.set({"work.operators": profile.work(self.journal.folder)})
+            self.journal.flush()

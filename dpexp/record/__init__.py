@@ -4,6 +4,7 @@
 
     runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal/journal.py
                   record.json      its fold, written when the run ends                    journal/fold.py
+                  profiler_trace.json    of --profile                                     profiler_trace.py
 
 Start reading in record.py, which defines the Record. view.py computes its figures, each once, and
 figures/registry.py names them; facts.py and rows.py have its types; runs/index.py finds runs by name. Every

@@ -111,6 +111,30 @@ class Energy(TypedDict):
     steps: int
 
 
+class Operator(TypedDict):
+    """An operator in one step: how often it is called, and the time of its own, without those it calls."""
+
+    name: str
+    calls: float
+    self_ms: float
+
+
+class ProfilerTrace(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class Operators(TypedDict, total=False):
+    """The costliest operators by the time on this kind of device, ``total_ms`` that of all, in one step."""
+
+    steps: int
+    device: str
+    total_ms: float
+    rows: list[Operator]
+    trace: ProfilerTrace
+    note: str
+
+
 class Work(TypedDict, total=False):
     """What the observed step computed, and what limits it on this machine."""
 
@@ -122,6 +146,7 @@ class Work(TypedDict, total=False):
     memory: Memory
     link: Link
     energy: Energy
+    operators: Operators
     note: str
 
 

@@ -37,6 +37,7 @@ def sections(record: Record | RecordView, *, full: bool = False) -> list[Section
         device_map_section(view),
         _work(view) if full else None,
         _phases(view),
+        _operators(record, full),
         _findings(record, findings, full),
         next_commands(record),
     ]
@@ -141,6 +142,15 @@ def _work(view: RecordView) -> Section | None:
         return None
     table = Table(columns, tuple(rows), folds=True) if rows else None
     return Section("Memory and work of a step", tuple(work.work_lines(view)), table=table)
+
+
+def _operators(record: Record, full: bool) -> Section | None:
+    """The costliest operators of the profiled steps (``--profile``)."""
+    if "operators" not in record.work:
+        return None
+    columns, rows = work.operator_table(record)
+    table = Table(columns, tuple(rows), folds=True) if rows and full else None
+    return Section("Operators", tuple(work.operator_lines(record)), table=table)
 
 
 def _moved(view: RecordView) -> list[str]:

@@ -133,6 +133,7 @@ def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_t
             "steps",
             "epochs",
             "phase_steps",
+            "profile",
         ),
         *("check", "track", "track_timeout", "experiment", "run_name"),
     }

@@ -15,6 +15,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.measure import RunError
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
+from dpexp.measurement.operators import STEPS, WARM_UP
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.single import Single
 from dpexp.verification.result import VerificationError
@@ -94,8 +95,8 @@ def test_every_pass_of_a_run_takes_the_step_of_the_layout(
     dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with placed_as(Watched, monkeypatch) as counts:
-        record = recorded(dpexp_home, RunConfig("single", **CONFIG))
-    verified, observed, profiled = record.verification["steps"], 4, 1
+        record = recorded(dpexp_home, RunConfig("single", profile=True, **CONFIG))
+    verified, observed, profiled = record.verification["steps"], 4, 1 + WARM_UP + STEPS
     after_the_last = record.verification["last_step"]["steps"]
     assert counts == {"steps": verified + observed + 2 + 5 + after_the_last + 3 + profiled, "outside": 0}
     assert (len(record.steps["loss"]), len(record.phases["forward"])) == (5, 3)

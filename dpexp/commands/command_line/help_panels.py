@@ -28,7 +28,7 @@ RANKS = tuple(field.name for field in option_fields(LaunchOptions))
 PANELS: dict[str, tuple[str, ...]] = {
     "Model and data": (*WORK, "seed", "eval"),
     "Devices and layout": ("devices", "virtual", "backend", "threads", *RANKS),
-    "Measuring": ("steps", "epochs", "warmup", "phase_steps", "check"),
+    "Measuring": ("steps", "epochs", "warmup", "phase_steps", "profile", "check"),
     "Tracking": ("track", "track_timeout", "experiment", "run_name"),
 }
 """The options that several strategies have, by panel, in the order of the help."""

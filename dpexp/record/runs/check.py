@@ -15,6 +15,7 @@ from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, is_open
 from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
+from dpexp.record.profiler_trace import PROFILER_TRACE, wrong_trace
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs import sweep_records
 
@@ -58,6 +59,8 @@ def record_problems(folder: Path) -> list[Problem]:
     if wrong := _derived(folder / RECORD, record, checksum(journal), contradicting):
         found.append(Problem(folder.name, "record", f"{RECORD}: {wrong}", WRITE_AGAIN))
     found += [Problem(folder.name, "contradiction", text) for text in contradicting]
+    if wrong := wrong_trace(folder, record):
+        found.append(Problem(folder.name, "record", f"{PROFILER_TRACE}: {wrong}"))
     return [*found, *_sweep_problems(folder, record)]
 
 

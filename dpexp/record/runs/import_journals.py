@@ -9,10 +9,13 @@ from dpexp.config.process import command
 from dpexp.record.journal.durable import make_folder, private_files, read_file, write_atomically
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
+from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import JournalError
 
 SYSTEM = "system.jsonl"
-"""The system metrics of a run, which are copied as well."""
+"""The system metrics of a run."""
+BESIDE = (SYSTEM, PROFILER_TRACE)
+"""The files of a run that no journal gives back: they are copied with it."""
 
 
 def journals(path: Path) -> list[Path]:
@@ -62,8 +65,9 @@ def _copy(journal: Path, folder: Path) -> None:
         copied = Path(temporary) / folder.name
         copied.mkdir()
         shutil.copyfile(journal, copied / JOURNAL)
-        if journal.with_name(SYSTEM).exists():
-            shutil.copyfile(journal.with_name(SYSTEM), copied / SYSTEM)
+        for name in BESIDE:
+            if journal.with_name(name).exists():
+                shutil.copyfile(journal.with_name(name), copied / name)
         try:
             os.rename(copied, folder)
         except OSError:  # another process has imported it in the meantime
@@ -80,6 +84,6 @@ def _merge(journal: Path, folder: Path) -> None:
         )
     write_atomically(folder / JOURNAL, imported)
     (folder / RECORD).unlink(missing_ok=True)
-    system = journal.with_name(SYSTEM)
-    if system.exists():
-        write_atomically(folder / SYSTEM, system.read_bytes())
+    for name in BESIDE:
+        if journal.with_name(name).exists():
+            write_atomically(folder / name, journal.with_name(name).read_bytes())

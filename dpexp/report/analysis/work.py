@@ -1,14 +1,17 @@
-"""Memory and work of the observed step as text: a row for each kind of device, a line for its FLOPs."""
+"""Memory and work of the observed step as text, and the costliest operators of the profiled ones."""
 
 from dpexp.config.ranges import plural
 from dpexp.record.figures.work import CATEGORIES
-from dpexp.record.record import Record
+from dpexp.record.profiler_trace import PROFILER_TRACE
+from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
 
 HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}
 NAMED = 6
 """The most operators that are named as not counted."""
+NAMED_COSTLIEST = 3
+"""How many of the costliest operators a short report names."""
 
 
 def memory_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -71,3 +74,32 @@ def _others(view: RecordView) -> str:
 def _rate(view: RecordView) -> str:
     """``; 12 GFLOP/s``, where it is known."""
     return f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s else ""
+
+
+def operator_lines(record: Record) -> list[str]:
+    """Which operators took most of the profiled steps, where their trace is, and what is not known."""
+    found = record.work["operators"]
+    lines = [found["note"]] if found.get("note") else []
+    if rows := found.get("rows"):
+        costliest = ", ".join(f"{row['name']} {_share(row, found)}" for row in rows[:NAMED_COSTLIEST])
+        own = f"{units.ms(found['total_ms'])} a step on {found['device']}, over all threads"
+        lines.insert(0, f"{found['steps']} steps under torch.profiler: own time {own}; most {costliest}")
+    if "trace" in found:
+        size = units.size(found["trace"]["bytes"])
+        lines.append(f"{PROFILER_TRACE} ({size}) in the run's folder and in MLflow opens in ui.perfetto.dev")
+    return lines
+
+
+def operator_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(columns, rows) of the costliest operators, in one step."""
+    found = record.work["operators"]
+    columns = ("operator", "calls", "own time", "share")
+    return columns, [
+        (row["name"], f"{row['calls']:g}", units.ms(row["self_ms"]), _share(row, found))
+        for row in found.get("rows", [])
+    ]
+
+
+def _share(row: Row, found: Row) -> str:
+    """Of the own time of all operators."""
+    return units.percent(row["self_ms"] / found["total_ms"]) if found["total_ms"] else "-"

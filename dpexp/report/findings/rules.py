@@ -18,7 +18,7 @@ from dpexp.record.view import RecordView
 from dpexp.report import findings
 from dpexp.report.findings.evidence import Evidence
 
-HOW_TO_SEE = "timeline.html shows the gaps, and torch.profiler around a step what fills them"
+HOW_TO_SEE = "timeline.html shows the gaps, and --profile what fills them"
 """How to see what no phase and no replica explains."""
 
 

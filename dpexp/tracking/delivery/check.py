@@ -24,6 +24,7 @@ from dpexp.record.journal.durable import NotAFileError, read_file
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.seal import checksum
+from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
@@ -220,9 +221,16 @@ def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
 
 
 def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
-    stored = {file.path for file in run.store.client.list_artifacts(run.run_id)}
-    missing = sorted({RECORD, *content.record_tables(record)} - stored)
-    return f"artifacts missing: {', '.join(missing)}" if missing else ""
+    stored = {file.path: file.file_size for file in run.store.client.list_artifacts(run.run_id)}
+    expected = {RECORD, *content.record_tables(record)}
+    trace = None if wrong_trace(folder, record) else trace_of(record)  # which `record_problems` reports
+    missing = sorted((expected | ({PROFILER_TRACE} if trace else set())) - stored.keys())
+    if missing:
+        return f"artifacts missing: {', '.join(missing)}"
+    size = stored.get(PROFILER_TRACE)
+    if trace is None or size is None or size == trace["bytes"]:
+        return ""
+    return f"artifact {PROFILER_TRACE}: {size} bytes instead of {trace['bytes']}"
 
 
 def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from dpexp import report
 from dpexp.config import names
 from dpexp.record.journal.temporary_folder import temporary_folder
+from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, earlier
@@ -87,10 +88,12 @@ class MlflowRun:
         client.delete_run(self.run_id)
 
     def write_files(self, record: Record, record_file: Path) -> None:
-        """Write the tables and ``record.json``."""
+        """Write the tables, ``record.json``, and the profiler's trace where it is as the run wrote it."""
         for name, text in content.record_tables(record).items():
             self.store.client.log_text(self.run_id, text, name)
         self.store.client.log_artifact(self.run_id, str(record_file))
+        if trace_of(record) and not wrong_trace(record_file.parent, record):
+            self.store.client.log_artifact(self.run_id, str(record_file.with_name(PROFILER_TRACE)))
 
     def write_note(self, view: RecordView) -> list[str]:
         """Write note and dataset. Returns what could not be written."""

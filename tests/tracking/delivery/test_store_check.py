@@ -17,6 +17,7 @@ from dpexp.config.run_config import config_digest
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
 from dpexp.record.journal.seal import seal, unseal
+from dpexp.record.profiler_trace import PROFILER_TRACE, write_trace
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import ledger, repair, stored, sync
 from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
@@ -68,6 +69,26 @@ def checked(home: Path, folder: Path) -> list[tuple[str, str]]:
 def test_what_a_delivery_wrote_has_no_problem(home: Path) -> None:
     assert checked(home, delivered(home, "whole")) == []
     assert sync.lost(home) == []
+
+
+def test_a_profilers_trace_is_delivered_and_a_missing_or_cut_one_again(home: Path, uri: str) -> None:
+    journal, trace = journals.begin(home / "runs", "profiled"), b'{"traceEvents":[]}'
+    journal.set({"work.operators": {"trace": write_trace(journal.folder, trace)}})
+    finish(journals.end(journal))
+    (result,) = sync.deliver(home, [journal.folder])
+    assert result.state == "delivered", result.message
+    artifact = artifact_folder(only_run(uri, "profiled")) / PROFILER_TRACE
+    assert artifact.read_bytes() == trace
+    for damage in (b"{", None):
+        artifact.unlink()
+        if damage is not None:
+            artifact.write_bytes(damage)
+        found = repair.run_problems(home, journal.folder, with_store=True)
+        assert [(each.kind, each.repair, PROFILER_TRACE in each.what) for each in found] == [
+            ("facts", AGAIN, True)
+        ]
+        repair.repair(home, journal.folder, found)
+        assert artifact.read_bytes() == trace
 
 
 @pytest.mark.parametrize("damage", ["lost", "doubled", "exchanged", "headless"])
