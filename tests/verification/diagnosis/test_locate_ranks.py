@@ -16,10 +16,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 
 GRADIENT = "the first gradient in backward order that differs is of parameter "
-SHAPES: dict[int, dict[str, Any]] = {
-    2: {"batch_size": 10, "data": "random:samples=33"},  # batches of 5 + 5 rows, and of 2 + 1
-    3: {"batch_size": 9, "data": "random:samples=32"},  # 3 + 3 + 3, and 2 + 2 + 1
-}
+SHAPE = {"batch_size": 9, "data": "random:samples=32"}
+"""Batches of 3 + 3 + 3 rows, and of 2 + 2 + 1."""
 LOSSES = {"Tagger": "tokens", "Tagger:reduction=sum": "sum", "Shifted": "", "Tagger:returns=loss": "tokens"}
 """Models of ``losses_inside`` and the reductions of their losses."""
 TRAINED = {
@@ -66,16 +64,16 @@ class Writing(nn.Module):
         return self.fc(vectors)
 
 
-def config(group: ProcessGroup, case: str) -> RunConfig:
-    return RunConfig.from_dict({"strategy": "ddp"} | SHAPES[group.size] | CASES[case])
+def config(case: str) -> RunConfig:
+    return RunConfig.from_dict({"strategy": "ddp"} | SHAPE | CASES[case])
 
 
 def verified(group: ProcessGroup, case: str) -> dict[str, Any]:
-    return vars(verify(prepare(config(group, case), group=group)))
+    return vars(verify(prepare(config(case), group=group)))
 
 
 def trained(group: ProcessGroup, case: str) -> float:
-    return training_error(config(group, case), group)
+    return training_error(config(case), group)
 
 
 def planted_bug(group: ProcessGroup, layout: str) -> dict[str, Any]:
