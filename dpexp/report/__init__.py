@@ -42,7 +42,7 @@ def note(record: Record | RecordView) -> str:
     from dpexp.report import sections
     from dpexp.report.render import markdown
 
-    return markdown.markdown_text(sections.sections(record))
+    return markdown.markdown_text(sections.sections(record), markdown.columns)
 
 
 def html(record: Record | RecordView) -> str:

@@ -216,5 +216,5 @@ def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Se
     if not found:
         return Section("Findings", ("none",)) if record.status == "finished" else None
     if not full and len(found) > 1:
-        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(findings)[1:])}; --full has them"]
+        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(findings)[1:])}"]
     return Section("Findings", tuple(found), "warn")

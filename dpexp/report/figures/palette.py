@@ -32,8 +32,10 @@ OTHER = "#808890"
 
 
 def color(phase: str) -> str:
-    """The colour of a phase as ``#rrggbb``; grey for an unknown one."""
-    return STEP if phase == "step" else PHASES.get(phase, OTHER)
+    """The colour of a phase as ``#rrggbb``; a part of a phase has that of it; else grey."""
+    if phase == "step":
+        return STEP
+    return PHASES.get(phase) or PHASES.get(phase.partition("_bucket")[0].removesuffix("_compute"), OTHER)
 
 
 def ink(background: str) -> str:

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
@@ -18,9 +18,9 @@ _ADDRESS = re.compile(r"(?<![^\W_])(https?(?=:)|ftp(?=:)|www(?=\.))([:.])", re.I
 """Where a text would become a link by itself."""
 
 
-def markdown_text(sections: Sequence[Section]) -> str:
-    """The sections as Markdown; names that contain markup are shown as they are."""
-    return "\n\n".join(_section(section) for section in sections) + "\n"
+def markdown_text(sections: Sequence[Section], write: Callable[[Table], str] | None = None) -> str:
+    """The sections as Markdown, tables by ``write``; names that contain markup are shown as they are."""
+    return "\n\n".join(_section(section, write or table) for section in sections) + "\n"
 
 
 def escape(text: str) -> str:
@@ -38,7 +38,7 @@ def code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, write: Callable[[Table], str]) -> str:
     parts = [f"### {escape(section.title)}"]
     bullet = "- " if section.title == "Findings" or len(section.lines) > 1 else ""
     if section.lines:
@@ -46,7 +46,7 @@ def _section(section: Section) -> str:
     if section.bars:
         parts.append(_bars(section.bars))
     if section.table is not None and section.table.rows:
-        parts.append(table(section.table))
+        parts.append(write(section.table))
         if section.table.more:
             parts.append(f"… and {section.table.more} more rows, in the tables among the artifacts")
     if section.commands:
@@ -60,6 +60,19 @@ def table(content: Table) -> str:
     head, *rows = lines
     rule = ["---"] * len(content.columns)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
+
+def columns(content: Table) -> str:
+    """A table in a code block: MLflow shows one of Markdown without lines, and its columns run together."""
+    rows = [[printable_line(cell) for cell in row] for row in (content.columns, *content.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("─" * width for width in widths))
+    fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
+    return f"{fence}text\n" + "\n".join(lines) + f"\n{fence}"
 
 
 def _bars(bars: Sequence[Phase]) -> str:

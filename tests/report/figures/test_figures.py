@@ -188,6 +188,13 @@ def test_phases_of_a_strategy_are_distinct_with_every_kind_of_colour_blindness(
         assert np.linalg.norm(colors[0] - colors[1]) > 15, (first, second)
 
 
+def test_bars_side_by_side_in_a_step_of_ddp_have_different_colours() -> None:
+    beside = ["forward", "loss", "backward_compute", "allreduce_bucket0", "optimizer"]
+    for first, second in itertools.pairwise(map(palette.color, beside)):
+        assert np.linalg.norm(cielab(first, np.eye(3)) - cielab(second, np.eye(3))) > 15
+    assert palette.OTHER not in map(palette.color, beside)
+
+
 COLORS = [*palette.PHASES.values(), palette.STEP, palette.OTHER]
 PAPERS = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
 """White and black, the card of figures, and the rows of tables in Jupyter's light and dark theme."""

@@ -38,7 +38,7 @@ from dpexp.tracking.content import content
 
 SEEDS = range(40)
 OUR_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-CODE = re.compile(r"^```text\n.*?^```$|^[^\n]*`[^\n]*$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^(`{3,})text\n.*?^\1$|^[^\n]*`[^\n]*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?(\d+(\.\d+)?(e[+-]\d+)?|inf)|[+-]\d+|-2")
 
 
