@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from command_lines import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_factory import EPOCH, PHASES, hybrid, measure, time_phases, whole
@@ -405,6 +406,13 @@ def test_findings_are_in_the_order_of_the_rules() -> None:
     raised = list(apply_rules(whole(8, phases=PHASES | {"replicate": 1.0}, replica_share=0.1)))
     assert raised == sorted(raised, key=order.index)
     assert len({rule.place for rule in rules()}) == len(order) == len(set(order)) >= 16
+
+
+def test_every_finding_is_documented_in_the_order_of_reports() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text()
+    table = page[page.index("| finding | raised when | try |") :].split("\n\n")[0]
+    documented = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert documented == [rule.headline for rule in rules()]
 
 
 def test_the_same_record_raises_the_same_findings() -> None:
