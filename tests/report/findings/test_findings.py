@@ -148,7 +148,7 @@ def test_a_finding_that_names_a_cause_accounts_for_half_of_what_it_explains(
     if unknown := found.get("unknown_time"):
         assert unknown.figures["copies_ms"] < 0.5 * unknown.figures["around_ms"]
         assert "has no known cause" in unknown.text
-        assert "torch.profiler" in unknown.advice
+        assert "--profile" in unknown.advice
 
 
 def test_the_forward_around_a_block_is_explained_by_its_copies_only_where_they_are_half_of_it() -> None:
