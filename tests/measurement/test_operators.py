@@ -17,6 +17,7 @@ from dpexp.measurement import operators
 from dpexp.measurement.operators import COSTLIEST, STEPS, bounded_trace
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import Record
+from dpexp.report import summary
 from dpexp.report.sections import sections
 
 SHORT: dict[str, Any] = {"steps": 3, "warmup": 1, "phase_steps": 1, "batch_size": 40, "threads": 1}
@@ -91,6 +92,22 @@ def test_the_full_report_has_ten_operators_and_the_short_one_three(dpexp_home: P
     assert (short.table, short.lines) == (None, full.lines)
     assert found.work["operators"]["rows"][2]["name"] in short.lines[0]
     assert found.work["operators"]["rows"][3]["name"] not in short.lines[0].split("most ")[1].split()
+
+
+def test_the_name_of_an_operator_commands_no_terminal(dpexp_home: Path) -> None:
+    found = recorded(dpexp_home, RunConfig("single", devices="cpu", profile=True, **SHORT))
+    found.work["operators"]["rows"][0]["name"] = "\x1b[2Jclear"  # a user's class may have any
+    text = summary(found, width=100, color=False, full=True)
+    assert (text.count(r"\u001b[2Jclear"), "\x1b" in text) == (2, False)
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_time_of_an_operator_is_that_of_its_kernels(dpexp_home: Path) -> None:
+    found = recorded(dpexp_home, RunConfig("single", devices="cuda:0", profile=True, **SHORT))
+    profiled = found.work["operators"]
+    own = sum(row["self_ms"] for row in profiled["rows"])
+    assert (profiled["device"], 0 < own <= profiled["total_ms"] * 1.001) == ("cuda", True)
+    assert any(each.get("cat") == "kernel" for each in trace(dpexp_home / "runs/run"))
 
 
 def test_where_the_profiler_cannot_start_the_run_finishes_with_a_note(dpexp_home: Path) -> None:
