@@ -2,7 +2,22 @@
 
 from dpexp.record.redact import redact
 
+_TRUST = "or MLFLOW_TRACKING_INSECURE_TLS=true to trust any"
+_UNKNOWN = (
+    "its certificate is not of a known authority: set MLFLOW_TRACKING_SERVER_CERT_PATH to the file with the "
+    f"certificate that signed it, {_TRUST}"
+)
 _MESSAGES = {
+    "self-signed certificate": _UNKNOWN,
+    "unable to get local issuer": _UNKNOWN,
+    "is not valid for": "its certificate is for another host: write that host in MLFLOW_TRACKING_URI, "
+    f"{_TRUST}",
+    "certificate has expired": f"its certificate has expired: renew it, {_TRUST}",
+    "certificate verify failed": "its certificate cannot be verified: see "
+    f"MLFLOW_TRACKING_SERVER_CERT_PATH, {_TRUST}",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: write http:// in MLFLOW_TRACKING_URI",
+    "suitable TLS CA certificate bundle": "the file that "
+    "MLFLOW_TRACKING_SERVER_CERT_PATH names does not exist",
     "Connection refused": "connection refused",
     "Name or service not known": "unknown host",
     "Temporary failure in name resolution": "unknown host",

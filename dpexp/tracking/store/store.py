@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,15 +243,20 @@ def _probe_database(uri: str, default_port: int) -> None:
 
 
 def _probe_http(uri: str) -> None:
-    import warnings
-
+    import mlflow.environment_variables
     import requests
+    from urllib3.exceptions import InsecureRequestWarning
 
-    url = f"{without_login(uri)}/health"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the client, which sends the credentials, checks certificates
-        get = functools.partial(requests.get, url, timeout=PROBE_TIMEOUT_S, verify=False)
-        response = within(PROBE_TIMEOUT_S + 1.0, get)
+    url, variables = f"{without_login(uri)}/health", cast("Any", mlflow.environment_variables)
+    trusts_any = variables.MLFLOW_TRACKING_INSECURE_TLS.get()
+    verify = variables.MLFLOW_TRACKING_SERVER_CERT_PATH.get() or not trusts_any  # as MLflow's client does
+    get = functools.partial(requests.get, url, timeout=PROBE_TIMEOUT_S, verify=verify)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InsecureRequestWarning)
+            response = within(PROBE_TIMEOUT_S + 1.0, get)
+    except requests.exceptions.SSLError as error:
+        raise StoreError(f"the server {redact(uri)} cannot be trusted: {short_message(error)}") from error
     if response.status_code >= 500:
         raise OSError(f"it answers {response.status_code} {response.reason}")
 
