@@ -24,6 +24,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -187,13 +188,16 @@ def is_own_tag(key: str) -> bool:
 def params(record: Record) -> dict[str, str]:
     """The flat config as text, at full length, by which MLflow compares runs.
 
-    Without names and delivery, which are not of the computation, and without options of the run's strategy
-    at their default, which other strategies have not. Without ``resume``: MLflow changes no param, and the
-    run that a resumed one continues had none.
+    Without names and delivery, which are not of the computation, and without options at their default that
+    strategies share, as those of ranks. Without ``resume``: MLflow changes no param, and the run that a
+    resumed one continues had none.
     """
     left_out = options_with_role("label", "delivery") | {"resume"}
     options = STRATEGY_OPTIONS.get(record.strategy)
-    defaults = {} if options is None else default_values(options)
+    shared = options.__mro__[1:] if options is not None else ()
+    defaults = {
+        name: value for each in shared if is_dataclass(each) for name, value in default_values(each).items()
+    }
     return {
         key: _text(value)
         for key, value in record.config.items()
