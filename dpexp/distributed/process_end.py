@@ -10,7 +10,7 @@ import threading
 import time
 from typing import NoReturn
 
-from dpexp.config.printable import printable_line
+from dpexp.config.printable import printable
 
 GRACE_S = 10.0
 """Time in which threads end after the run, on which nothing of the run depends any more."""
@@ -37,10 +37,10 @@ def end_rank(code: int) -> NoReturn:
 def _end_late(code: int) -> None:
     time.sleep(GRACE_S)
     if others := _others():
-        names = ", ".join(printable_line(thread.name) for thread in others)
+        names = ", ".join(thread.name for thread in others)
         what = f"warning: the run has left threads that do not end ({names}): the process ends without them"
         is_relayed = os.environ.get("LOCAL_RANK", "0") != "0"  # the launcher shows the stdout of these ranks
-        print(what, file=sys.stdout if is_relayed else sys.stderr, flush=True)
+        print(printable(what), file=sys.stdout if is_relayed else sys.stderr, flush=True)
         _flush_and_exit(code)
 
 

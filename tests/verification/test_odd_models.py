@@ -48,9 +48,9 @@ def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
 
 def test_sync_batch_norm_over_ranks_without_rows_is_refused_before_the_run() -> None:
     model = Synchronized()
-    check_sync_batch_norm(model, 30, 100, 5)
+    check_sync_batch_norm(model, [30, 30, 30, 10], 5)
     with pytest.raises(ConfigError, match=r"\(middle\) needs rows on every rank, .* 10 rows .* 5 of 8"):
-        check_sync_batch_norm(model, 30, 100, 8)
+        check_sync_batch_norm(model, [30, 30, 30, 10], 8)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])

@@ -84,7 +84,7 @@ def lost(home: Path) -> list[Path]:
     try:
         if delivered and check.exists(store):
             store.open()
-        return stored.lost(store, delivered)
+        return stored.lost(store, delivered) if delivered else []
     except Exception as error:  # any store, any driver
         kind = LateServerError if store.is_late else StoreError
         what = "" if isinstance(error, StoreError) else f"the store {store.name} cannot be asked: "
