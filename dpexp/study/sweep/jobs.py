@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 POLL_S, _GRACE_S = 1.0, 30.0
 """Seconds between two looks, and those after which what a job wrote before its end can be read here."""
-SIGNAL_S = 5.0
+SIGNAL_S = 30.0
 """Seconds in which a job gets a signal that one of its runs has got."""
 
 
