@@ -125,7 +125,7 @@ def test_hybrid_is_verified_recorded_and_in_mlflow(dpexp_home: Path) -> None:
     assert run.data.tags["dpexp.run_id"] == record["run_id"]
     assert run.data.params["strategy"] == "hybrid"
     assert run.data.params["sparse"] == "False"
-    losses = client.get_metric_history(run.info.run_id, "by_step/loss")
+    losses = client.get_metric_history(run.info.run_id, "loss")
     assert [point.value for point in losses] == record["steps"]["loss"]
     assert {item.path for item in client.list_artifacts(run.info.run_id)} >= {
         "shapes.json",

@@ -146,7 +146,7 @@ def test_the_runs_page_opens_with_the_summary(visit: Visit) -> None:
 
 def test_metrics_are_charts_grouped_by_prefix(visit: Visit) -> None:
     visit.run("Model metrics")
-    for group in ("by_step", "phases_ms", "time_ms"):
+    for group in ("phases_ms", "time_ms"):
         expect(visit.page.get_by_text(group, exact=True).first).to_be_visible()
     expect(visit.page.locator(".js-plotly-plot, .plot-container").first).to_be_visible()
 

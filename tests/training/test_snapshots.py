@@ -99,7 +99,7 @@ def test_a_preempted_run_resumes_with_another_world_size_as_one_mlflow_run(
     with closing(sqlite3.connect(dpexp_home / "mlflow.db")) as store:
         runs = store.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'").fetchall()
         ((mlflow_run, status),) = runs
-        query = "SELECT step FROM metrics WHERE key = 'by_step/loss' AND run_uuid = ? ORDER BY step"
+        query = "SELECT step FROM metrics WHERE key = 'loss' AND run_uuid = ? ORDER BY step"
         steps = store.execute(query, (mlflow_run,)).fetchall()
     assert status == "FINISHED"
     assert contradictions(load(dpexp_home / "runs" / found["run_id"])) == []

@@ -85,7 +85,7 @@ FIGURES = (
     Figure("sample_us", "time per sample", "µs", _sample_us, At.CLAIM, is_sampled=True),
     Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.COLUMN | At.TABLE | At.ROWS),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
-    Figure("loss", "loss", "", _loss, At.TERMINAL | At.METRIC, digits=6, of_parts=_last),
+    Figure("loss", "loss", "", _loss, At.TERMINAL, digits=6, of_parts=_last),
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE | At.ROWS),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY, is_kept=True),
     Figure("phase_ms", "{}", "ms", lambda view: view.phase_samples, At.CLAIM, is_sampled=True),

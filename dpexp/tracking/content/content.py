@@ -2,7 +2,7 @@
 
 ====================  =====================================================================
 params                the flat config, without labels, and options of one strategy only where they are set
-metrics by step       ``by_step/loss``, ``by_step/time_ms``, ``time_ms/<phase>``, ``system/<name>``
+metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``, ``system/<name>``
 metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
 single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
@@ -11,9 +11,8 @@ artifacts             ``record.json``, ``long_values.json``, the figures; a swee
 ====================  =====================================================================
 
 MLflow compares runs by the last value of a metric, so what is compared has a name of its own beside its
-series. It sorts charts by what stands before the last ``/``: those of ``by_step`` come first. Its page that
-compares opens with the metric that a run got first: the loss, or, of a run that is delivered at once, the
-step time.
+series. Its page that compares opens with the metric that a run got first: the loss, or, of a run that is
+delivered at once, the step time.
 
 A point's timestamp is that of its journal line, not that of its delivery. A point that is delivered twice is
 therefore one row of MLflow's table, whose key consists of run, name, step, timestamp and value.
@@ -47,7 +46,7 @@ RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
 KINDS = ("steps", "phases", "metrics", "system")
 """The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
-_ALWAYS = ("step_ms", "samples_per_s", "loss", "phase_coverage", "missing_steps")
+_ALWAYS = ("step_ms", "samples_per_s", "phase_coverage", "missing_steps")
 """The single metrics that every delivery of this version wrote, beside those of phases."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
@@ -63,8 +62,8 @@ _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 _FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
 """The first columns of tables."""
 _METRICS = {
-    "steps.loss": "by_step/loss",
-    "steps.time_ms": "by_step/time_ms",
+    "steps.loss": "loss",
+    "steps.time_ms": "time_ms/step",
     "metrics.loss": "epoch/loss",
 }
 
@@ -166,7 +165,7 @@ def is_unfinished(record: Record) -> bool:
 def is_own_metric(record: Record, key: str) -> bool:
     """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
     kind = key.partition("/")[0]
-    is_phase_or_series = kind in ("system", "time_ms", "by_step") or key in series(record)
+    is_phase_or_series = kind in ("system", "time_ms") or key in series(record)
     return is_phase_or_series or is_single(key)
 
 

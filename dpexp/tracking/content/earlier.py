@@ -12,7 +12,6 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content
 
-_SERIES = {"by_step/loss": "loss", "by_step/time_ms": "time_ms/step"}
 _HEADLINES = ("step_ms", "bytes_moved", "peak_MB", "max_error")
 _ALWAYS = ("step_ms", "samples_per_s", "phases_ms", "phase_coverage", "missing_steps", "nonfinite")
 """The keys of a summary that every delivery wrote; an MLflow run may lack the others."""
@@ -26,7 +25,7 @@ def has_version_1(tags: Mapping[str, str]) -> bool:
 def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
     """As ``content.expected_metrics``."""
     by_step = {
-        _SERIES.get(key, key): {step: value for step, value in enumerate(values) if _is_number(value)}
+        key: {step: value for step, value in enumerate(values) if _is_number(value)}
         for key, values in content.series(record).items()
     }
     single = {} if content.is_unfinished(record) else _summary_metrics(RecordView(record))
@@ -36,16 +35,6 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         key: {step: content.stored_value(value) for step, value in points.items()}
         for key, points in expected.items()
     }
-
-
-def lost_steps(record: Record) -> dict[str, set[int]]:
-    """As ``content.lost_steps``."""
-    return {_SERIES.get(key, key): steps for key, steps in content.lost_steps(record).items()}
-
-
-def is_renamed(key: str) -> bool:
-    """Whether this series has another name today."""
-    return key in _SERIES.values()
 
 
 def is_single(key: str) -> bool:
@@ -66,7 +55,7 @@ def is_own_metric(record: Record, key: str) -> bool:
         registered = (figure.name for figure in figures(At.SUMMARY))
         own = (*registered, "bytes_moved", "peak_memory", "verification", *record.summary)
         return name.partition("/")[0] in map(content.valid_key, own)
-    return key in _SERIES.values() or key in _HEADLINES or content.is_own_metric(record, key)
+    return key in _HEADLINES or content.is_own_metric(record, key)
 
 
 def _summary_metrics(view: RecordView) -> dict[str, float]:

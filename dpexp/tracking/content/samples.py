@@ -17,7 +17,7 @@ from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.record import Record, Row
 from dpexp.record.runs.import_journals import SYSTEM
-from dpexp.tracking.content import content, earlier
+from dpexp.tracking.content import content
 from dpexp.tracking.content.content import KINDS, Point
 
 
@@ -83,7 +83,7 @@ class MetricSamples:
 
     def is_behind(self, point: Point) -> bool:
         """Whether a step of the store is beyond all that this journal ever held: from a longer copy of it."""
-        if is_system(point.key) or content.is_single(point.key) or earlier.is_renamed(point.key):
+        if is_system(point.key) or content.is_single(point.key):
             return False
         if not content.is_own_metric(self.record, point.key):
             return False

@@ -182,7 +182,7 @@ def _tags(record: Record, folder: Path, store: Store, found: Any) -> str:
 def _metrics(record: Record, run: MlflowRun, found: Any) -> Iterator[str]:
     """One text for each metric that differs; a step that the journal has lost may have any value."""
     then = content_then(found)
-    expected, lost = then.expected_metrics(record), then.lost_steps(record)
+    expected, lost = then.expected_metrics(record), content.lost_steps(record)
     own = {key for key in found.data.metrics if then.is_own_metric(record, key)}
     expected = {key: points for key, points in expected.items() if key in own or not then.may_lack(key)}
     for key in sorted(key for key in expected.keys() | own if not is_system(key)):

@@ -106,7 +106,7 @@ def test_a_run_that_cannot_be_compared_hides_no_other(dpexp_home: Path, uri: str
 def test_one_repair_also_repairs_what_the_first_uncovers(dpexp_home: Path, uri: str) -> None:
     folder = delivered(dpexp_home, "hidden")
     client, mlflow_run = MlflowClient(uri), only_run(uri, "hidden").info.run_id
-    client.log_metric(mlflow_run, "by_step/loss", 9.0, timestamp=1, step=2)
+    client.log_metric(mlflow_run, "loss", 9.0, timestamp=1, step=2)
     (folder / ledger.LEDGER).unlink()
     found = kinds(dpexp_home, [folder], mend=True)
     assert found == [("hidden", "missing", True), ("hidden", "values", True)]

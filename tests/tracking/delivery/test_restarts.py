@@ -192,7 +192,7 @@ def test_a_shorter_copy_of_a_journal_takes_nothing_back(
     run_id = only_run(store_uri, "longer").info.run_id
     Upload(store, copy / JOURNAL).facts()
     assert only_run(store_uri, "longer").info.run_id == run_id
-    assert [step for step, _ in stored_points(store_uri, "longer")["by_step/loss"]] == list(range(20))
+    assert [step for step, _ in stored_points(store_uri, "longer")["loss"]] == list(range(20))
 
 
 def test_the_next_attempt_continues_the_samples_of_the_machine(tmp_path: Path) -> None:

@@ -227,12 +227,12 @@ def test_a_resumed_run_that_was_delivered_before_has_no_problem(home: Path) -> N
     [
         (
             "value",
-            "UPDATE metrics SET value = 9 WHERE key = 'by_step/loss' AND step = 17 AND run_uuid = ?",
+            "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?",
             "values",
         ),
         (
             "point",
-            "DELETE FROM metrics WHERE key = 'by_step/time_ms' AND step = 3 AND run_uuid = ?",
+            "DELETE FROM metrics WHERE key = 'time_ms/step' AND step = 3 AND run_uuid = ?",
             "values",
         ),
         ("system", "DELETE FROM metrics WHERE key LIKE 'system/%' AND run_uuid = ?", "values"),
@@ -283,7 +283,7 @@ def test_what_users_add_in_mlflow_is_no_problem_and_stays_at_a_repair(home: Path
         changed(
             home,
             "added",
-            "UPDATE metrics SET value = 9 WHERE key = 'by_step/loss' AND step = 17 AND run_uuid = ?",
+            "UPDATE metrics SET value = 9 WHERE key = 'loss' AND step = 17 AND run_uuid = ?",
         )
         assert checked(home, folder) == [("values", NEW_RUN), ("system", "")]
         repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
@@ -370,8 +370,6 @@ def as_version_1(home: Path, run_id: str) -> None:
     for table in ("metrics", "latest_metrics"):
         keys = ", ".join(f"'{key}'" for key in content.summary_metrics(record))
         changed(home, run_id, f"DELETE FROM {table} WHERE key IN ({keys}) AND run_uuid = ?")
-        for now, then in (("by_step/loss", "loss"), ("by_step/time_ms", "time_ms/step")):
-            changed(home, run_id, f"UPDATE {table} SET key = '{then}' WHERE key = '{now}' AND run_uuid = ?")
     client, mlflow_run = (
         Store.from_environment(home).client,
         only_run(f"sqlite:///{home / 'mlflow.db'}", run_id).info.run_id,
@@ -411,7 +409,7 @@ def test_a_run_delivered_before_there_were_headlines_is_stored(home: Path) -> No
 
 def test_sync_finds_by_itself_what_the_store_lost(home: Path) -> None:
     folder = delivered(home, "forgotten")
-    changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'by_step/loss' AND run_uuid = ?")
+    changed(home, "forgotten", "DELETE FROM latest_metrics WHERE key = 'loss' AND run_uuid = ?")
     assert sync.lost(home) == [folder]
     list(sync.deliver(home, [folder], again=True, new_run=True))
     assert sync.lost(home) == []

@@ -56,7 +56,7 @@ def deliver(home: Path, journal: Path) -> str:
     return result.state
 
 
-def steps_of(uri: str, run_id: str, key: str = "by_step/loss") -> list[int]:
+def steps_of(uri: str, run_id: str, key: str = "loss") -> list[int]:
     return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, key)]
 
 
@@ -72,8 +72,8 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
     assert found["params"]["batch_size"] == "30"
     assert found["params"]["strategy"] == "whole"
-    assert [value for _, value, _ in found["metrics"]["by_step/loss"]] == record.steps["loss"]
-    assert [value for _, value, _ in found["metrics"]["by_step/time_ms"]] == record.steps["time_ms"]
+    assert [value for _, value, _ in found["metrics"]["loss"]] == record.steps["loss"]
+    assert [value for _, value, _ in found["metrics"]["time_ms/step"]] == record.steps["time_ms"]
     assert [step for step, _, _ in found["metrics"]["time_ms/forward"]] == [0, 1, 2]
     assert [value for _, value, _ in found["metrics"]["accuracy"]] == [0.5, 0.75]
     (median,) = found["metrics"]["step_ms"]
@@ -134,7 +134,7 @@ def test_a_run_has_few_metrics_beside_its_series_and_they_are_rounded() -> None:
     most = record_factory.whole(8, phases={f"phase {number}": 0.123456789 for number in range(12)})
     for record in (most, record_factory.hybrid(), record_factory.whole(1)):
         single = content.summary_metrics(record)
-        assert {"step_ms", "samples_per_s", "loss", "peak_MB"} <= single.keys()
+        assert {"step_ms", "samples_per_s", "peak_MB"} <= single.keys()
         assert {key for key in single if not content.is_single(key)} == set()
         assert all(len(f"{value:.12g}".strip("0").replace(".", "")) <= 6 for value in single.values())
         assert not single.keys() & content.series(record).keys()
@@ -145,7 +145,7 @@ def test_params_are_what_runs_differ_by() -> None:
     config = RunConfig("hybrid", virtual=2, run_name="mine", options={"sparse": True}).to_dict()
     shown = content.params(Record(strategy="hybrid", config=config))
     assert (shown["strategy"], shown["sparse"], shown["batch_size"]) == ("hybrid", "True", "30")
-    assert not {"comm", "comm_timeout", "lookahead", "run_name", "experiment", "track"} & shown.keys()
+    assert not {"comm", "comm_timeout", "run_name", "experiment", "track"} & shown.keys()
 
 
 def first_metric(uri: str, run_id: str) -> str:
@@ -224,7 +224,7 @@ def test_inf_and_nan_arrive_with_a_tag(home: Path, uri: str) -> None:
     deliver(home, journal.path)
     found = everything(uri, "odd")
     largest = 1.7976931348623157e308
-    assert [value for _, value, _ in found["metrics"]["by_step/loss"]] == [1.0, largest, "nan"]
+    assert [value for _, value, _ in found["metrics"]["loss"]] == [1.0, largest, "nan"]
     assert json.loads(found["tags"]["dpexp.nonfinite"]) == {"loss": {"nan": 1, "inf": 1, "first": 1}}
     assert json.loads(found["artifacts"]["record.json"])["steps"]["loss"] == [1.0, "inf", "nan"]
 
@@ -481,7 +481,7 @@ def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
         live.advance()
         assert steps_of(uri, "live") == list(range(first + 50))
     assert only_run(uri, "live").info.status == "RUNNING"
-    assert first_metric(uri, "live") == "by_step/loss"
+    assert first_metric(uri, "live") == "loss"
     assert "system/cpu_utilization_percentage" in only_run(uri, "live").data.metrics
     journals.end(journal)
     finish(journal.path)

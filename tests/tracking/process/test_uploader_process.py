@@ -35,7 +35,7 @@ def uri(dpexp_home: Path) -> str:
 
 def delivered_steps(uri: str, run_id: str) -> list[float]:
     """The losses in the store, in order; an AssertionError where a step is found twice."""
-    points = history(uri, only_run(uri, run_id).info.run_id, "by_step/loss")
+    points = history(uri, only_run(uri, run_id).info.run_id, "loss")
     assert [step for step, _, _ in points] == list(range(len(points)))
     return [value for _, value, _ in points]
 

@@ -58,7 +58,7 @@ def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps_of(uri: str, run_id: str) -> list[int]:
-    return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, "by_step/loss")]
+    return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, "loss")]
 
 
 @pytest.mark.usefixtures("home_with_store")
@@ -410,6 +410,6 @@ def test_a_journal_from_a_machine_without_mlflow_is_delivered_here(
     assert synced.returncode == 0, synced.stderr
     found = everything(address, journal.parent.name)
     assert found["status"] == "FINISHED"
-    assert len(found["metrics"]["by_step/loss"]) == 50
+    assert len(found["metrics"]["loss"]) == 50
     assert "system/cpu_utilization_percentage" in found["metrics"]
     assert (dpexp_home / "runs" / journal.parent.name / JOURNAL).exists()
