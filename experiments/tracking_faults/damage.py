@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from scene import mlflow_runs
 
 from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal.journal import JOURNAL, RECORD, RESERVE, Journal
 from dpexp.record.runs.sweep_records import RECORDS
 from dpexp.tracking.delivery.ledger import LEDGER
 
@@ -44,13 +47,6 @@ def delete_mlflow_run(folder: Path, rng: random.Random) -> None:
     client = MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}")
     for mlflow_run in mlflow_runs(client, folder.name):
         client.delete_run(mlflow_run)
-
-
-def mlflow_runs(client: Any, run_id: str) -> list[str]:
-    """The MLflow runs of a run."""
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = client.search_runs(experiments, f"tags.`dpexp.run_id` = '{run_id}'")
-    return [run.info.run_id for run in found]
 
 
 def delete_database(folder: Path, rng: random.Random) -> None:
@@ -114,10 +110,47 @@ def replace_in_sweep(folder: Path, rng: random.Random) -> None:
     shutil.copyfile(in_sweep(rng.choice(sorted(others)).parent, rng), in_sweep(folder, rng))
 
 
+def make_pipe(name: str) -> Damage:
+    """Put a FIFO, which blocks who opens it, in place of a file."""
+
+    def replace(folder: Path, rng: random.Random) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
+def link_to_device(name: str) -> Damage:
+    """Put a link to what never ends in place of a file."""
+
+    def replace(folder: Path, rng: random.Random) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to("/dev/zero")
+
+    return replace
+
+
+def append_other_types(folder: Path, rng: random.Random) -> None:
+    """Append a line with a right checksum whose values have other types."""
+    with Journal.reopen(folder) as journal:
+        journal.set(rng.choice([{"phases": "x"}, {"steps": 7}, {"devices": [[]]}, {"summary": "a"}]))
+
+
+def leave_files(folder: Path, rng: random.Random) -> None:
+    """What processes leave that were killed while they wrote."""
+    for name in (f".{RECORD}.{secrets.token_hex(8)}.tmp", f".{LEDGER}.{secrets.token_hex(8)}.tmp", RESERVE):
+        (folder / name).write_bytes(b"{" * rng.randrange(1, 1000))
+        os.utime(folder / name, (1.6e9, 1.6e9))
+
+
+LEFTOVERS = {"leftovers of killed writers"}
+"""Nothing of the run is damaged, and afterwards they are gone."""
+
 SWEEPS_RECORDS: dict[str, tuple[int, Damage]] = {
     "bit flipped in a sweep's Record": (3, lambda folder, rng: flip(in_sweep(folder, rng), rng)),
     "Records exchanged in a sweep": (3, swap_in_sweep),
     "Record of another sweep in a sweep": (3, replace_in_sweep),
+    "parent of a sweep deleted in MLflow": (3, delete_mlflow_run),
     "Record without a seal in a sweep": (
         3,
         lambda folder, rng: replace_by_text(str(in_sweep(folder, rng).relative_to(folder)))(folder, rng),
@@ -135,6 +168,10 @@ FILES: list[dict[str, tuple[int, Damage]]] = [
         f"{RECORD} without a seal": (6, replace_by_text(RECORD)),
         f"{LEDGER} without a seal": (6, replace_by_text(LEDGER)),
         "run deleted in MLflow": (23, delete_mlflow_run),
+        f"{RECORD} is a FIFO": (4, make_pipe(RECORD)),
+        f"{LEDGER} is a FIFO": (4, make_pipe(LEDGER)),
+        f"{RECORD} is a link to a device": (4, link_to_device(RECORD)),
+        "leftovers of killed writers": (4, leave_files),
         **SWEEPS_RECORDS,
     },
     {"database deleted": (1, delete_database)},
@@ -142,6 +179,9 @@ FILES: list[dict[str, tuple[int, Damage]]] = [
         "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
         "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
         "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
+        "journal is a FIFO": (4, make_pipe(JOURNAL)),
+        "journal is a link to a device": (4, link_to_device(JOURNAL)),
+        "values of other types with right checksums": (4, append_other_types),
         "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
     },
 ]
