@@ -100,7 +100,8 @@ class Measurement:
             return
         self._log.written = done = state["step"] if state is not None else 0
         lengths = {f"steps.{key}": done for key in ("time_ms", "wall_ms", "loss", "samples")}
-        self.journal.truncate(lengths | {"metrics": max(0, done - 1) // self.prepared.batches_per_epoch})
+        evaluated = 0 if self._config.epochs is None else max(0, done - 1) // self.prepared.batches_per_epoch
+        self.journal.truncate(lengths | {"metrics": evaluated})
         if state is not None:
             self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
             self.trainer.load_state_dict(state)

@@ -182,6 +182,8 @@ def prepare(
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
+    if dataset.test is not None:
+        dataset.test.batch_rows(config.batch_size, config.seed)  # raises ConfigError where it gives no batch
     evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)

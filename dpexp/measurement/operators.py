@@ -75,7 +75,7 @@ def profile_operators(trainer: Trainer, batches: Sequence[Batch]) -> OperatorPro
                 devices.synchronize(trainer.placed.devices)
                 profiler.step_ended()
     except Exception as error:  # of any kind: a user's model may not stand to be observed
-        if not trainer.group.all_failed("operators", describe(error)):
+        if not trainer.group.all_failed("operators", type(error).__name__):
             raise
         return OperatorProfile(note=f"not profiled: {describe(error)}")
     if trainer.group.is_first:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.data.rng import EpochOrder, generator, kept_globals, seed_globals
 
 Indices = Sequence[int] | torch.Tensor
+MOST_DRAWN = 100
+"""A sampler that gives this many times the samples, and more than its length, is taken to have no end."""
 
 
 class LoaderOrder:
@@ -142,7 +146,16 @@ class LoaderOrder:
             for each in (sampler, self.sampler):
                 if hasattr(each, "set_epoch"):
                     each.set_epoch(epoch)
-            return [each if sampler is self.sampler else [*each] for each in sampler]
+            samples = len(self._loader.dataset)  # type: ignore[arg-type] # one with indices
+            most = max(MOST_DRAWN * samples, length_hint(sampler))
+            name = f"{self.what}: the {type(sampler).__name__} of its loader"
+            found = [each if sampler is self.sampler else [*each] for each in islice(sampler, most + 1)]
+        if len(found) > most:
+            raise ConfigError(f"{name} gives more than {most} in an epoch, which must have an end")
+        numbers = found if sampler is self.sampler else chain.from_iterable(found)
+        if any(not hasattr(each, "__index__") for each in numbers):
+            raise ConfigError(f"{name} gives other things than the whole numbers of samples")
+        return found
 
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:

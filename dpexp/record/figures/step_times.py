@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from dpexp.record.record import Record
@@ -74,13 +75,16 @@ def wall_times(record: Record) -> list[float | None]:
 
 
 def wall_samples_per_s(record: Record) -> float | None:
-    """The rows of all measured steps over the wall time of the measured part; None where it is not known."""
-    known = [
-        (rows, ms)
-        for rows, ms in zip(record.steps["samples"], wall_times(record), strict=False)
-        if rows is not None and ms is not None
-    ]
-    return rate(sum(rows for rows, _ in known), math.fsum(ms for _, ms in known)) if known else None
+    """The rows of all measured steps over the wall time of the measured part; None where a step lacks it.
+
+    A step that the journal has lost lacks both.
+    """
+    every = zip_longest(record.steps["samples"], wall_times(record))
+    measured = [(rows, ms) for rows, ms in every if rows is not None]
+    known = [(rows, ms) for rows, ms in measured if ms is not None]
+    if not known or len(known) < len(measured):
+        return None
+    return rate(sum(rows for rows, _ in known), math.fsum(ms for _, ms in known))
 
 
 def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:

@@ -26,6 +26,9 @@ _MUST_HAVE = {
 }
 """Where the answer to a request has the name of what it is about."""
 _LISTS = ("experiments", "files", "metrics", "runs")
+_LOGIN = "check the login (MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN); "
+_LATER = "the server may be starting, or stopped: try again later; "
+_ADVICE = {401: _LOGIN, 403: _LOGIN, 502: _LATER, 503: _LATER, 504: _LATER}
 _SHOWN = 80
 """Characters of an answer that an error shows."""
 
@@ -43,8 +46,9 @@ def check_answer(response: Response) -> None:
     else:  # of a proxy: MLflow says in JSON what is wrong
         is_valid = content is not None and "error_code" in content
     if not is_valid:
+        advice = _ADVICE.get(response.status_code, "")
         raise WrongAnswerError(
-            f"{url} answered {_shown(response)}, which is not the answer of an MLflow server: check "
+            f"{url} answered {_shown(response)}, which is not the answer of an MLflow server: {advice}check "
             "MLFLOW_TRACKING_URI, and what lies between, such as a proxy or a login page"
         )
 

@@ -1,5 +1,6 @@
 """A DataLoader's own choices: the samples of each batch, over replicas and ranks, and after a resume."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,30 @@ def test_an_epoch_with_fewer_batches_and_an_empty_one_are_refused() -> None:
     empty = LoaderOrder(DataLoader(ROWS, 30, drop_last=True), "the data")
     with pytest.raises(ConfigError, match="an empty epoch or batch, by drop_last: the data set has 24"):
         empty.batch_rows(COUNT, 30, 0)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        (itertools.cycle(range(COUNT)), "gives more than 2400 in an epoch, which must have an end"),
+        (["first", "second"], "gives other things than the whole numbers of samples"),
+    ],
+)
+def test_a_sampler_without_end_and_one_of_names_are_refused(drawn: Any, message: str) -> None:
+    class Drawn:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(drawn)
+
+    with pytest.raises(ConfigError, match=message):
+        epoch_of(DataLoader(ROWS, 2, sampler=Drawn()))
+
+
+def test_held_out_rows_that_give_no_batch_are_refused_before_the_run() -> None:
+    small = DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3, 2)), 2, drop_last=True)
+    with pytest.raises(ConfigError, match=r"--validation .* has 3 samples, and --batch-size is 7"):
+        dpexp.run(
+            "single", devices="cpu", data=DataLoader(ROWS, 7), validation=small, track=False, quiet=True
+        )
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ def test_the_rate_by_wall_clock_is_that_of_all_rows() -> None:
     record = whole(2)
     rows, wall_s = sum(record.steps["samples"]), sum(record.steps["wall_ms"]) / 1000
     assert record.summary["wall_samples_per_s"] == pytest.approx(rows / wall_s)
+    record.steps["wall_ms"][3] = None  # of a run that an earlier version began
+    assert RecordView(record).wall_samples_per_s is None
     del record.steps["wall_ms"]  # of an earlier version
     assert RecordView(record).wall_samples_per_s is None
     assert "by wall clock" not in report.summary(record)

@@ -41,6 +41,8 @@ def test_an_answer_of_something_else_is_named_with_its_address(
     message = short_message(raised.value)
     assert f"there:5000/api/2.0/mlflow/{call} answered {status} " in message
     assert "check MLFLOW_TRACKING_URI" in message
+    assert ("MLFLOW_TRACKING_USERNAME" in message) is (status in (401, 403))
+    assert ("try again later" in message) is (status == 502)
     assert "hunter22" not in message
 
 
