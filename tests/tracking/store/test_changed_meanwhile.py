@@ -34,7 +34,7 @@ CHANGES: dict[str, Change] = {
 
 
 def steps_of(uri: str, run_id: str) -> list[int]:
-    return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, "by_step/loss")]
+    return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, "loss")]
 
 
 def problems(home: Path, folder: Path) -> list[str]:
