@@ -34,7 +34,19 @@ FRAGMENTS = (
         "{0}",
     ),
 )
-_STATED = {"schema", "status", "started", "ended", "run_id", "strategy", "config_digest", "name", "execution"}
+_STATED = {
+    "parent",
+    "schema",
+    "status",
+    "started",
+    "ended",
+    "run_id",
+    "strategy",
+    "config_digest",
+    "name",
+    "execution",
+}
+"""What stays; with its parent also whether a run is tracked: a run of a sweep is as its sweep says."""
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|Traceback")
 
 

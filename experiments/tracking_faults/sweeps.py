@@ -65,13 +65,13 @@ def disturb_sweeps(scene: Scene, faults: int, rng: random.Random) -> Tallies:
         here.wait(process)
         if here.run("sweep.py", *words, "--resume") == 2:  # none had begun
             assert here.run("sweep.py", *words) == 0
-        remains, found = here.left(), here.check()
+        remains = here.left()
+        assert [here.run("runs.py", command) for command in ("reap", "sync")] == [0, 0]
+        found = here.check()
         sweep, cells = _newest_sweep(scene.home)
         names = [cell.name for cell in cells if cell.status == "finished"]
         is_lost = sorted(names) != sorted({*names}) or len(names) != 2 or sweep.status != "finished"
         is_lost |= bool(found & {cell.run_id for cell in cells})
-        if "--no-track" in words:
-            assert [here.run("runs.py", command) for command in ("reap", "sync")] == [0, 0]
         stored = copies(embedded(scene.home), sweep.run_id)
         is_lost |= bool(stored) != is_tracked(scene.home, sweep.run_id) and bool(options)
         tallies.setdefault(kind, Tally()).count(
