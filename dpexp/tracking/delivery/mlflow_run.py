@@ -47,7 +47,7 @@ class MlflowRun:
         """Write the summary's numbers that differ from the store's."""
         record = view.record
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
-        known = self._summary()
+        known = _summary(self.store.client.get_run(self.run_id).data.metrics)
         new = [
             Point(key, value, ended, 0)
             for key, value in content.summary_metrics(view).items()
@@ -56,28 +56,16 @@ class MlflowRun:
         for start in range(0, len(new), BATCH):
             self.store.log_points(self.run_id, new[start : start + BATCH])
 
-    def has_other_summary(self, view: RecordView) -> bool:
-        """Whether the store has a number of a summary that is not this Record's: of an earlier end."""
-        values = content.summary_metrics(view)
-        return any(
-            key not in values or not content.is_same_value(value, values[key])
-            for key, value in self._summary().items()
+    def is_of_other_end(self, view: RecordView) -> bool:
+        """Whether the store has a param or a number of a summary that is not this Record's, from an earlier
+        end of the run, or what an earlier version wrote under other names.
+        """
+        stored = self.store.client.get_run(self.run_id).data
+        return (
+            _has_other_params(stored.params, view.record)
+            or _has_other_summary(stored.metrics, view)
+            or earlier.has_version_1(stored.tags)
         )
-
-    def has_earlier_content(self) -> bool:
-        """Whether what the store has was written by an earlier version, under other names."""
-        return earlier.has_version_1(self.store.client.get_run(self.run_id).data.tags)
-
-    def has_other_params(self, record: Record) -> bool:
-        """Whether the store has a param with another value: a resumed run may have changed it."""
-        expected, _ = content.fit(content.params(record), content.MAX_PARAM)
-        stored = self.store.client.get_run(self.run_id).data.params
-        is_left = any(key in record.config and key not in expected for key in stored)
-        return is_left or any(stored.get(key, value) != value for key, value in expected.items())
-
-    def _summary(self) -> dict[str, float]:
-        metrics = self.store.client.get_run(self.run_id).data.metrics
-        return {key: value for key, value in metrics.items() if content.is_single(key)}
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""
@@ -142,6 +130,27 @@ class MlflowRun:
         with temporary_folder("figures") as folder:
             if report.write_files(view, folder):
                 self.store.client.log_artifacts(self.run_id, str(folder))
+
+
+def _summary(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that have one point, of the run's end."""
+    return {key: value for key, value in metrics.items() if content.is_single(key)}
+
+
+def _has_other_summary(metrics: Mapping[str, float], view: RecordView) -> bool:
+    """Whether the store has a number of a summary that is not this Record's."""
+    values = content.summary_metrics(view)
+    return any(
+        key not in values or not content.is_same_value(value, values[key])
+        for key, value in _summary(metrics).items()
+    )
+
+
+def _has_other_params(params: Mapping[str, str], record: Record) -> bool:
+    """Whether the store has a param with another value, or one that the Record has no more."""
+    expected, _ = content.fit(content.params(record), content.MAX_PARAM)
+    is_left = any(key in record.config and key not in expected for key in params)
+    return is_left or any(params.get(key, value) != value for key, value in expected.items())
 
 
 def _attempt(view: RecordView, writers: Mapping[str, Callable[[RecordView], None]]) -> list[str]:

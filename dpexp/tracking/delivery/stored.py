@@ -16,7 +16,7 @@ from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import check, ledger
-from dpexp.tracking.delivery.ledger import DeliveryLockedError
+from dpexp.tracking.delivery.ledger import DeliveryLockedError, LedgerEntry
 from dpexp.tracking.store.store import Store
 
 
@@ -29,16 +29,16 @@ def lost(store: Store, folders: Iterable[Path]) -> list[Path]:
         now = checksums.get(entry.mlflow_run_id, "")
         if now and now == entry.points_crc:
             continue
-        if not is_stored(store, folder):
+        if not is_stored(store, folder, entry):
             found.append(folder)
         elif now:
             _remember(store, folder, now)
     return found
 
 
-def is_stored(store: Store, folder: Path) -> bool:
+def is_stored(store: Store, folder: Path, entry: LedgerEntry) -> bool:
     """The cheap part of ``store_problems``, one call: the last point of each metric is as expected."""
-    found = check.active(store, folder, ledger.read_ledger(folder)[store.name])
+    found = check.active(store, folder, entry)
     if found is None:
         return False
     try:

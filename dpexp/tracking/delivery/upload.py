@@ -217,8 +217,7 @@ class Upload:
         """
         if view.record.strategy == SWEEP_STRATEGY or self._is_behind:
             return run
-        others = run.has_other_params(view.record) or run.has_other_summary(view)
-        if not others and not run.has_earlier_content():
+        if not run.is_of_other_end(view):
             return run
         self.rebuild()
         self.advance()
