@@ -46,7 +46,8 @@ class Snapshots:
         if self.group.is_first:
             self._add(step, state, must)
         self.group.barrier()  # on a disk that the hosts share, the other hosts now find the file
-        if self.group.is_first_on_host and not _path(self.folder, step).exists():
+        is_other_host = self.group.is_first_on_host and not self.group.is_first
+        if is_other_host and not _path(self.folder, step).exists():
             self._add(step, state, must)
         self.group.barrier()
 
@@ -56,11 +57,7 @@ class Snapshots:
         except (UnreadableStateError, OSError) as error:
             if must:
                 raise
-            print(
-                printable(redact(f"warning: no snapshot to resume from: {error}")),
-                file=sys.stderr,
-                flush=True,
-            )
+            _warn(f"no snapshot to resume from: {error}")
 
     def newest(self, misfit: Callable[[State], str] = lambda state: "") -> State | None:
         """The newest state on any host that can be read and fits, for every rank; None if there is none.
@@ -103,7 +100,11 @@ class Snapshots:
         """Tell the user, once, that an older one is taken."""
         if path not in self.refused:
             self.refused[path] = reason
-            print(printable(redact(f"warning: {reason}; an older one is tried")), file=sys.stderr, flush=True)
+            _warn(f"{reason}; an older one is tried")
+
+
+def _warn(text: str) -> None:
+    print(printable(f"warning: {redact(text)}"), file=sys.stderr, flush=True)
 
 
 NONE: tuple[int, State | None] = (-1, None)
