@@ -108,15 +108,12 @@ def run(
     given = {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
-    for name in ("data", "validation"):
-        if isinstance(objects.get(name), list):
-            from dpexp.data.sources import user_samples
-
-            objects[name] = user_samples.of_batches(objects[name])
-    if "data" in objects:
+    if samples := {"data", "validation"} & objects.keys():
         from dpexp.data.sources import user_samples
 
-        rows = user_samples.rows_of_batch(data)
+        lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
+        objects |= {name: user_samples.of_batches(batches) for name, batches in lists.items()}
+        rows = user_samples.rows_of_batch(data) if "data" in objects else None
         options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")

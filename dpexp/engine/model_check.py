@@ -134,16 +134,19 @@ def try_one_batch(
         with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)
         evaluation.try_metrics(outputs, batch.targets)
-        if needs_gradients and loss.requires_grad:
-            trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-            gradients = _gradients(loss, list(trainable.values()))
-            unused = [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
-            if unused:
-                strategy.unused(unused)
+        if needs_gradients and loss.requires_grad and (unused := _unused(model, loss)):
+            strategy.unused(unused)
     changed = [name for name, value in after.items() if name not in before or before[name] != value]
     if not changed:
         return ""
     return f"the model changes {listed(changed)} in its forward: what replicas change is lost"
+
+
+def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
+    """The parameters that train, and that the loss does not depend on."""
+    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    gradients = _gradients(loss, list(trainable.values()))
+    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
 
 
 def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:

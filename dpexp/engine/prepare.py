@@ -182,8 +182,6 @@ def prepare(
     _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
-    if dataset.test is not None:
-        dataset.test.batch_rows(config.batch_size, config.seed)  # raises ConfigError where it gives no batch
     evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
     _check_accumulation(config, dataset.objective.reduction)
     _check_compile(config, strategy)
@@ -207,14 +205,19 @@ def prepare(
 
 
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
-    """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
+    """The samples of the source for this model; those held out are of ``--validation``, if it is given.
+
+    Raises ConfigError where those give no batch.
+    """
     dataset = source.dataset(model, config.seed)
-    if validation is None:
-        return dataset
-    with kept_globals():  # from a seed of its own: a factory that draws rows must not draw the others again
-        seed_globals(generator(config.seed, "validation").initial_seed())
-        given = data.source(validation).dataset(model, config.seed)
-    return replace(dataset, test=given.test or given)
+    if validation is not None:
+        with kept_globals():  # of a seed of its own: a factory that draws rows must not draw the others again
+            seed_globals(generator(config.seed, "validation").initial_seed())
+            given = data.source(validation).dataset(model, config.seed)
+        dataset = replace(dataset, test=given.test or given)
+    if dataset.test is not None:
+        dataset.test.batch_rows(config.batch_size, config.seed)
+    return dataset
 
 
 def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
