@@ -20,6 +20,7 @@ import journals  # noqa: E402
 
 from dpexp.config.process import home  # noqa: E402
 from dpexp.record.journal.fold import finish  # noqa: E402
+from dpexp.tracking.delivery.ledger import LOCK  # noqa: E402
 from dpexp.tracking.process.uploader import Uploader  # noqa: E402
 
 ERROR = {"type": "ValueError", "message": "model", "traceback": "Traceback ..."}
@@ -32,6 +33,8 @@ def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
         uploader.abandon()
         return 2
     journal = journals.begin(home() / "runs")
+    if end == "unlockable":
+        (journal.folder / LOCK).mkdir()
     uploader.open(journal.path)
     print(journal.folder.name, uploader.pid, flush=True)
     journals.observe(journal)
@@ -45,11 +48,25 @@ def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
     _die(end)
     journals.phases(journal)
     finish(journals.end(journal, "failed", ERROR) if end == "raise" else journals.end(journal))
+    if end == "late":
+        _stop_until_waited_for(uploader)
     began = time.monotonic()
     delivery = uploader.finish(wait_s)
     waited = time.monotonic() - began
     print(json.dumps({**dataclasses.asdict(delivery), "waited_s": waited}), flush=True)
     return 0 if delivery.complete else 3
+
+
+def _stop_until_waited_for(uploader: Uploader) -> None:
+    """The uploader process ends in the moment in which its end is asked for."""
+    process = uploader._process
+    os.kill(process.pid, signal.SIGSTOP)
+
+    def wait(timeout: float | None = None) -> int:
+        os.kill(process.pid, signal.SIGCONT)
+        return type(process).wait(process)
+
+    process.wait = wait  # type: ignore[method-assign]
 
 
 def _die(end: str) -> None:

@@ -115,9 +115,12 @@ def _sample_gpu(index: int, handle: Any) -> dict[str, float]:
 
 
 def start(path: Path, pid: int) -> Sampler | None:
-    """Start sampling; None if the user disabled it, the interval is not a number or the process has ended."""
+    """Start sampling; None if the user disabled it, the interval is not a number, or it cannot start.
+
+    That is where the process has ended, or no file or thread is left.
+    """
     if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
         return None
-    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+    with contextlib.suppress(ValueError, psutil.Error, OSError, RuntimeError):
         return Sampler(path, pid)
     return None

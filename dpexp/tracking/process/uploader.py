@@ -38,6 +38,7 @@ def how_to_deliver(run_id: str) -> str:
 
 
 INTERRUPT_INTERVAL_S = 0.1
+_END_S = 10.0  # for the end of a process that has closed its pipe
 _unreaped: list[Popen[bytes]] = []
 """Uploader processes whose exit code was not read yet: kept so that none stays a zombie."""
 
@@ -52,6 +53,7 @@ class Uploader:
         self._commands = process.stdin
         self._results = process.stdout
         self._run_id = ""
+        self._received = b""
         os.set_blocking(self._commands.fileno(), False)
 
     @classmethod
@@ -81,35 +83,37 @@ class Uploader:
 
     def complete(self) -> None:
         """The journal is complete: deliver the rest, for which ``finish`` waits. Never blocks."""
-        self._send({"do": "finish"})
+        if not self._commands.closed:
+            self._send({"do": "finish"})
+            self._commands.close()  # which says the same where the pipe was full
 
     def finish(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
         """``complete``, then wait for the last delivery, for ``timeout_s`` or until an interrupt."""
         self.complete()  # without effect where it was called before
         try:
-            line, interrupted = self._result(timeout_s, is_interrupted)
-        except KeyboardInterrupt:
-            line, interrupted = b"", True
+            with contextlib.suppress(KeyboardInterrupt):
+                if self._wait(timeout_s, is_interrupted):
+                    return self._delivery(timeout_s)
         finally:
             self._close()
-        if line:
-            return Delivery(**json.loads(line))
-        if interrupted:
-            command = how_to_deliver(self._run_id)
-            message = f"interrupted while waiting; the uploader continues; to make sure: {command}"
-            return Delivery(False, message)
-        return Delivery(False, self._failure(timeout_s))
+        message = "interrupted while waiting; the uploader continues; to make sure: "
+        return Delivery(False, message + how_to_deliver(self._run_id))
 
-    def _result(self, timeout_s: float, is_interrupted: Callable[[], bool]) -> tuple[bytes, bool]:
-        """What the uploader process sends at the end, and whether there was an interrupt before."""
+    def _wait(self, timeout_s: float, is_interrupted: Callable[[], bool]) -> bool:
+        """Wait until the uploader process sends its result or ends, or is late; False after an interrupt."""
         deadline = time.monotonic() + timeout_s
         while not is_interrupted():
             left = deadline - time.monotonic()
-            if select.select([self._results], [], [], max(0.0, min(left, INTERRUPT_INTERVAL_S)))[0]:
-                return os.read(self._results.fileno(), 65536), False  # written at once
-            if left <= 0:
-                return b"", False
-        return b"", True
+            if self._line(max(0.0, min(left, INTERRUPT_INTERVAL_S))) is not None or left <= 0:
+                return True
+        return False
+
+    def _line(self, timeout_s: float = 0.0) -> bytes | None:
+        """What the uploader process sent: None if nothing yet, nothing more after its end."""
+        if not self._received and select.select([self._results], [], [], timeout_s)[0]:
+            self._received = os.read(self._results.fileno(), 65536)  # written at once
+            return self._received
+        return self._received or None
 
     def abandon(self) -> None:
         """No run began: the process ends, and the store stays unchanged."""
@@ -126,11 +130,29 @@ class Uploader:
         self._results.close()
         _unreaped.append(self._process)
 
-    def _failure(self, timeout_s: float) -> str:
+    def _delivery(self, timeout_s: float) -> Delivery:
+        """What the uploader process reported, or why it did not."""
+        line = self._line()
+        if line is None:
+            # It may end just now. What it sends before is read afterwards.
+            code = self._exit_code(0.2)
+            line = self._line()
+        else:
+            code = None if line else self._exit_code(_END_S)
+        if line:
+            return Delivery(**json.loads(line))
         command = how_to_deliver(self._run_id)
-        try:
-            code = self._process.wait(0.2)
-        except TimeoutExpired:
-            return f"not delivered within {timeout_s:g} s; the uploader continues; to make sure: {command}"
+        if code is None:
+            message = f"not delivered within {timeout_s:g} s; the uploader continues; to make sure: {command}"
+            return Delivery(False, message)
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return f"not delivered: the uploader {end}; the journal is complete, deliver it with: {command}"
+        return Delivery(
+            False, f"not delivered: the uploader {end}; the journal is complete, deliver it with: {command}"
+        )
+
+    def _exit_code(self, timeout_s: float) -> int | None:
+        """The exit code of the uploader process; None if it is still running."""
+        try:
+            return self._process.wait(timeout_s)
+        except TimeoutExpired:
+            return None

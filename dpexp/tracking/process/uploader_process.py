@@ -35,7 +35,7 @@ from dpexp.record.runs.import_journals import SYSTEM
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
-from dpexp.tracking.errors import StoreError, short_message
+from dpexp.tracking.errors import short_message
 from dpexp.tracking.process import system
 from dpexp.tracking.process.uploader import Delivery, how_to_deliver
 from dpexp.tracking.store import patience
@@ -118,17 +118,26 @@ class UploaderProcess:
             journal = beside_run.submit(self._wait_for_run).result()
             if journal is None:
                 return
-            try:
-                # The uploader of the process that this one resumes may still be delivering.
-                with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
-                    beside_run.submit(self._follow, journal).result()
-                    self._complete(journal)
-            except DeliveryLockedError as error:
-                self._send(Delivery(False, f"{error}; to make sure: {how_to_deliver(journal.parent.name)}"))
+            self._send(self._delivered(journal, beside_run))
+
+    def _delivered(self, journal: Path, beside_run: ThreadPoolExecutor) -> Delivery:
+        """Deliver the run while and after it runs; how that ended, whatever was raised."""
+        run_id = journal.parent.name
+        try:
+            # The uploader of the process that this one resumes may still be delivering.
+            with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
+                beside_run.submit(self._follow, journal).result()
+                return self._complete(journal)
+        except DeliveryLockedError as error:
+            return Delivery(False, f"{error}; to make sure: {how_to_deliver(run_id)}")
+        except Exception as error:  # any store, any driver
+            _log(journal, traceback.format_exc())
+            message = f"not delivered: {short_message(error)}; deliver it with: {how_to_deliver(run_id)}"
+            return Delivery(False, message)
 
     def _wait_for_run(self) -> Path | None:
         """Import mlflow, and return the journal of the run; None if none begins."""
-        with contextlib.suppress(StoreError):  # if it lasts, the delivery reports it
+        with contextlib.suppress(Exception):  # if it lasts, the delivery reports it
             self._store.warm_up()
         while self._pipe.journal is None and not self._pipe.closed:
             self._pipe.wait()
@@ -142,19 +151,14 @@ class UploaderProcess:
         if self._pipe.sampler is not None:
             self._pipe.sampler.stop()
 
-    def _complete(self, journal: Path) -> None:
-        """Deliver the rest, and report the delivery."""
+    def _complete(self, journal: Path) -> Delivery:
+        """Deliver the rest."""
         # The main process may release the journal's lock after it closes the pipe.
         deadline = time.monotonic() + _GRACE_S
         while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
             time.sleep(0.02)
         patience.renew()
-        try:
-            self._send(self._open_upload(journal).complete())
-        except Exception as error:  # any store, any driver
-            _log(journal, traceback.format_exc())
-            command = how_to_deliver(journal.parent.name)
-            self._send(Delivery(False, f"not delivered: {short_message(error)}; deliver it with: {command}"))
+        return self._open_upload(journal).complete()
 
     def _advance(self, journal: Path) -> None:
         if time.monotonic() < self._retry_at:

@@ -166,6 +166,25 @@ def test_a_stopped_uploader_never_holds_up_the_run(dpexp_home: Path, uri: str) -
     assert len(delivered_steps(uri, driver.run_id)) == 20000
 
 
+@pytest.mark.usefixtures("home_with_store")
+def test_a_delivery_that_is_sent_just_after_the_timeout_is_reported(dpexp_home: Path, uri: str) -> None:
+    driver = drive("late", steps=20, wait_s=0)
+    delivery = driver.delivery()
+    assert delivery["complete"], delivery
+    assert delivery["mlflow_run_id"] == only_run(uri, driver.run_id).info.run_id
+    assert driver.wait() == 0
+
+
+def test_whatever_ends_a_delivery_is_reported(dpexp_home: Path) -> None:
+    driver = drive("unlockable", steps=20)
+    delivery = driver.delivery()
+    assert not delivery["complete"]
+    assert delivery["message"].startswith("not delivered: "), delivery
+    assert ".delivery.lock" in delivery["message"]
+    assert f"python scripts/runs.py sync {driver.run_id}" in delivery["message"]
+    assert driver.wait() == 3
+
+
 def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str) -> None:
     drivers = [drive("finish", steps=20) for _ in range(4)]
     for driver in drivers:
@@ -306,3 +325,25 @@ def test_commands_are_read_after_the_death_of_the_main_process(tmp_path: Path, h
         if not held_open:
             reader.stdin.close()
         assert reader.stdout.read() == f"{journal}\n"
+
+
+WITHOUT_FILES = """
+import os, resource
+os.environ.pop("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", None)
+import dpexp.tracking.process.uploader_process
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+"""
+
+
+def test_commands_are_read_where_the_machine_cannot_be_sampled(tmp_path: Path) -> None:
+    journals = [tmp_path / name / JOURNAL for name in ("first", "second")]
+    commands = [{"do": "open", "journal": str(journal), "again": False} for journal in journals]
+    read = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FILES + READER, str(os.getpid())],
+        cwd=ROOT,
+        input="".join(json.dumps(command) + "\n" for command in commands),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (read.stdout, read.stderr) == (f"{journals[1]}\n", "")
