@@ -18,6 +18,7 @@ from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.profiler_trace import PROFILER_TRACE, wrong_trace
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs import sweep_records
+from dpexp.record.runs.clean_files import CleanFiles
 
 WRITE_AGAIN = "write it again from the journal"
 OF_RUN = "write it again from the journal of its run, if that is here"
@@ -39,29 +40,39 @@ class Problem:
     repair: str = ""
 
 
-def record_problems(folder: Path) -> list[Problem]:
+def record_problems(folder: Path, clean: CleanFiles | None = None) -> list[Problem]:
     """What is wrong with the files of a run that has ended; empty for a running one.
 
-    What killed processes left in its folder is removed.
+    ``clean`` spares files in which nothing was found. What killed processes left in the folder is removed.
     """
-    journal = folder / JOURNAL
     try:
-        if is_open(journal):
+        if is_open(folder / JOURNAL):
             return []
         remove_leftovers(folder)
-        record = fold(journal)
+        record = clean.get(folder) if clean else None
+        if record is None:
+            record = fold(folder / JOURNAL)
+            if found := _own_problems(folder, record):
+                return [*found, *_sweep_problems(folder, record)]
+            if clean:
+                clean.keep(folder, record)
     except OSError as error:
         return [Problem(folder.name, "journal", f"{JOURNAL}: {error.strerror}")]
     except JournalError as error:
         return [Problem(folder.name, "journal", str(error))]
+    return list(_sweep_problems(folder, record))
+
+
+def _own_problems(folder: Path, record: Record) -> list[Problem]:
+    """What is wrong with the run's own files, ``clean_files.FILES``; the Record is its journal's."""
     found = [Problem(folder.name, "journal", text) for text in record.damage]
     contradicting = [] if record.damage else contradictions(record)  # what is lost contradicts what is left
-    if wrong := _derived(folder / RECORD, record, checksum(journal), contradicting):
+    if wrong := _derived(folder / RECORD, record, checksum(folder / JOURNAL), contradicting):
         found.append(Problem(folder.name, "record", f"{RECORD}: {wrong}", WRITE_AGAIN))
     found += [Problem(folder.name, "contradiction", text) for text in contradicting]
     if wrong := wrong_trace(folder, record):
         found.append(Problem(folder.name, "record", f"{PROFILER_TRACE}: {wrong}"))
-    return [*found, *_sweep_problems(folder, record)]
+    return found
 
 
 def _sweep_problems(folder: Path, record: Record) -> Iterator[Problem]:

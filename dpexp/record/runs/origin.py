@@ -23,7 +23,7 @@ _KEY = ".origin-key-{user}"
 
 def sign(home: Path, run_id: str, config: Mapping[str, Any]) -> str:
     """The signature of a run that starts now; empty where there can be no key."""
-    key = _key(home) or _new_key(home)
+    key = key_of(home)
     return _signature(key, run_id, config) if key else ""
 
 
@@ -34,6 +34,11 @@ def is_ours(home: Path, record: Record) -> bool:
         return False
     expected = _signature(key, record.run_id, record.config)
     return hmac.compare_digest(record.origin.encode(), expected.encode())
+
+
+def key_of(home: Path) -> bytes:
+    """This user's key, made where there is none; empty where there can be none."""
+    return _key(home) or _new_key(home)
 
 
 def _signature(key: bytes, run_id: str, config: Mapping[str, Any]) -> str:

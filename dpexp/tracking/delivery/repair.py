@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dpexp.record.record import Row
 from dpexp.record.runs.check import Problem, record_problems, repair_record
+from dpexp.record.runs.clean_files import CleanFiles
 from dpexp.tracking.delivery import check
 from dpexp.tracking.delivery.ledger import LEDGER
 from dpexp.tracking.delivery.sync import deliver, is_child
@@ -19,9 +20,14 @@ class RunNotComparedError(StoreError):
     """One run could not be compared with the store; others perhaps can."""
 
 
-def run_problems(home: Path, folder: Path, *, with_store: bool) -> list[Problem]:
-    """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked."""
-    found = [*record_problems(folder), *check.ledger_problems(folder)]
+def run_problems(
+    home: Path, folder: Path, *, with_store: bool, clean: CleanFiles | None = None
+) -> list[Problem]:
+    """What is wrong with a run, ``with_store`` also in MLflow. Raises StoreError when it cannot be asked.
+
+    ``clean`` spares files in which nothing was found.
+    """
+    found = [*record_problems(folder, clean), *check.ledger_problems(folder)]
     if not with_store:
         return found
     store = Store.from_environment(home)
@@ -41,23 +47,26 @@ def checked(home: Path, runs: Iterable[Path], *, with_store: bool, mend: bool) -
     answer was late is asked nothing more.
     """
     failures = []
-    for folder in sorted(runs, key=is_child) if mend else runs:
-        try:
-            found, left = _repaired(home, folder, with_store, mend)
-        except RunNotComparedError as error:
-            failures.append(str(error))
-            if patience.is_over():
-                break
-            continue
-        for problem in dict.fromkeys([*found, *left]):
-            yield vars(problem) | {"repaired": problem not in left}
+    with CleanFiles(home / "runs") as clean:
+        for folder in sorted(runs, key=is_child) if mend else runs:
+            try:
+                found, left = _repaired(home, folder, with_store, mend, clean)
+            except RunNotComparedError as error:
+                failures.append(str(error))
+                if patience.is_over():
+                    break
+                continue
+            for problem in dict.fromkeys([*found, *left]):
+                yield vars(problem) | {"repaired": problem not in left}
     if failures:
         raise StoreError("; ".join(failures))
 
 
-def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[list[Problem], list[Problem]]:
+def _repaired(
+    home: Path, folder: Path, with_store: bool, mend: bool, clean: CleanFiles
+) -> tuple[list[Problem], list[Problem]]:
     """The problems of one run, and those that are left; a repair may uncover others, which need another."""
-    found = left = run_problems(home, folder, with_store=with_store)
+    found = left = run_problems(home, folder, with_store=with_store, clean=clean)
     tried: set[str] = {""}
     for _ in range(REPAIRS if mend else 0):
         repairs = {problem.repair for problem in left}
@@ -65,7 +74,7 @@ def _repaired(home: Path, folder: Path, with_store: bool, mend: bool) -> tuple[l
             break
         tried |= repairs
         repair(home, folder, left)
-        left = run_problems(home, folder, with_store=with_store)
+        left = run_problems(home, folder, with_store=with_store, clean=clean)
         found = [*found, *left]
     return found, left
 

@@ -1,0 +1,117 @@
+"""Clean files: the runs in whose own files a check has found nothing, by the SHA-256 of their bytes.
+
+What is wrong with a run's journal, Record and profiler trace follows from their bytes and from the code that
+checks. So the next check reads those bytes and computes their digest, a tenth of the work of parsing and
+comparing them, and believes no time or size of a file::
+
+    runs/.cache-check-1000     one file for each user; it may be deleted at any time
+        signature              with the home's key, of all that follows
+        code                   the digest of the code that checked
+        {run id: [digest of the files, facts of the Record]}
+
+A file of another key or code, or a damaged one, is ignored, and a home that is read-only works without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import os
+import sys
+from pathlib import Path
+
+from dpexp.config.process import ROOT
+from dpexp.record.journal.durable import read_file, write_atomically
+from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal.kept import KEPT
+from dpexp.record.journal.leftovers import remove_seen
+from dpexp.record.profiler_trace import PROFILER_TRACE
+from dpexp.record.record import Record, Row
+from dpexp.record.runs.origin import key_of
+
+FILES = (JOURNAL, RECORD, KEPT, PROFILER_TRACE)
+"""The files that are compared with one another. Those of other runs and the ledger are read at each check."""
+_FACTS = ("run_id", "name", "parent", "strategy", "status", "started")
+"""What a check has to know of the run for that."""
+_ROOMS = ("config", "record")
+"""The rooms of this one and of all that it may import."""
+
+
+class CleanFiles(contextlib.AbstractContextManager["CleanFiles"]):
+    """What earlier checks have found clean. What this one adds is written at the end of the block."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs, self._path = runs, runs / f".cache-check-{os.getuid()}"
+        self._known: dict[str, tuple[str, Row]] = self._load()
+        self._digests: dict[str, str] = {}  # of files that are being checked
+        self._is_changed = False
+
+    def get(self, folder: Path) -> Record | None:
+        """A Record with the facts of a run whose files are as they were when nothing was found; else None."""
+        try:
+            now = digest(folder)
+        except OSError:  # which the check itself names
+            return None
+        known, facts = self._known.get(folder.name, ("", {}))
+        if known == now:
+            return Record(**facts)
+        self._digests[folder.name] = now
+        return None
+
+    def keep(self, folder: Path, record: Record) -> None:
+        """Keep that nothing is wrong with files of which ``get`` knew nothing, if they are still the same."""
+        with contextlib.suppress(OSError):
+            if self._digests.pop(folder.name, "") == (now := digest(folder)):
+                self._known[folder.name] = now, {name: getattr(record, name) for name in _FACTS}
+                self._is_changed = True
+
+    def __exit__(self, *exception: object) -> None:
+        """Write what was added, without runs that were removed."""
+        if self._is_changed and self._runs.is_dir():
+            here = {name: self._known[name] for name in self._known if (self._runs / name).is_dir()}
+            body = json.dumps([_code(), here]).encode()
+            with contextlib.suppress(OSError):  # read-only, or the disk is full
+                write_atomically(self._path, self._signature(body) + b"\n" + body)
+
+    def _load(self) -> dict[str, tuple[str, Row]]:
+        remove_seen(self._runs)  # of a check that was killed
+        try:
+            signature, _, body = read_file(self._path).partition(b"\n")
+        except OSError:
+            return {}
+        if not hmac.compare_digest(signature, self._signature(body)):
+            return {}
+        code, known = json.loads(body)
+        return known if code == _code() else {}
+
+    def _signature(self, body: bytes) -> bytes:
+        """The signature of what is kept; a random one where there can be no key."""
+        key = key_of(self._runs.parent) or os.urandom(32)
+        return hmac.new(key, b"dpexp clean files " + body, hashlib.sha256).hexdigest().encode()
+
+
+def digest(folder: Path) -> str:
+    """The digest of a run's ``FILES`` and id. Raises OSError where one cannot be read."""
+    found = hashlib.sha256(os.fsencode(folder.name))
+    for name in FILES:
+        try:
+            content = read_file(folder / name)
+            found.update(b"/%d/" % len(content))
+            found.update(content)
+        except FileNotFoundError:
+            found.update(b"/-/")
+    return found.hexdigest()
+
+
+@functools.cache
+def _code() -> str:
+    """The digest of what decides whether files are clean: the code, and Python, which rounds."""
+    found = hashlib.sha256(sys.version.encode())
+    sources = sorted(path for room in _ROOMS for path in (ROOT / "dpexp" / room).rglob("*.py"))
+    for content in [path.read_bytes() for path in sources] or [os.urandom(32)]:  # installed without sources
+        found.update(b"/%d/" % len(content))
+        found.update(content)
+    return found.hexdigest()
