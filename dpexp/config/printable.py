@@ -7,6 +7,7 @@ becomes the characters of its escape in JSON. What was JSON therefore stays JSON
 
 import json
 import re
+from html import escape
 
 _CHARACTERS = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls of ASCII and Latin-1
@@ -26,6 +27,11 @@ def printable(text: str) -> str:
 def printable_line(text: object) -> str:
     """The text as one line: ends of lines and tabs are shown as well."""
     return OBEYED.sub(_escaped, str(text))
+
+
+def in_html(text: str) -> str:
+    """The text as a page shows it, without markup, in an element or in quotes."""
+    return escape(printable(text))
 
 
 def _escaped(found: re.Match[str]) -> str:

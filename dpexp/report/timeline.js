@@ -1,11 +1,18 @@
+// Before it stands `const data = …`, the steps as `report/render/lanes.py` describes them.
 "use strict";
 (() => {
   const ROUND = [5, 2.5, 2, 1];
   const MOST_ZOOM = 4096;
   const PX_A_TICK = 140;
+  const LEVEL_PX = 22;
+  const PARTS_A_PERCENT = 10000;
   const tip = document.getElementById("tip");
-  const sections = [...document.querySelectorAll("section")];
+  const section = document.querySelector("section");
+  const lanes = section.querySelector(".lanes");
+  const axis = section.querySelector(".axis"), track = axis.querySelector(".track");
   let zoom = 1;
+
+  const element = (tag, name, text = "") => Object.assign(document.createElement(tag), {className: name, textContent: text});
 
   const show = (bar) => {
     tip.textContent = bar.dataset.facts;
@@ -18,14 +25,40 @@
     tip.style.top = (fits ? below : Math.max(4, box.top - tip.offsetHeight - 6)) + "px";
   };
 
-  for (const bar of document.querySelectorAll(".bar")) {
-    bar.dataset.facts = bar.title;
-    bar.removeAttribute("title");
-    bar.addEventListener("pointerenter", () => show(bar));
-    bar.addEventListener("focus", () => show(bar));
-    bar.addEventListener("pointerleave", () => { tip.hidden = true; });
-    bar.addEventListener("blur", () => { tip.hidden = true; });
-  }
+  const drawBar = ([look, name, before, after], left, width, level, time) => {
+    const bar = element("span", "bar");
+    bar.style = data.looks[look];
+    bar.style.left = left / PARTS_A_PERCENT + "%";
+    bar.style.width = width / PARTS_A_PERCENT + "%";
+    bar.style.top = level * LEVEL_PX + "px";
+    bar.tabIndex = 0;
+    bar.dataset.facts = before + time + " of the step" + after;
+    bar.append(element("i", "", name));
+    for (const event of ["pointerenter", "focus"]) bar.addEventListener(event, () => show(bar));
+    for (const event of ["pointerleave", "blur"]) bar.addEventListener(event, () => { tip.hidden = true; });
+    return bar;
+  };
+
+  const drawLane = ([name, ...levels]) => {
+    const lane = element("div", "lane"), row = element("div", "track");
+    row.style.height = Math.max(1, levels.length) * LEVEL_PX + "px";
+    levels.forEach((bars, level) => {
+      for (let at = 0, end = 0; at < bars.length; at += 4) {
+        const [kind, gap, width, time] = bars.slice(at, at + 4);
+        row.append(drawBar(data.kinds[kind], end + gap, width, level, time));
+        end += gap + width;
+      }
+    });
+    lane.append(element("b", "", data.lanes[name]), row);
+    return lane;
+  };
+
+  const drawStep = (number) => {
+    const [end, unit, found] = data.steps[number];
+    Object.assign(section.dataset, {step: number, end});
+    axis.firstChild.textContent = unit;
+    lanes.replaceChildren(axis, ...found.map(drawLane));
+  };
 
   // The multiples from low to high of the largest round number that has enough of them there: report/ticks.py.
   const ticks = (low, high, least) => {
@@ -39,18 +72,17 @@
     }
   };
 
-  // The axis of what a section shows; a label that lacks room moves aside, as far as it stays at its tick.
-  const drawAxis = (section) => {
-    const track = section.querySelector(".axis .track"), end = Number(section.dataset.end);
+  // The axis of what is in sight; a label that lacks room moves aside, as far as it stays at its tick.
+  const drawAxis = () => {
+    const end = Number(section.dataset.end);
     if (!end || !track.clientWidth) return;
     const from = section.scrollLeft, to = from + section.clientWidth - track.offsetLeft;
     const value = end / track.clientWidth;
     const found = ticks(from * value, Math.min(to, track.clientWidth) * value, Math.max(3, (to - from) / PX_A_TICK));
     track.replaceChildren(...found.map((tick) => {
-      const mark = document.createElement("span"), label = document.createElement("i");
+      const mark = element("span", "");
       mark.style.left = 100 * tick / end + "%";
-      label.textContent = Number(tick.toPrecision(10));
-      mark.append(label);
+      mark.append(element("i", "", Number(tick.toPrecision(10))));
       return mark;
     }));
     let free = from + 1;
@@ -63,33 +95,31 @@
   };
 
   const draw = () => {
-    for (const section of sections) {
-      const lanes = section.querySelector(".lanes"), names = section.querySelector(".axis .track").offsetLeft;
-      lanes.style.width = zoom === 1 ? "" : names + zoom * (section.clientWidth - names) + "px";
-      lanes.style.setProperty("--names", names + "px");
-      drawAxis(section);
-    }
+    const names = track.offsetLeft;
+    lanes.style.width = zoom === 1 ? "" : names + zoom * (section.clientWidth - names) + "px";
+    lanes.style.setProperty("--names", names + "px");
+    drawAxis();
   };
 
   const zoomTo = (wanted) => {
     const value = Math.max(1, Math.min(MOST_ZOOM, wanted));
-    const middles = sections.map((section) => {
-      const half = (section.clientWidth - section.querySelector(".axis .track").offsetLeft) / 2;
-      return (section.scrollLeft + half) * value / zoom - half;
-    });
+    const half = (section.clientWidth - track.offsetLeft) / 2;
+    const left = (section.scrollLeft + half) * value / zoom - half;
     zoom = value;
     draw();
-    sections.forEach((section, number) => { section.scrollLeft = middles[number]; drawAxis(section); });
+    section.scrollLeft = left;
+    drawAxis();
   };
 
-  for (const section of sections) section.addEventListener("scroll", () => drawAxis(section));
+  section.addEventListener("scroll", drawAxis);
   addEventListener("resize", draw);
   document.getElementById("step").addEventListener("change", (event) => {
-    for (const section of sections) section.hidden = section.dataset.step !== event.target.value;
+    drawStep(event.target.value);
     draw();
   });
   document.getElementById("in").addEventListener("click", () => zoomTo(2 * zoom));
   document.getElementById("out").addEventListener("click", () => zoomTo(zoom / 2));
+  drawStep(section.dataset.step);
   draw();
   document.documentElement.dataset.ready = "yes";
 })();

@@ -4,9 +4,13 @@
     cpu:0 replica 0                      |0----------|
     cpu:1 replica 1                      |1-----------------|
 
-A phase is drawn on the device that it ends on. A phase inside another has a lane of its own, and every
-replica has a lane on its device. The figures, the HTML page, the Chrome trace and MLflow's spans show
-these bars.
+    cpu:0 rank 0       |forward|loss|backward                 |optimizer|
+                                    |compute----|
+                                           |allreduce---------|
+
+A phase is drawn on the device that it ends on, and those of a rank in the one lane of that rank. A replica
+has a lane on its device. A phase inside another, or at the same time, stands on a further level of its lane.
+The figures, the HTML page, the Chrome trace and MLflow's spans show these bars.
 """
 
 import statistics
@@ -31,7 +35,10 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Bar:
-    """One phase, or one replica's part of it. Times in ms from the start of the step."""
+    """One phase, or one replica's part of it. Times in ms from the start of the step.
+
+    With ranks, a rank is a replica, and the bars without one are those of the first rank again.
+    """
 
     phase: str
     device: str
@@ -41,6 +48,7 @@ class Bar:
     inputs: Shapes = ()
     outputs: Shapes = ()
     bytes: int | None = None
+    is_of_rank: bool = False
 
     @property
     def end(self) -> float:
@@ -48,29 +56,40 @@ class Bar:
 
     @property
     def name(self) -> str:
-        return self.phase if self.replica is None else f"replica {self.replica}"
+        return self.phase if self.replica is None or self.is_of_rank else f"replica {self.replica}"
+
+    @property
+    def owner(self) -> str:
+        """The replica or rank; nothing for a phase of all replicas."""
+        return "" if self.replica is None else f"{'rank' if self.is_of_rank else 'replica'} {self.replica}"
 
 
 @dataclass
 class Lane:
-    """Bars on one device that do not overlap; ``replica`` is None for a lane of phases.
+    """The bars of one device, replica or rank, on levels from top to bottom: those of a level do not overlap.
 
-    ``number`` counts the lanes of one device and replica: bars that overlap need several.
+    ``replica`` is None for a lane of phases. A lane without levels is of a device that has nothing to do.
     """
 
     device: str
     replica: int | None
-    bars: list[Bar] = field(default_factory=list)
-    number: int = 1
+    levels: list[list[Bar]] = field(default_factory=list)
+
+    @property
+    def bars(self) -> list[Bar]:
+        return [bar for level in self.levels for bar in level]
 
     @property
     def name(self) -> str:
-        words = [self.device]
-        if not self.bars:
-            words.append("idle")
-        elif self.replica is not None:
-            words.append(f"replica {self.replica}")
-        return " ".join(words) + (f" ({self.number})" if self.number > 1 else "")
+        return f"{self.device} {self.levels[0][0].owner if self.levels else 'idle'}".rstrip()
+
+    def add(self, bar: Bar) -> None:
+        """Put a bar on the first level that is free at its start; later bars start later."""
+        for level in self.levels:
+            if level[-1].end <= bar.start + _ROUNDING:
+                level.append(bar)
+                return
+        self.levels.append([bar])
 
 
 @dataclass
@@ -84,12 +103,14 @@ class TimelineStep:
     start: float
     ms: float
     rows: int | None
+    bars: list[Bar]
     lanes: list[Lane]
     is_usual: bool = True
 
     @property
-    def bars(self) -> list[Bar]:
-        return _by_start([bar for lane in self.lanes for bar in lane.bars])
+    def drawn(self) -> int:
+        """How many bars its lanes have."""
+        return sum(len(lane.bars) for lane in self.lanes)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -133,19 +154,24 @@ def _step(
     end = max(row["end_us"] for row in step_rows)
     size = rows_of(view.record, number)
     group, sent = groups.get(size), moved.get(size, {})
-    lanes = _lanes([_bar(row, start, group, sent) for row in rows if row["phase"] != "step"])
+    ranks = {each["rank"]: each["device"] for each in view.record.devices.get("ranks") or []}
+    bars = _by_start([_bar(row, start, group, sent, ranks) for row in rows if row["phase"] != "step"])
+    lanes = _lanes(bars, ranks)
     busy = {lane.device for lane in lanes if lane.replica is not None}
     if busy:  # a device without rows has an empty lane
         lanes += [Lane(device, None) for device in view.devices if device not in busy]
     is_usual = view.usual_numbers is None or number in view.usual_numbers
-    return TimelineStep(number, start / 1000, (end - start) / 1000, size, lanes, is_usual)
+    return TimelineStep(number, start / 1000, (end - start) / 1000, size, bars, lanes, is_usual)
 
 
-def _bar(row: Row, step_start: float, group: Batches | None, moved: Moved) -> Bar:
+def _bar(
+    row: Row, step_start: float, group: Batches | None, moved: Moved, ranks: Mapping[int | None, str]
+) -> Bar:
     inputs, outputs = _shapes(row["phase"], row["replica"], group) if group else ((), ())
     start, ms = (row["start_us"] - step_start) / 1000, (row["end_us"] - row["start_us"]) / 1000
     size = moved.get(row["phase"]) if row["replica"] is None else None
-    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, size)
+    is_of_rank = row["replica"] in ranks
+    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, size, is_of_rank)
 
 
 def _by_start(bars: list[Bar]) -> list[Bar]:
@@ -153,20 +179,15 @@ def _by_start(bars: list[Bar]) -> list[Bar]:
     return sorted(bars, key=lambda bar: (bar.start, bar.ms > 0, -bar.ms))
 
 
-def _lanes(bars: list[Bar]) -> list[Lane]:
-    """Each bar in the first lane of its device and replica that is free at its start."""
-    lanes: list[Lane] = []
-    for bar in _by_start(bars):
-        for lane in lanes:
-            same = (lane.device, lane.replica) == (bar.device, bar.replica)
-            if same and lane.bars[-1].end <= bar.start + _ROUNDING:
-                lane.bars.append(bar)
-                break
-        else:
-            number = 1 + sum((lane.device, lane.replica) == (bar.device, bar.replica) for lane in lanes)
-            lanes.append(Lane(bar.device, bar.replica, [bar], number))
+def _lanes(bars: list[Bar], ranks: Mapping[int | None, str]) -> list[Lane]:
+    """The lanes of these bars, which are sorted by start: one for each rank, or device and replica."""
+    of_ranks = [bar for bar in bars if bar.is_of_rank]
+    lanes: dict[tuple[str, int | None], Lane] = {}
+    for bar in of_ranks or bars:
+        key = (ranks.get(bar.replica, bar.device), bar.replica)
+        lanes.setdefault(key, Lane(*key)).add(bar)
     return sorted(
-        lanes,
+        lanes.values(),
         key=lambda lane: (lane.replica is not None, lane.replica or 0, layout.device_order(lane.device)),
     )
 

@@ -28,11 +28,11 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     if not stacks:
         return None
     figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
+    colors = palette.colors({phase.name for _, stack in stacks for phase in stack})
     for row, (_, stack) in enumerate(stacks):
         left = 0.0
         for phase in (phase for phase in stack if is_visible(phase)):
-            color = palette.color(phase.name)
-            axes.barh(row, phase.median, left=left, height=0.66, color=color, **style.EDGE)
+            axes.barh(row, phase.median, left=left, height=0.66, color=colors[phase.name], **style.EDGE)
             left += phase.median
         axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
     drawn = [cell for cell, _ in stacks]
@@ -44,7 +44,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     axes.xaxis.tick_top()
     where = f"{group.execution} on {group.machine[0]}"
     style.title(axes, f"Step time by phase, {where}, {dates(drawn)} (medians)")
-    style.legend(axes, list(dict.fromkeys(phase.name for _, stack in stacks for phase in stack)))
+    style.legend(axes, {phase.name: colors[phase.name] for _, stack in stacks for phase in stack})
     return figure
 
 

@@ -4,6 +4,7 @@ import base64
 import itertools
 from pathlib import Path
 
+from dpexp.config.printable import in_html
 from dpexp.report.compare import tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison
@@ -48,4 +49,4 @@ def _write_figures(compared: Comparison, folder: Path) -> dict[int, list[Path]]:
 
 def _inline(path: Path) -> str:
     content = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{page.escape(path.stem)}" src="data:image/png;base64,{content}"></p>'
+    return f'<p><img alt="{in_html(path.stem)}" src="data:image/png;base64,{content}"></p>'

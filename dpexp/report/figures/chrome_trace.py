@@ -1,7 +1,7 @@
 """A run's timeline in Chrome's trace format: open it in Perfetto or chrome://tracing.
 
-«Complete» events (``X``) with times in µs, one process for each device, one thread for each lane; the format
-is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+«Complete» events (``X``) with times in µs, one process for each device, one thread for each level of a lane;
+the format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 from typing import Any
@@ -26,14 +26,16 @@ def events(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
             if lane.device not in processes:
                 processes[lane.device] = len(processes) + 1
                 found.append(_name("process_name", processes[lane.device], 0, lane.device))
-            is_new = lane.name not in threads
-            place = (processes[lane.device], threads.setdefault(lane.name, len(threads)))
-            if is_new:
-                found.append(_name("thread_name", *place, lane.name))
-            found += [
-                _complete(bar.name, bar.phase, place, step.start + bar.start, bar.ms, _details(bar))
-                for bar in lane.bars
-            ]
+            for number, level in enumerate(lane.levels, 1):
+                name = lane.name + (f" ({number})" if number > 1 else "")
+                is_new = name not in threads
+                place = (processes[lane.device], threads.setdefault(name, len(threads)))
+                if is_new:
+                    found.append(_name("thread_name", *place, name))
+                found += [
+                    _complete(bar.name, bar.phase, place, step.start + bar.start, bar.ms, _details(bar))
+                    for bar in level
+                ]
     facts = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": facts}
 

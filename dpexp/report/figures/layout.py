@@ -180,9 +180,10 @@ def _connect(axes: Axes, source: Box, target: Box, sent: dict[str, int]) -> None
     y_inner = min(max(y_outer, inner.top - inner.height + 0.1), inner.top - 0.1)
     ends = [(inner.x + inner.width - 0.04, y_inner), (outer.x - 0.06, y_outer)]
     start, end = ends if outward else reversed(ends)
+    what = max(sent, key=lambda name: sent[name]).partition(" ")[0]
     arrow = {
         "arrowstyle": "-|>",
-        "color": palette.color(max(sent, key=lambda name: sent[name]).partition(" ")[0]),
+        "color": palette.colors([what])[what],
         "linewidth": 1.6,
         "path_effects": [withStroke(linewidth=3, foreground=style.SOFT)],
     }

@@ -6,6 +6,12 @@ every kind of colour blindness. Tests compute both; the colours were found by a 
 palette (2008). Colour is never the only sign: every bar has its name on it or beside it.
 """
 
+from collections.abc import Iterable
+from itertools import cycle
+from string import digits
+
+from dpexp.record.figures.phase_times import REST
+
 PHASES = {
     "scatter": "#BC8100",
     "replicate": "#AF510E",
@@ -18,24 +24,35 @@ PHASES = {
     "embedding": "#5F58E4",
     "transfer": "#FF2E72",
     "dense": "#277492",
+    "backward_compute": "#9F47CF",
+    "overlap": "#5B742E",
     "allreduce": "#988523",
     "allreduce_tables": "#BC8100",
     "all_to_all_ids": "#AF510E",
-    "all_to_all_vectors": "#AF510E",
-    "all_to_all_gradients": "#AF510E",
+    "all_to_all_vectors": "#547B3E",
+    "all_to_all_gradients": "#9448BE",
     "all-gather": "#948C40",
-    "backward all-gather": "#948C40",
+    "backward all-gather": "#B110FD",
     "reduce-scatter": "#BC8100",
+    REST: "#808890",
 }
-STEP = "#687482"
-OTHER = "#808890"
+SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
+"""The colours of all other phases: buckets, and those that only a user's layout has."""
 
 
-def color(phase: str) -> str:
-    """The colour of a phase as ``#rrggbb``; a part of a phase has that of it; else grey."""
-    if phase == "step":
-        return STEP
-    return PHASES.get(phase) or PHASES.get(phase.partition("_bucket")[0].removesuffix("_compute"), OTHER)
+def colors(phases: Iterable[str]) -> dict[str, str]:
+    """{phase: its colour as ``#rrggbb``} for all phases of a run.
+
+    Numbered ones have the colours that are left in turn: those side by side have numbers that are near.
+    """
+    names = sorted(phases, key=lambda name: (name.rstrip(digits), len(name), name))
+    known = {name: PHASES[name] for name in names if name in PHASES}
+    named = [name for name in names if name not in known and not name.endswith(tuple(digits))]
+    numbered = [name for name in names if name not in known and name not in named]
+    left = SPARE[len(named) :] or SPARE
+    return (
+        known | dict(zip(named, cycle(SPARE), strict=False)) | dict(zip(numbered, cycle(left), strict=False))
+    )
 
 
 def ink(background: str) -> str:
@@ -51,6 +68,6 @@ def contrast(one: str, other: str) -> float:
 
 def luminance(rgb: str) -> float:
     """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
-    channels = (int(rgb[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    channels = (int(rgb[place : place + 2], 16) / 255 for place in (1, 3, 5))
     linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

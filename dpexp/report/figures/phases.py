@@ -22,10 +22,11 @@ def phases_figure(view: RecordView) -> Figure:
     samples = view.phase_samples | {REST: view.rest_samples}
     spreads = [quartiles(samples[bar.name]) for bar in bars]
     is_judged = view.noise is None and view.phase_noise is None
+    colors = palette.colors(bar.name for bar in bars)
     longest = max(high for _, _, high in spreads) or 1.0
     for place, (bar, (low, _, high)) in enumerate(zip(bars, spreads, strict=True)):
         if is_visible(bar):
-            axes.barh(place, bar.median, height=0.66, color=palette.color(bar.name), **style.EDGE)
+            axes.barh(place, bar.median, height=0.66, color=colors[bar.name], **style.EDGE)
             axes.plot([low, high], [place, place], color=style.INK, linewidth=1.4, solid_capstyle="butt")
         share = f"{units.percent(bar.share)}   " if is_judged else ""
         text = f"{share}{units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"

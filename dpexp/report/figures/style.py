@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable, printable_line
@@ -62,13 +62,19 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
-    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
+def label_rows(
+    axes: Axes, labels: Sequence[str], margin: float = 0.6, places: Sequence[int] | None = None
+) -> None:
+    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened.
+
+    ``places``: where each label stands and how many rows there are, if not each row has a label.
+    """
     lines = [label.partition("\n") for label in labels]
     short = units.short_names([first for first, *_ in lines], LABEL_LETTERS)
     texts = [escape("".join([name, *rest])) for name, (_, *rest) in zip(short, lines, strict=True)]
-    axes.set_yticks(range(len(labels)), texts)
-    axes.set_ylim(len(labels) - 0.4, -margin)
+    places = range(len(labels) + 1) if places is None else places
+    axes.set_yticks(places[:-1], texts)
+    axes.set_ylim(places[-1] - 0.4, -margin)
 
 
 def time_axis(axes: Axes) -> None:
@@ -134,16 +140,16 @@ def escape(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-def legend(axes: Axes, phases: Sequence[str]) -> None:
+def legend(axes: Axes, colors: Mapping[str, str]) -> None:
     """The colours of the phases, in a row under the axes."""
     from matplotlib.patches import Patch
 
     axes.legend(
-        handles=[Patch(facecolor=palette.color(phase), label=escape(phase)) for phase in phases],
+        handles=[Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()],
         loc="upper left",
         bbox_to_anchor=(0, -0.02),
         bbox_transform=axes.transAxes,
-        ncols=len(phases) if len(phases) <= 8 else 6,
+        ncols=len(colors) if len(colors) <= 8 else 6,
         frameon=False,
         fontsize=8.5,
         labelcolor=INK,

@@ -22,7 +22,7 @@ from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import is_visible, phase_text
-from dpexp.report.figures.palette import color as phase_color
+from dpexp.report.figures import palette
 from dpexp.report.section import Section, Table
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
@@ -171,9 +171,10 @@ def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
     longest = min(40, width - names - texts - 15)  # 2 of indentation, 6 between, 5 of a share
     grid = Grid.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=names <= width // 2, overflow="fold")
+    colors = palette.colors(bar.name for bar in bars)
     for bar in bars:
         length = min(longest, max(1, round(bar.share * longest))) if is_visible(bar) else 0
-        drawn = Text("█" * length, style=phase_color(bar.name)) + Text("·" * (longest - length), style="dim")
+        drawn = Text("█" * length, style=colors[bar.name]) + Text("·" * (longest - length), style="dim")
         share = Text(units.percent(bar.share), justify="right")
         cells = (drawn, share) if longest >= _SHORTEST_BAR else (share,)
         grid.add_row(_text(_indented(bar)), *cells, _text(phase_text(bar)))

@@ -16,9 +16,10 @@ from drawn_figures import axes_without_round_ticks, draw, illegible_texts, texts
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from record_factory import PHASES, hybrid, whole
+from record_factory import PHASES, hybrid, time_phases, timeline_row, whole
 
 from dpexp import report
+from dpexp.record.figures.phase_times import REST
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import ticks, units
@@ -27,7 +28,7 @@ from dpexp.report.figures import palette, style
 from dpexp.report.figures.layout import layout_figure
 from dpexp.report.figures.phases import phases_figure
 from dpexp.report.figures.timeline import timeline_figure
-from dpexp.report.render import terminal
+from dpexp.report.render import page, terminal
 from dpexp.study.experiment.figure import SERIES
 
 NAMES = ["layout.png", "phases.png", "timeline.html", "timeline.png", "trace.json"]
@@ -156,10 +157,40 @@ TOGETHER = {
     ],
     "block": ["forward", "scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer"],
     "hybrid": ["embedding", "transfer", "dense", "parallel_apply", "gather", "loss", "backward", "optimizer"],
-    "ddp": ["transfer", "forward", "loss", "backward", "allreduce", "optimizer"],
-    "fsdp": ["transfer", "all-gather", "forward", "loss", "backward", "reduce-scatter", "optimizer"],
-    "hybrid on ranks": ["embedding", "all_to_all_ids", "dense", "loss", "backward", "allreduce_tables"],
+    "ddp": [
+        "transfer",
+        "forward",
+        "loss",
+        "backward",
+        "backward_compute",
+        "allreduce",
+        "overlap",
+        "optimizer",
+    ],
+    "fsdp": [
+        "transfer",
+        "all-gather",
+        "forward",
+        "loss",
+        "backward",
+        "backward all-gather",
+        "reduce-scatter",
+        "optimizer",
+    ],
+    "hybrid on ranks": [
+        "embedding",
+        "all_to_all_ids",
+        "all_to_all_vectors",
+        "all_to_all_gradients",
+        "transfer",
+        "dense",
+        "loss",
+        "backward",
+        "allreduce_tables",
+        "optimizer",
+    ],
 }
+"""The phases that a step of a strategy can have, of which any two can stand side by side."""
 
 
 def cielab(color: str, vision: np.ndarray) -> np.ndarray:
@@ -183,19 +214,58 @@ def cielab(color: str, vision: np.ndarray) -> np.ndarray:
 def test_phases_of_a_strategy_are_distinct_with_every_kind_of_colour_blindness(
     strategy: str, blindness: str
 ) -> None:
+    colors = palette.colors(TOGETHER[strategy])
     for first, second in itertools.combinations(TOGETHER[strategy], 2):
-        colors = [cielab(palette.color(phase), BLINDNESS[blindness]) for phase in (first, second)]
-        assert np.linalg.norm(colors[0] - colors[1]) > 15, (first, second)
+        assert difference(colors[first], colors[second], BLINDNESS[blindness]) > 15, (first, second)
 
 
-def test_bars_side_by_side_in_a_step_of_ddp_have_different_colours() -> None:
-    beside = ["forward", "loss", "backward_compute", "allreduce_bucket0", "optimizer"]
-    for first, second in itertools.pairwise(map(palette.color, beside)):
-        assert np.linalg.norm(cielab(first, np.eye(3)) - cielab(second, np.eye(3))) > 15
-    assert palette.OTHER not in map(palette.color, beside)
+def difference(one: str, other: str, vision: np.ndarray) -> float:
+    return float(np.linalg.norm(cielab(one, vision) - cielab(other, vision)))
 
 
-COLORS = [*palette.PHASES.values(), palette.STEP, palette.OTHER]
+def test_every_phase_with_a_colour_of_its_own_is_judged() -> None:
+    assert set(itertools.chain.from_iterable(TOGETHER.values())) | {REST} == set(palette.PHASES)
+
+
+@st.composite
+def steps_of_ranks(draw: st.DrawFn) -> timeline.TimelineStep:
+    """A step of two ranks, with phases of a strategy and of a user in any order, which overlap or not."""
+    known = draw(st.sampled_from(list(TOGETHER.values())))
+    own = draw(st.lists(st.text("abcdefg /_-", min_size=1, max_size=9), max_size=4))
+    buckets = [f"allreduce_bucket{number}" for number in range(draw(st.integers(0, 12)))]
+    buckets = buckets if "allreduce" in known else []
+    record = whole(2)
+    record.devices["ranks"] = [{"rank": rank, "host": "laptop", "device": f"cpu:{rank}"} for rank in (0, 1)]
+    record.timeline = [timeline_row(0, "step", None, "cpu:0", 0, 1000)]
+    for rank, phase in itertools.product((0, 1), draw(st.permutations([*known, *own]))):
+        start, length = draw(st.integers(0, 900)), draw(st.integers(1, 100))
+        record.timeline.append(timeline_row(0, phase, rank, f"cpu:{rank}", start, start + length))
+    for number, phase in enumerate(buckets):
+        record.timeline.append(timeline_row(0, phase, 0, "cpu:0", 40 * number, 40 * number + 60))
+    return timeline.steps(record)[0]
+
+
+def side_by_side(lane: timeline.Lane) -> set[tuple[str, str]]:
+    """The pairs of different phases that touch or follow each other in a lane."""
+    beside = [pair for level in lane.levels for pair in itertools.pairwise(level)]
+    for upper, lower in itertools.pairwise(lane.levels):
+        beside += [
+            (one, other)
+            for one, other in itertools.product(upper, lower)
+            if max(one.start, other.start) <= min(one.end, other.end)
+        ]
+    return {(one.phase, other.phase) for one, other in beside if one.phase != other.phase}
+
+
+@given(steps_of_ranks())
+def test_phases_side_by_side_in_a_lane_have_different_colours(step: timeline.TimelineStep) -> None:
+    colors = palette.colors({bar.phase for bar in step.bars})
+    assert [lane.name for lane in step.lanes] == ["cpu:0 rank 0", "cpu:1 rank 1"]
+    for first, second in itertools.chain.from_iterable(map(side_by_side, step.lanes)):
+        assert difference(colors[first], colors[second], BLINDNESS["none"]) > 8, (first, second)
+
+
+COLORS = [*palette.PHASES.values(), *palette.SPARE]
 PAPERS = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
 """White and black, the card of figures, and the rows of tables in Jupyter's light and dark theme."""
 
@@ -296,6 +366,38 @@ def test_the_timeline_page_loads_nothing(pictures: dict[str, Path]) -> None:
     assert not re.search(
         r"https?:|url\(|@import|fetch\(|XMLHttpRequest|localStorage|document\.cookie", content
     )
+
+
+FSDP = ["all-gather"] * 3 + ["forward", "loss"] + ["backward all-gather"] * 3 + ["reduce-scatter"] * 3
+"""The phases of a step of ``fsdp`` with the default model, beside backward and optimizer."""
+
+
+def of_8_ranks(record: Record) -> Record:
+    """The record with 20 steps of 8 ranks, which have 13 bars each."""
+    record.devices["ranks"] = [{"rank": rank, "host": "laptop", "device": f"cpu:{rank}"} for rank in range(8)]
+    record.timeline = []
+    for step in range(20):
+        record.timeline.append(timeline_row(step, "step", None, "cpu:0", 0.0, 20_000.123))
+        for rank, (place, phase) in itertools.product(range(8), enumerate([*FSDP, "backward", "optimizer"])):
+            start = 1_500 * place + 7.123 * rank + step
+            row = timeline_row(step, phase, rank, f"cpu:{rank}", start, start + 987.321 + 13.7 * rank)
+            record.timeline += [{**row, "replica": None}, row] if rank == 0 else [row]
+    return record
+
+
+@pytest.mark.parametrize("strategy", ["whole", "fsdp"])
+def test_the_page_of_a_run_on_8_devices_has_at_most_60_kb(strategy: str) -> None:
+    record = whole(8)
+    time_phases(record, PHASES, [f"cpu:{index}" for index in range(8)], 0.9, steps=17)
+    for row in record.timeline[-17 * 16 :]:
+        row["step"] += 3
+    if strategy == "fsdp":
+        record = of_8_ranks(record)
+    steps = timeline.steps(record)
+    content = page.timeline_page(RecordView(record), steps)
+    assert len(steps) == 20
+    assert len(content.encode()) <= 60_000
+    assert content.count("<option") == (20 if strategy == "whole" else page.MOST_BARS // (8 * 13))
 
 
 def hostile() -> Record:

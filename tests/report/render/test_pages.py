@@ -16,6 +16,8 @@ from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import timeline
+from dpexp.report.figures import palette
+from dpexp.report.render import lanes
 from dpexp.report.render import page as pages
 from dpexp.report.section import Section, Table
 
@@ -111,6 +113,32 @@ def test_a_timeline_is_legible_at_every_zoom_and_width(page: Page, tmp_path: Pat
             assert not found["cut"] + found["overlapping"], (width, clicks, along)
             assert not found["illegible"]
             assert len(set(found["names"])) == len(found["names"])
+
+
+BARS = """() => [...document.querySelectorAll("section:not([hidden]) .lane:not(.axis)")].map((lane) => [
+    lane.firstChild.textContent, lane.lastChild.offsetHeight,
+    ...[...lane.querySelectorAll(".bar")].map((bar) => [
+        ...["left", "width", "top", "backgroundColor", "color"].map((name) => getComputedStyle(bar)[name]),
+        bar.dataset.facts ?? bar.title, bar.textContent])])"""
+"""What a page shows of a step: its lanes, and the place, the colours and the texts of their bars."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_script_draws_every_step_as_a_page_without_scripts_has_it(
+    page: Page, tmp_path: Path, seed: int
+) -> None:
+    record = generated(seed)
+    steps, view = timeline.steps(record), RecordView(record)
+    colors = palette.colors({*record.phases, *(bar.phase for step in steps for bar in step.bars)})
+    page.set_viewport_size({"width": 1100, "height": 600})
+    for step in steps:
+        shown(page, tmp_path / "still.html", pages.document("still", lanes.step_html(step, colors)))
+        still = page.evaluate(BARS)
+        shown(page, tmp_path / "timeline.html", pages.timeline_page(view, steps))
+        page.select_option("#step", str(step.number))
+        assert page.evaluate(BARS) == still
+        assert len(still) == len(step.lanes)
+    assert any(len(bars) > 1 for _, _, *bars in still)
 
 
 def test_a_timeline_in_a_page_as_narrow_as_its_names_draws_no_ticks(page: Page, tmp_path: Path) -> None:
