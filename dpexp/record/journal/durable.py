@@ -75,7 +75,7 @@ def check_writable(runs: Path) -> None:
         if _is_no_directory(runs):
             raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
         existing = next(path for path in (runs, *runs.parents) if path.is_dir())
-        os.rmdir(tempfile.mkdtemp(prefix=".check-", dir=existing))
+        tempfile.TemporaryFile(dir=existing).close()  # without a name, where the file system can
     except OSError as error:
         raise JournalError(
             f"cannot write a journal at {runs}: {error.strerror}; DPEXP_HOME is the folder of the runs"

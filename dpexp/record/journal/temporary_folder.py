@@ -29,6 +29,20 @@ def temporary_folder(what: str) -> Iterator[Path]:
             return
 
 
+@contextmanager
+def temporary_files(what: str) -> Iterator[None]:
+    """Whatever this process makes in the temporary directory lies in a ``temporary_folder`` meanwhile.
+
+    A library removes its files itself, but not where its process is killed, or has no file descriptor left.
+    """
+    with temporary_folder(what) as folder:
+        before, tempfile.tempdir = tempfile.tempdir, str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 def remove_dead_folders() -> None:
     """Remove those of this user whose processes have died."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:

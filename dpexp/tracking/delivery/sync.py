@@ -11,6 +11,7 @@ from dpexp.config.ranges import plural
 from dpexp.record.journal.durable import private_files, private_opener
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.temporary_folder import temporary_files
 from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
 from dpexp.record.runs.index import folders
@@ -163,7 +164,7 @@ def close(folder: Path) -> DeliveryResult:
 
 def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> DeliveryResult:
     try:
-        with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
+        with temporary_files("delivery"), ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
             if check.keeps_more(store, folder):
                 return DeliveryResult(
                     folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps"

@@ -29,6 +29,7 @@ from pathlib import Path
 from dpexp.config.process import home
 from dpexp.record.journal.durable import private_files, private_opener
 from dpexp.record.journal.journal import is_open
+from dpexp.record.journal.temporary_folder import temporary_files
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.record.runs.import_journals import SYSTEM
@@ -125,7 +126,8 @@ class UploaderProcess:
         run_id = journal.parent.name
         try:
             # The uploader of the process that this one resumes may still be delivering.
-            with ledger.delivery_lock(journal.parent, timeout_s=_GRACE_S if self._pipe.resumed else 0):
+            patience_s = _GRACE_S if self._pipe.resumed else 0
+            with temporary_files("delivery"), ledger.delivery_lock(journal.parent, patience_s):
                 beside_run.submit(self._follow, journal).result()
                 return self._complete(journal)
         except DeliveryLockedError as error:
