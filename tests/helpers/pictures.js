@@ -79,4 +79,7 @@ const shownTicks = () => texts().filter(({element}) => element.closest(".axis .t
 
 const laneNames = () => [...document.querySelectorAll("section:not([hidden]) .lane:not(.axis) > b")].map((name) => name.textContent);
 
-window.pictures = {cutTexts, overlappingTexts, illegible, shownTicks, laneNames};
+/** The contrast of a colour with what lies behind an element. */
+const contrastWith = (color, element) => contrast(painted(color, behind(element)), behind(element));
+
+window.pictures = {contrastWith, cutTexts, overlappingTexts, illegible, shownTicks, laneNames};

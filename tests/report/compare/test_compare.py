@@ -329,7 +329,9 @@ def test_out_writes_markdown_html_and_figures(save: Save, tmp_path: Path) -> Non
     assert "![scaling-1](scaling-1.png)" in markdown
     assert "| whole-4 | 000000000004 | whole | 4 | virtual |" in markdown
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("<svg ") == page.count('role="img"') == 2
+    drawn = page.partition("<svg ")[2]
+    assert not re.search("#(?:1b1f24|5a6472|c9ced6|fbfbfc)", drawn, re.IGNORECASE), "colours of one theme"
     assert "http" not in page
 
 

@@ -16,7 +16,8 @@ from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import timeline
-from dpexp.report.figures import palette
+from dpexp.report.figures import palette, style
+from dpexp.report.figures.phases import phases_figure
 from dpexp.report.render import lanes
 from dpexp.report.render import page as pages
 from dpexp.report.section import Section, Table
@@ -226,13 +227,23 @@ def test_a_page_with_wide_tables_and_pictures_does_not_scroll_sideways(
 ) -> None:
     table = Table(tuple(DEEP), (tuple(DEEP),))
     body = pages.section(Section("Shapes", table=table))
-    picture = '<img src=\'data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" width="1200"/>\'>'
+    figure = phases_figure(RecordView(whole(2)))
+    picture = f'<p role="img">{style.themed_svg(figure)}</p>'
     page.emulate_media(color_scheme=system)
     page.set_viewport_size({"width": 600, "height": 600})
     shown(page, tmp_path / "report.html", pages.document("Comparison", body + picture))
     assert page.evaluate("document.querySelector('table').clientWidth") > 600
+    assert page.evaluate("document.querySelector('svg').clientWidth") > 500
     assert not scrolls_sideways(page)
     assert not measured(page)["illegible"]
+    texts, papers = page.evaluate(
+        """() => ["[id^=text_] > g", "[id^=patch_1] path"].map((selector) =>
+            [...document.querySelectorAll(`svg ${selector}`)].map((drawn) =>
+                pictures.contrastWith(getComputedStyle(drawn).fill, document.body)))"""
+    )
+    assert len(texts) > 15
+    assert min(texts) >= 4.5
+    assert set(papers) == {1}
 
 
 def test_a_share_that_reads_0_draws_nothing(page: Page, tmp_path: Path) -> None:
