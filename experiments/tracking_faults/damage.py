@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from scene import mlflow_runs
 
@@ -49,6 +50,24 @@ def delete_mlflow_run(folder: Path, rng: random.Random) -> None:
         client.delete_run(mlflow_run)
 
 
+def rename_mlflow_run(folder: Path, rng: random.Random) -> None:
+    """Give a run another name in MLflow, as its page does."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}")
+    for mlflow_run in mlflow_runs(client, folder.name):
+        client.set_tag(mlflow_run, "mlflow.runName", "renamed")
+
+
+def delete_artifacts(folder: Path, rng: random.Random) -> None:
+    """Delete what MLflow has of a run's files."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}")
+    for mlflow_run in mlflow_runs(client, folder.name):
+        shutil.rmtree(client.get_run(mlflow_run).info.artifact_uri.removeprefix("file://"))
+
+
 def delete_database(folder: Path, rng: random.Random) -> None:
     """Delete the database of all runs."""
     for path in folder.parents[1].glob("mlflow.db*"):
@@ -58,7 +77,10 @@ def delete_database(folder: Path, rng: random.Random) -> None:
 def another(folder: Path, rng: random.Random) -> Path:
     """Another run that has ended, drawn at random."""
     others = sorted(path.parent for path in folder.parent.glob(f"*/{LEDGER}"))
-    return rng.choice([each for each in others if each != folder and (each / RECORD).exists()])
+    names = (RECORD, LEDGER)  # at this moment a FIFO, or a link to a device, may stand in their place
+    return rng.choice(
+        [each for each in others if each != folder and all((each / n).is_file() for n in names)]
+    )
 
 
 def replace_by_older(folder: Path, rng: random.Random) -> None:
@@ -133,7 +155,8 @@ def link_to_device(name: str) -> Damage:
 def append_other_types(folder: Path, rng: random.Random) -> None:
     """Append a line with a right checksum whose values have other types."""
     with Journal.reopen(folder) as journal:
-        journal.set(rng.choice([{"phases": "x"}, {"steps": 7}, {"devices": [[]]}, {"summary": "a"}]))
+        values: list[dict[str, Any]] = [{"phases": "x"}, {"steps": 7}, {"devices": [[]]}, {"summary": "a"}]
+        journal.set(rng.choice(values))
 
 
 def leave_files(folder: Path, rng: random.Random) -> None:
@@ -143,46 +166,46 @@ def leave_files(folder: Path, rng: random.Random) -> None:
         os.utime(folder / name, (1.6e9, 1.6e9))
 
 
-LEFTOVERS = {"leftovers of killed writers"}
-"""Nothing of the run is damaged, and afterwards they are gone."""
+UNDAMAGING = {"leftovers of killed writers", "run renamed in MLflow"}
+"""They take nothing from the run, and ``check`` finds nothing wrong."""
 
 SWEEPS_RECORDS: dict[str, tuple[int, Damage]] = {
-    "bit flipped in a sweep's Record": (3, lambda folder, rng: flip(in_sweep(folder, rng), rng)),
-    "Records exchanged in a sweep": (3, swap_in_sweep),
-    "Record of another sweep in a sweep": (3, replace_in_sweep),
-    "parent of a sweep deleted in MLflow": (3, delete_mlflow_run),
+    "bit flipped in a sweep's Record": (6, lambda folder, rng: flip(in_sweep(folder, rng), rng)),
+    "Records exchanged in a sweep": (6, swap_in_sweep),
+    "Record of another sweep in a sweep": (6, replace_in_sweep),
+    "parent of a sweep deleted in MLflow": (6, delete_mlflow_run),
     "Record without a seal in a sweep": (
-        3,
+        6,
         lambda folder, rng: replace_by_text(str(in_sweep(folder, rng).relative_to(folder)))(folder, rng),
     ),
 }
 """Damage that only the folder of a sweep can have."""
 
-FILES: list[dict[str, tuple[int, Damage]]] = [
-    {
-        f"bit flipped in {RECORD}": (24, lambda folder, rng: flip(folder / RECORD, rng)),
-        f"bit flipped in {LEDGER}": (12, lambda folder, rng: flip(folder / LEDGER, rng)),
-        f"{RECORD} of an earlier state": (6, replace_by_older),
-        f"{RECORD} of another run": (6, replace_by_foreign(RECORD)),
-        f"{LEDGER} of another run": (6, replace_by_foreign(LEDGER)),
-        f"{RECORD} without a seal": (6, replace_by_text(RECORD)),
-        f"{LEDGER} without a seal": (6, replace_by_text(LEDGER)),
-        "run deleted in MLflow": (23, delete_mlflow_run),
-        f"{RECORD} is a FIFO": (4, make_pipe(RECORD)),
-        f"{LEDGER} is a FIFO": (4, make_pipe(LEDGER)),
-        f"{RECORD} is a link to a device": (4, link_to_device(RECORD)),
-        "leftovers of killed writers": (4, leave_files),
-        **SWEEPS_RECORDS,
-    },
-    {"database deleted": (1, delete_database)},
-    {
-        "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
-        "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
-        "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
-        "journal is a FIFO": (4, make_pipe(JOURNAL)),
-        "journal is a link to a device": (4, link_to_device(JOURNAL)),
-        "values of other types with right checksums": (4, append_other_types),
-        "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
-    },
-]
-"""{fault: (how many of 200, what is done to the folder of a run)}, in the order in which they are done."""
+DERIVED: dict[str, tuple[int, Damage]] = {
+    f"bit flipped in {RECORD}": (16, lambda folder, rng: flip(folder / RECORD, rng)),
+    f"bit flipped in {LEDGER}": (16, lambda folder, rng: flip(folder / LEDGER, rng)),
+    f"{RECORD} of an earlier state": (8, replace_by_older),
+    f"{RECORD} of another run": (8, replace_by_foreign(RECORD)),
+    f"{LEDGER} of another run": (8, replace_by_foreign(LEDGER)),
+    f"{RECORD} without a seal": (8, replace_by_text(RECORD)),
+    f"{LEDGER} without a seal": (8, replace_by_text(LEDGER)),
+    "run deleted in MLflow": (12, delete_mlflow_run),
+    "run renamed in MLflow": (6, rename_mlflow_run),
+    "files of a run deleted in MLflow": (6, delete_artifacts),
+    f"{RECORD} is a FIFO": (6, make_pipe(RECORD)),
+    f"{LEDGER} is a FIFO": (6, make_pipe(LEDGER)),
+    f"{RECORD} is a link to a device": (6, link_to_device(RECORD)),
+    "leftovers of killed writers": (6, leave_files),
+    **SWEEPS_RECORDS,
+}
+DATABASE: dict[str, tuple[int, Damage]] = {"database deleted": (3, delete_database)}
+JOURNALS: dict[str, tuple[int, Damage]] = {
+    "line dropped from the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 0)),
+    "line repeated in the journal": (10, lambda folder, rng: edit(folder / JOURNAL, rng, 2)),
+    "lines cut from the journal's end": (10, lambda folder, rng: cut(folder / JOURNAL, rng)),
+    "journal is a FIFO": (6, make_pipe(JOURNAL)),
+    "journal is a link to a device": (6, link_to_device(JOURNAL)),
+    "values of other types with right checksums": (8, append_other_types),
+    "bit flipped in the journal": (10, lambda folder, rng: flip(folder / JOURNAL, rng)),
+}
+"""{fault: (how many, what is done to the folder of a run)}."""

@@ -15,17 +15,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from damage import flip, make_pipe
-from scene import ROOT, Scene
+from scene import POLL_S, ROOT, Scene, copies, embedded, wait_until_used
 from stores import dripping_server, locked_database
 
 from dpexp.record.journal.journal import JOURNAL
 
-COMMON = ("--no-check", "--quiet", "--track-timeout", "60", "--threads", "1")
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+COMMON = ("--no-check", "--quiet", "--track-timeout", "120", "--threads", "1")
 SINGLE = ("run.py", "single", "--steps", "1000", *COMMON)
 OFF = (*SINGLE, "--no-track")
+SOON = (*SINGLE, "--track-timeout", "20")
+"""It waits for nothing that does not come."""
 RESUMED = ("run.py", "hybrid", "--virtual", "1", "--steps", "3000", "--snapshot-every", "100", *COMMON)
 _IN_RANKS = ("--steps", "300", "--snapshot-every", "20", "--comm-timeout", "15", *COMMON)
 DDP = ("run.py", "ddp", "--devices", "2", *_IN_RANKS)
@@ -48,31 +54,63 @@ class Disturbance:
 
     targets: Sequence[tuple[str, signal.Signals]] = ()
     first: float = 0.0
-    last: float = 1.1
+    last: float = 1.0
     words: Sequence[str] = SINGLE
     store: Callable[[Path], str] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     limit: tuple[int, int, int] | None = None
     """A limit of ``resource``, drawn between two values."""
+    read_only: bool = False
+    """The folder of MLflow's artifacts cannot be written."""
+    in_experiment: bool = False
+    """It has an experiment in MLflow for itself."""
     deletes_folder: bool = False
     wakes_s: float | None = None
     """Whoever was stopped continues so many seconds after the signal; 0: after the end of the run."""
     meanwhile: Action | None = None
     after: Action | None = None
 
+    @property
+    def has_moment(self) -> bool:
+        """Whether something is done while the run runs."""
+        return bool(self.targets or self.deletes_folder or self.meanwhile)
 
-def disturb(scene: Scene, fault: Disturbance, after_s: float, rng: random.Random) -> tuple[list[str], bool]:
-    """Start a run in a folder with another ``dpexp``, and do the fault; what it left, and whether it was well."""
+
+@dataclass(frozen=True)
+class Ending:
+    """How a fault was done, what processes and files it left, and whether what followed went well."""
+
+    how: str
+    left: list[str]
+    is_well: bool
+
+
+def disturb(scene: Scene, fault: Disturbance, moment: float, rng: random.Random) -> Ending | None:
+    """Start a run in a folder with another ``dpexp``, and do the fault when it has used so much processor time.
+
+    None if the run had ended before.
+    """
     folder = scene.folder = scene.home / "folders" / scene.name
     (folder / "dpexp").mkdir(parents=True)
     (folder / "dpexp" / "__init__.py").write_text("raise ImportError('of the working directory')")
-    limits = functools.partial(_limit, *_drawn(fault.limit, rng)) if fault.limit else None
-    disturbed = scene.of(scene.name, **fault.variables)
+    limit = _drawn(fault.limit, rng) if fault.limit else None
+    prefix = read_only(scene.home / "mlruns") if fault.read_only else ()
+    disturbed = scene.of(scene.name, prefix=prefix, **fault.variables)
     if fault.store is not None:
         disturbed.variables["MLFLOW_TRACKING_URI"] = fault.store(scene.home)
-    process = disturbed.start(*fault.words, "--run-name", scene.name, preexec_fn=limits)
-    time.sleep(after_s)
-    hit = [(victim, number) for target, number in fault.targets for victim in _targets(process.pid, target)]
+    words = [*fault.words, "--run-name", scene.name]
+    words += ["--experiment", scene.name] if fault.in_experiment else []
+    process = disturbed.start(*words, preexec_fn=functools.partial(set_limit, *limit) if limit else None)
+    used, hit = 0.0, []
+    if fault.has_moment:
+        used = wait_until_used(process, moment)
+        while (
+            process.poll() is None and not (hit := _all_targets(process.pid, fault.targets)) and fault.targets
+        ):
+            time.sleep(POLL_S)
+        if process.poll() is not None:
+            disturbed.left()
+            return None
     for victim, number in hit:
         _send(victim, number)
     if fault.deletes_folder:
@@ -82,13 +120,31 @@ def disturb(scene: Scene, fault: Disturbance, after_s: float, rng: random.Random
         time.sleep(fault.wakes_s)
         _wake(hit)
     well = fault.meanwhile is None or fault.meanwhile(scene, rng)
-    disturbed.wait(process)
+    code = disturbed.wait(process)
     if fault.wakes_s == 0:
         _wake(hit)
     left = disturbed.left()
     well &= fault.after is None or fault.after(scene, rng)
     scene.hangs |= disturbed.hangs
-    return left + scene.left(), well
+    how = f"after {used:.1f} s" if fault.has_moment else f"limit {limit and limit[1]}"
+    return Ending(f"{how}; exit code {code}; {'' if well else 'not '}well", left + scene.left(), well)
+
+
+def _all_targets(
+    pid: int, targets: Sequence[tuple[str, signal.Signals]]
+) -> list[tuple[psutil.Process, signal.Signals]]:
+    """The processes to signal; none until each target has one."""
+    found = [(_targets(pid, target), number) for target, number in targets]
+    if not all(victims for victims, _ in found):
+        return []
+    return [(victim, number) for victims, number in found for victim in victims]
+
+
+def read_only(folder: Path) -> tuple[str, ...]:
+    """The beginning of a command for which a folder is read-only, for root too."""
+    folder.mkdir(exist_ok=True)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    return ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder))
 
 
 def _drawn(limit: tuple[int, int, int], rng: random.Random) -> tuple[int, int]:
@@ -96,7 +152,8 @@ def _drawn(limit: tuple[int, int, int], rng: random.Random) -> tuple[int, int]:
     return kind, int(low * (high / low) ** rng.random())
 
 
-def _limit(kind: int, value: int) -> None:
+def set_limit(kind: int, value: int) -> None:
+    """Set a limit of ``resource`` in this process."""
     resource.setrlimit(kind, (value, value))
 
 
@@ -179,6 +236,45 @@ def read_at_once(scene: Scene, rng: random.Random) -> bool:
     return set(codes) <= {0, 1}  # 1: ``check`` has found what it repaired
 
 
+def reproduce(scene: Scene, rng: random.Random) -> bool:
+    """Reproduce a run without tracking: what runs for that is not tracked either."""
+    before = {row["run_id"] for row in scene.output("list")}
+    code = scene.run("runs.py", "reproduce", "--runs", "1", scene.name)
+    new = {row["run_id"] for row in scene.output("list")} - before
+    scene.run("runs.py", "sync")
+    return code == 0 and bool(new) and not any(copies(embedded(scene.home), run) for run in new)
+
+
+def in_mlflow(change: Callable[[MlflowClient, str, str], object]) -> Action:
+    """Do what MLflow's page can do to the run and its experiment, as soon as both exist."""
+
+    def act(scene: Scene, rng: random.Random) -> bool:
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(embedded(scene.home))
+        while scene.processes():
+            experiment = client.get_experiment_by_name(scene.name)
+            runs = client.search_runs([experiment.experiment_id]) if experiment else []
+            if experiment and runs:
+                change(client, experiment.experiment_id, runs[0].info.run_id)
+                return True
+            time.sleep(0.2)
+        return True
+
+    return act
+
+
+def restore_experiment(scene: Scene, rng: random.Random) -> bool:
+    """Restore a deleted experiment, as the message of the run says."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(embedded(scene.home))
+    experiment = client.get_experiment_by_name(scene.name)
+    if experiment and experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    return True
+
+
 @functools.cache
 def clock_library() -> str:
     """The library of ``clock.c``."""
@@ -197,45 +293,60 @@ BOTH = [("uploader", KILL), ("run", KILL)]
 
 
 def kinds() -> dict[str, tuple[int, Disturbance]]:
-    """{fault: (how many of 200, what is done)}. Every run starts in a folder with a ``dpexp`` that is not ours."""
+    """{fault: (how many, what is done)}. Every run starts in a folder with a ``dpexp`` that is not ours."""
     return {
-        "SIGKILL to the run": (15, Disturbance([("run", KILL)])),
-        "SIGTERM to the run": (10, Disturbance([("run", TERM)])),
-        "SIGINT to the run": (10, Disturbance([("run", INT)])),
-        "SIGKILL to the uploader": (10, Disturbance([("uploader", KILL)])),
-        "SIGKILL to both": (15, Disturbance(BOTH)),
-        "SIGINT then SIGTERM": (15, Disturbance([("run", INT), ("run", TERM)], first=0.6)),
-        "SIGKILL to a run without tracking": (8, Disturbance([("run", KILL)], first=0.3, words=OFF)),
-        "SIGKILL to both, then to the fold": (4, Disturbance(BOTH, 0.5, 0.9, after=kill_fold)),
-        "SIGKILL to a rank": (10, Disturbance([("rank", KILL)], first=0.3, words=DDP)),
-        "SIGKILL to a rank of fsdp": (5, Disturbance([("rank", KILL)], 0.3, 0.9, FSDP)),
-        "SIGKILL to a rank of torchrun hybrid": (5, Disturbance([("rank", KILL)], 0.3, 0.9, HYBRID)),
-        "SIGTERM to torchrun of hybrid": (5, Disturbance([("run", TERM)], 0.3, 0.9, HYBRID)),
+        "SIGKILL to the run": (5, Disturbance([("run", KILL)])),
+        "SIGTERM to the run": (4, Disturbance([("run", TERM)])),
+        "SIGINT to the run": (4, Disturbance([("run", INT)])),
+        "SIGKILL to the uploader": (4, Disturbance([("uploader", KILL)])),
+        "SIGKILL to both": (5, Disturbance(BOTH)),
+        "SIGINT then SIGTERM": (4, Disturbance([("run", INT), ("run", TERM)], first=0.6)),
+        "SIGKILL to a run without tracking": (3, Disturbance([("run", KILL)], first=0.3, words=OFF)),
+        "SIGKILL to both, then to the fold": (3, Disturbance(BOTH, 0.5, 0.9, after=kill_fold)),
+        "SIGKILL to a rank": (3, Disturbance([("rank", KILL)], first=0.3, words=DDP)),
+        "SIGKILL to a rank of fsdp": (3, Disturbance([("rank", KILL)], 0.3, 0.9, FSDP)),
+        "SIGKILL to a rank of torchrun hybrid": (3, Disturbance([("rank", KILL)], 0.3, 0.9, HYBRID)),
+        "SIGTERM to torchrun of hybrid": (3, Disturbance([("run", TERM)], 0.3, 0.9, HYBRID)),
         "SIGKILL to the launcher and all ranks": (
-            5,
+            3,
             Disturbance([("all", KILL), ("run", KILL)], 0.3, 0.9, DDP),
         ),
-        "SIGSTOP to a rank": (4, Disturbance([("rank", STOP)], 0.5, 0.9, DDP)),
-        "SIGSTOP to a rank of fsdp": (4, Disturbance([("rank", STOP)], 0.5, 0.9, FSDP)),
-        "run stopped for a while": (4, Disturbance([("run", STOP)], wakes_s=3.0)),
+        "SIGSTOP to a rank": (3, Disturbance([("rank", STOP)], 0.5, 0.9, DDP)),
+        "SIGSTOP to a rank of fsdp": (3, Disturbance([("rank", STOP)], 0.5, 0.9, FSDP)),
+        "run stopped for a while": (3, Disturbance([("run", STOP)], last=0.9, wakes_s=3.0)),
         "uploader stopped until the run has ended": (
             4,
-            Disturbance([("uploader", STOP)], 0.3, 0.9, (*SINGLE, "--track-timeout", "5"), wakes_s=0.0),
+            Disturbance([("uploader", STOP)], 0.3, 0.8, SOON, wakes_s=0.0),
         ),
-        "working directory deleted": (15, Disturbance(deletes_folder=True)),
-        "answers that drip": (5, Disturbance(store=dripping_server)),
-        "database that is locked": (4, Disturbance(store=locked_database)),
-        "few file descriptors": (6, Disturbance(limit=(resource.RLIMIT_NOFILE, 12, 80))),
-        "files that may not grow": (6, Disturbance(limit=(resource.RLIMIT_FSIZE, 1 << 11, 1 << 21))),
-        "little memory": (6, Disturbance(limit=(resource.RLIMIT_AS, 1 << 30, 6 << 30))),
-        "clock that runs backwards": (4, clock("backwards")),
-        "clock before 1970": (4, clock("past")),
-        "clock that jumps": (4, clock("jumps")),
-        "sync, reap and check at once": (4, Disturbance([], 0.3, 0.9, meanwhile=read_at_once)),
-        "SIGTERM, then resumed": (5, Disturbance([("run", TERM)], 0.4, 0.9, RESUMED, after=resume)),
-        "SIGKILL, then resumed": (5, Disturbance([("run", KILL)], 0.4, 0.9, RESUMED, after=resume)),
+        "working directory deleted": (4, Disturbance(last=0.9, deletes_folder=True)),
+        "answers that drip": (3, Disturbance(words=SOON, store=dripping_server)),
+        "database that is locked": (3, Disturbance(words=SOON, store=locked_database)),
+        "artifacts that are read-only": (3, Disturbance(read_only=True)),
+        "few file descriptors": (4, Disturbance(limit=(resource.RLIMIT_NOFILE, 12, 80))),
+        "files that may not grow": (4, Disturbance(limit=(resource.RLIMIT_FSIZE, 1 << 11, 1 << 21))),
+        "little memory": (4, Disturbance(limit=(resource.RLIMIT_AS, 1 << 30, 6 << 30))),
+        "clock that runs backwards": (3, clock("backwards")),
+        "clock before 1970": (3, clock("past")),
+        "clock that jumps": (3, clock("jumps")),
+        "sync, reap and check at once": (3, Disturbance([], 0.3, 0.9, meanwhile=read_at_once)),
+        "reproduced without tracking": (3, Disturbance(words=OFF, after=reproduce)),
+        "run renamed in MLflow while it runs": (
+            3,
+            _in_ui(lambda client, _, run: client.set_tag(run, "mlflow.runName", "renamed")),
+        ),
+        "run deleted in MLflow while it runs": (3, _in_ui(lambda client, _, run: client.delete_run(run))),
+        "experiment renamed in MLflow while a run runs": (
+            3,
+            _in_ui(lambda client, one, _: client.rename_experiment(one, f"renamed {one}")),
+        ),
+        "experiment deleted in MLflow while a run runs, then restored": (
+            3,
+            _in_ui(lambda client, one, _: client.delete_experiment(one), after=restore_experiment),
+        ),
+        "SIGTERM, then resumed": (3, Disturbance([("run", TERM)], 0.4, 0.9, RESUMED, after=resume)),
+        "SIGKILL, then resumed": (3, Disturbance([("run", KILL)], 0.4, 0.9, RESUMED, after=resume)),
         "SIGKILL, then resumed twice at once": (
-            4,
+            3,
             Disturbance([("run", KILL)], 0.6, 0.9, RESUMED, after=resume_twice_at_once),
         ),
         "bit flipped in the newest snapshot, then resumed": (
@@ -257,3 +368,8 @@ def kinds() -> dict[str, tuple[int, Disturbance]]:
             ),
         ),
     }
+
+
+def _in_ui(change: Callable[[MlflowClient, str, str], object], after: Action | None = None) -> Disturbance:
+    """Something that MLflow's page does to a run and its experiment while the run runs."""
+    return Disturbance([], 0.3, 0.6, in_experiment=True, meanwhile=in_mlflow(change), after=after)

@@ -22,6 +22,7 @@ HANG_S = 300.0
 """A command that takes longer hangs; the longest that does not takes a fifth of it."""
 ENDING_S = 90.0
 """How long uploaders and ranks may outlive their run: twice what docs/tracking.md promises."""
+POLL_S = 0.05
 _SCENE = "SOAK_SCENE"
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """Its own folder of logs is given to it: it leaves it where SIGTERM ends it."""
@@ -35,11 +36,13 @@ class Scene:
     name: str = "soak"
     variables: dict[str, str] = field(default_factory=dict)
     folder: Path = ROOT
+    prefix: tuple[str, ...] = ()
+    """A command that replaces itself by the rest of its words."""
     hangs: bool = False
 
-    def of(self, name: str, **variables: str) -> Scene:
+    def of(self, name: str, *, prefix: tuple[str, ...] = (), **variables: str) -> Scene:
         """A scene in the same home, with a temporary directory of its own."""
-        return replace(self, name=name, variables=self.variables | variables, hangs=False)
+        return replace(self, name=name, prefix=prefix, variables=self.variables | variables, hangs=False)
 
     @property
     def _torchrun(self) -> tuple[str, ...]:
@@ -53,7 +56,7 @@ class Scene:
         """Start a script, ``run.py single …``, or ``torchrun run.py …`` with two ranks."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         launcher, words = (self._torchrun, words[1:]) if words[0] == "torchrun" else ((), words)
-        command = [sys.executable, *launcher, str(ROOT / "scripts" / words[0]), *words[1:]]
+        command = [*self.prefix, sys.executable, *launcher, str(ROOT / "scripts" / words[0]), *words[1:]]
         env = os.environ | {"DPEXP_HOME": str(self.home), "TMPDIR": str(self.temporary)}
         env |= {_SCENE: self._mark, "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor")} | self.variables
         options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | options
@@ -93,6 +96,14 @@ class Scene:
         """The runs of which ``runs.py check --store`` finds something wrong."""
         return {row["run"] for row in self.output("check", "--store", *words)["problems"]}
 
+    def check_and_repair(self, *runs: str) -> tuple[set[str], set[str]]:
+        """What ``check`` finds of these runs or of all, and what it still finds after ``--repair``."""
+        found = self.check(*runs)
+        if not found:
+            return found, set()
+        self.check("--repair", *runs)
+        return found, self.check(*runs)
+
     def run_ids(self) -> list[str]:
         """The runs of this name."""
         return [row["run_id"] for row in self.output("list") if row["name"] == self.name]
@@ -118,13 +129,34 @@ class Scene:
         deadline = time.monotonic() + ENDING_S
         while (processes := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        names = [" ".join(process.cmdline()[:4]) for process in processes]
+        names = [" ".join(Path(word).name for word in process.cmdline()[:4]) for process in processes]
         for process in processes:
             _kill(process)
         if self.temporary.is_dir() and any(self.temporary.iterdir()):
             self.run("runs.py", "reap")
         files = self.temporary.iterdir() if self.temporary.is_dir() else ()
-        return [*names, *(str(path) for path in files)]
+        return [*names, *(path.name for path in files)]
+
+
+def used_s(pid: int) -> float:
+    """The processor time of a process and of all that it has started: a clock that no load of others moves."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        main = psutil.Process(pid)
+        for process in [main, *main.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
+
+
+def wait_until_used(process: subprocess.Popen[str], seconds: float) -> float:
+    """Wait until a process has used so much processor time, or has ended; how much it has used."""
+    used = 0.0
+    while process.poll() is None and used < seconds:
+        time.sleep(POLL_S)
+        used = max(used, used_s(process.pid))
+    return used
 
 
 def _kill(process: psutil.Process) -> None:

@@ -1,4 +1,4 @@
-"""Stores that fail whoever delivers to them: a server that drips its answers, a database that is locked."""
+"""Stores that fail whoever delivers to them: a server that drips its answers or has no TLS, a locked database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import threading
@@ -44,8 +45,8 @@ def dripping_server(home: Path) -> str:
 @functools.cache
 def locked_database(home: Path) -> str:
     """The address of a store that another process is writing, and does not end."""
-    path = home / "locked" / "mlflow.db"
-    path.parent.mkdir()
+    path = home / "locked" / f"{time.time_ns()}.db"
+    path.parent.mkdir(exist_ok=True)
     with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as store:
         store.execute("VACUUM INTO ?", (str(path),))
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -54,12 +55,62 @@ def locked_database(home: Path) -> str:
     return f"sqlite:///{path}"
 
 
+TLS = ("a certificate of its own", "no TLS", "closed in the handshake", "garbage in the handshake")
+
+
+@contextlib.contextmanager
+def tls_server(folder: Path, how: str) -> Iterator[str]:
+    """The address of a server with which TLS fails in one of these ways."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(_certificate(folder))
+
+    def answer(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:  # ssl.SSLError too: the client refuses the certificate
+            if how == "a certificate of its own":
+                context.wrap_socket(client, server_side=True).recv(1)
+                return
+            client.recv(1 << 16)
+            client.sendall(
+                {
+                    "no TLS": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+                    "garbage in the handshake": b"\x16\3\3\0\5abcde",
+                }.get(how, b"")
+            )
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def _certificate(folder: Path) -> Path:
+    """A certificate that no one has signed, with its key."""
+    path = folder / "certificate.pem"
+    if not path.exists():
+        words = ("-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1", "-days", "1")
+        key = folder / "key.pem"
+        subprocess.run(
+            ["openssl", "req", *words, "-keyout", key, "-out", path], check=True, capture_output=True
+        )
+        path.write_text(key.read_text() + path.read_text())
+    return path
+
+
 @contextlib.contextmanager
 def mlflow_server(folder: Path) -> Iterator[int]:
-    """A server of MLflow with a store in this folder; its port."""
-    folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    """A server of MLflow with a store in this folder; its port, which stays: runs know their store by it."""
+    folder.mkdir(exist_ok=True)
+    chosen = folder / "port"
+    if not chosen.exists():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            chosen.write_text(str(free.getsockname()[1]))
+    port = int(chosen.read_text())
     environ = os.environ | {
         "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "MLFLOW_ARTIFACTS_DESTINATION": (folder / "artifacts").as_uri(),
