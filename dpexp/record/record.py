@@ -217,7 +217,10 @@ def _without_nonfinite(value: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return [float(v) if v in _SPELLED else v for v in values] if isinstance(values, list) else values
+    """A list with numbers in place of those that JSON lacks; anything else as it is."""
+    if not isinstance(values, list) or str not in set(map(type, values)):
+        return values
+    return [float(v) if v in _SPELLED else v for v in values]
 
 
 def _errors(row: Any) -> Any:

@@ -11,10 +11,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
-from dpexp.record.record import Record
+from dpexp.record.record import Record, present
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,12 @@ def wall_samples_per_s(record: Record) -> float | None:
 
     A step that the journal has lost lacks both.
     """
-    every = zip_longest(record.steps["samples"], wall_times(record))
-    measured = [(rows, ms) for rows, ms in every if rows is not None]
-    known = [(rows, ms) for rows, ms in measured if ms is not None]
+    samples, wall = record.steps["samples"], wall_times(record)
+    known = [ms for rows, ms in zip(samples, wall, strict=False) if rows is not None and ms is not None]
+    measured = present(samples)
     if not known or len(known) < len(measured):
         return None
-    return rate(sum(rows for rows, _ in known), math.fsum(ms for _, ms in known))
+    return rate(sum(measured), math.fsum(known))
 
 
 def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:

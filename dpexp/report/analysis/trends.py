@@ -5,21 +5,16 @@ into blocks of consecutive steps, each of which counts once, by its median (batc
 2000), and the correlation that blocks still have lowers the number of samples (Serinaldi and Kilsby, 2016).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, combinations
 
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 MOST_BLOCKS = 120
 FEWEST = 3
@@ -66,75 +61,83 @@ def trend(times: Sequence[float]) -> Trend | None:
     not decide. It is gradual, a drift, if the line of Theil and Sen fits better than the step; then the test
     of Mann and Kendall must confirm it.
     """
-    import numpy as np
-
-    values = np.array(blocks(times))
+    values = blocks(times)
     count, length = len(values), -(-len(times) // MOST_BLOCKS)
     peak = _pettitt(values)
     if count < 2 * FEWEST or _pettitt_p(peak, count, 0.0) > LEVEL:
         return None
     steps = {at: _step(values, at) for at in range(FEWEST, count - FEWEST + 1)}
-    at = min(steps, key=lambda at: float(np.abs(values - steps[at]).sum()))
+    at = min(steps, key=lambda at: _misfit(values, steps[at]))
     step = steps[at]
-    p_value = _pettitt_p(peak, count, _correlation(values - step))
-    found = _drift(values, float(np.abs(values - step).sum()))
-    found = found or Trend(float(step[0]), float(step[-1]), at * length, p_value)
+    p_value = _pettitt_p(peak, count, _correlation(_rest(values, step)))
+    found = _drift(values, _misfit(values, step)) or Trend(step[0], step[-1], at * length, p_value)
     return found if found.p_value <= LEVEL else None
 
 
-def _pettitt(values: Array) -> float:
+def _pettitt(values: Sequence[float]) -> int:
     """The statistic K: at one place, so many more pairs across it are in one order than in the other."""
-    import numpy as np
+    ranked, count = sorted(values), len(values)
+    higher = [count - bisect_right(ranked, value) - bisect_left(ranked, value) for value in values]
+    return max(map(abs, accumulate(higher)))
 
-    order = np.sign(values[np.newaxis, :] - values[:, np.newaxis])
-    return float(max(abs(order[:at, at:].sum()) for at in range(1, len(values))))
 
-
-def _step(values: Array, at: int) -> Array:
+def _step(values: Sequence[float], at: int) -> list[float]:
     """The median of the values before ``at`` in place of each of them, and likewise after it."""
-    import numpy as np
+    before, after = values[:at], values[at:]
+    return [statistics.median(before)] * len(before) + [statistics.median(after)] * len(after)
 
-    return np.repeat([np.median(values[:at]), np.median(values[at:])], (at, len(values) - at))
+
+def _rest(values: Sequence[float], fitted: Sequence[float]) -> list[float]:
+    return [value - each for value, each in zip(values, fitted, strict=True)]
 
 
-def _pettitt_p(peak: float, count: int, correlation: float) -> float:
+def _misfit(values: Sequence[float], fitted: Sequence[float]) -> float:
+    return sum(map(abs, _rest(values, fitted)))
+
+
+def _pettitt_p(peak: int, count: int, correlation: float) -> float:
     fewer = (1 - correlation) / (1 + correlation)
     return min(1.0, 2 * math.exp(-6 * peak**2 * fewer / (count**3 + count**2)))
 
 
-def _drift(values: Array, misfit: float) -> Trend | None:
+def _drift(values: Sequence[float], misfit: float) -> Trend | None:
     """The line through the values, if it fits better than the step, whose sum of misfits is given."""
-    import numpy as np
-
-    places = np.arange(len(values))
-    later, earlier = np.tril_indices(len(values), -1)
-    rises = values[later] - values[earlier]
-    slope = np.median(rises / (later - earlier))
-    line = np.median(values) + slope * (places - np.median(places))
-    if np.abs(values - line).sum() >= misfit or line[0] <= 0:
+    rises = [(later - earlier, b - a) for (a, earlier), (b, later) in combinations(enumerate(values), 2)]
+    slope = statistics.median(rise / places for rise, places in rises)
+    middle, level = (len(values) - 1) / 2, statistics.median(values)
+    line = [level + slope * (place - middle) for place in range(len(values))]
+    if _misfit(values, line) >= misfit or line[0] <= 0:
         return None
-    correlation = _correlation(values - line)
+    correlation = _correlation(_rest(values, line))
     fewer = (1 - correlation) / (1 + correlation)
-    z = abs(np.sign(rises).sum()) / math.sqrt(_kendall_variance(values) / fewer)
-    return Trend(float(line[0]), float(line[-1]), None, math.erfc(z / math.sqrt(2)))
+    more = sum((rise > 0) - (rise < 0) for rise, _ in rises)
+    z = abs(more) / math.sqrt(_kendall_variance(values) / fewer)
+    return Trend(line[0], line[-1], None, math.erfc(z / math.sqrt(2)))
 
 
-def _kendall_variance(values: Array) -> float:
+def _kendall_variance(values: Sequence[float]) -> float:
     """The variance of Kendall's statistic, rises less falls over all pairs, of values without a trend."""
-    import numpy as np
-
-    _, equal = np.unique(values, return_counts=True)
-    counts = np.concatenate([[len(values)], equal])
-    terms = counts * (counts - 1) * (2 * counts + 5) / 18
-    return float(terms[0] - terms[1:].sum())
+    every, *equal = (
+        count * (count - 1) * (2 * count + 5) / 18 for count in (len(values), *Counter(values).values())
+    )
+    return every - sum(equal)
 
 
-def _correlation(rest: Array) -> float:
+def _correlation(rest: Sequence[float]) -> float:
     """The correlation of neighbours, at least 0; outliers count as much as three usual deviations."""
-    import numpy as np
-
-    limit = 3 * float(np.median(np.abs(rest)))
-    kept = np.clip(rest, -limit, limit)
-    if len(kept) < 4 or not kept[:-1].std() or not kept[1:].std():
+    limit = 3 * statistics.median(map(abs, rest))
+    kept = [max(-limit, min(limit, each)) for each in rest]
+    one, other = _centred(kept[:-1]), _centred(kept[1:])
+    squares = _product(one, one) * _product(other, other)
+    if len(kept) < 4 or squares <= 0:
         return 0.0
-    return float(np.clip(np.corrcoef(kept[:-1], kept[1:])[0, 1], 0.0, 0.99))
+    return max(0.0, min(0.99, _product(one, other) / math.sqrt(squares)))
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(each * beside for each, beside in zip(one, other, strict=True))
