@@ -10,9 +10,9 @@ Users, and so Records, name modules as the model was written: a wrapper and what
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -77,8 +77,7 @@ class Transfer(nn.Module):
         return found
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One module of a placed model: its name in the model as written, and the wrappers around it."""
 
     name: str
@@ -98,9 +97,14 @@ class Part:
 
 def wrapped_key(module: nn.Module) -> str:
     """The name of the child that a wrapper wraps, one of dpexp's or of PyTorch's; empty for other modules."""
-    if isinstance(module, Wrapper | DataParallel | nn.DataParallel | nn.parallel.DistributedDataParallel):
+    return _wrapped_key(type(module))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)  # a model has thousands of modules, and few classes of them
+def _wrapped_key(kind: type[nn.Module]) -> str:
+    if issubclass(kind, Wrapper | DataParallel | nn.DataParallel | nn.parallel.DistributedDataParallel):
         return "module"
-    names = [cls.__name__ for cls in type(module).__mro__]  # classes that take long to import
+    names = [cls.__name__ for cls in kind.__mro__]  # classes that take long to import
     return (
         "_orig_mod" if "OptimizedModule" in names else _CHECKPOINTED if "ActivationWrapper" in names else ""
     )
@@ -112,28 +116,35 @@ _CHECKPOINTED = "_checkpoint_wrapped_module"
 def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
     yield Part(name, module, wrappers)
+    if not module._modules:
+        return
     around = (*wrappers, module) if isinstance(module, Wrapper) else wrappers
     inner = wrapped_key(module)
     for key, child in module.named_children():
-        is_wrapped = bool(inner) and key == inner
-        yield from parts(child, name if is_wrapped else f"{name}.{key}".lstrip("."), around)
+        yield from parts(child, name if inner and key == inner else joined(name, key), around)
+
+
+def joined(name: str, key: str) -> str:
+    """The name of what a module of this name has as ``key``."""
+    return f"{name}.{key}" if name else key
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a placed model by their names in the model as written; a shared one once."""
-    owners: dict[int, str] = {}
-    named = {}
-    for part in parts(module):
-        for key, parameter in part.module.named_parameters(recurse=False):
-            if owners.setdefault(id(parameter), part.name) == part.name:
-                named[f"{part.name}.{key}".lstrip(".")] = parameter
-    return named
+    owners: dict[int, tuple[str, str]] = {}
+    return {
+        joined(part.name, key): parameter
+        for part in parts(module)
+        for key, parameter in part.module._parameters.items()
+        if parameter is not None and owners.setdefault(id(parameter), (part.name, key)) == (part.name, key)
+    }
 
 
 def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """The buffers of a placed model, on their devices, by their names in the model as written."""
     return {
-        f"{part.name}.{key}".lstrip("."): buffer.detach()
+        joined(part.name, key): buffer.detach()
         for part in parts(module)
+        if part.module._buffers
         for key, buffer in part.module.named_buffers(recurse=False)
     }
