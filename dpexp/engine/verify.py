@@ -28,7 +28,8 @@ from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import in_dtype, on_host
 from dpexp.verification.equivalence import Equivalence
-from dpexp.verification.limits.compare import Difference, Tensors, distance, magnitude
+from dpexp.verification.limits.compare import Difference
+from dpexp.verification.limits.norms import Tensors, distance, magnitude
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.paths.reaching import Pieces, reached_by_all
 from dpexp.verification.result import TOLERANCE, Result, VerificationError

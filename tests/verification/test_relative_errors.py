@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.verification.limits.compare import Difference, Limits, Parts, parts, relative_error, whole_error
+from dpexp.verification.limits.compare import Difference, Limits, relative_error, whole_error
+from dpexp.verification.limits.parts import Parts, parts
 from dpexp.verification.result import VerificationError
 
 DOUBLE = torch.float64

@@ -15,7 +15,9 @@ from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.limits.compare import Difference, Tensors, parts_of, worst
+from dpexp.verification.limits.compare import Difference, worst
+from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.parts import parts_of
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.steps.recorder import computed
 from dpexp.verification.steps.side_by_side import Failure, SideBySide

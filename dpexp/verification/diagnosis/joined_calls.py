@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import torch
 
-from dpexp.verification.limits.compare import distance
+from dpexp.verification.limits.norms import distance
 from dpexp.verification.steps.recorder import Calls
 
 Key: TypeAlias = tuple[str, int]

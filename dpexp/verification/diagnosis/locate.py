@@ -13,10 +13,7 @@ from dpexp.config.ranges import plural
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
-from dpexp.verification.limits.compare import (
-    Tensors,
-    distance,
-)
+from dpexp.verification.limits.norms import Tensors, distance
 from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
 
 OF_OPTIMIZER = ("parameters", "updates", "optimizer")

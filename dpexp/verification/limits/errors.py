@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.limits.compare import Difference, Limits, Parts, worst
+from dpexp.verification.limits.compare import Difference, Limits, worst
+from dpexp.verification.limits.parts import Parts
 
 
 class Errors:
@@ -35,12 +36,12 @@ class Errors:
         return next((each for each in of_ranks if each.ratio > 1), None)
 
     def _add(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> Difference:
-        found = list(self.limits.judge(kind, step, tensors).values())
-        if not found:
+        found = self.limits.largest(kind, step, tensors)
+        if found is None:
             return Difference(kind, 0.0, step=step)
         known = self.worst.get(kind)
-        self.worst[kind] = worst([*found, *([known] if known else [])])
-        return worst(found)
+        self.worst[kind] = worst([found, *([known] if known else [])])
+        return found
 
     def of_all_ranks(self) -> dict[str, Difference]:
         """The worst difference of each kind on any rank; every rank must call this."""

@@ -19,7 +19,8 @@ from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import distance, whole_error
+from dpexp.verification.limits.compare import whole_error
+from dpexp.verification.limits.norms import distance
 
 _REPLICAS = "each replica writes from its own rows, and PyTorch keeps what replica 0 writes in place"
 _RANKS = (

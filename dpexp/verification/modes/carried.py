@@ -20,8 +20,9 @@ from torch import nn
 
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import Parts, Tensors
-from dpexp.verification.limits.compare import parts as compared
+from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.parts import Parts
+from dpexp.verification.limits.parts import parts as compared
 
 
 @dataclass

@@ -14,7 +14,9 @@ from dpexp.data.batch import Batch
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import on_host
-from dpexp.verification.limits.compare import Noise, Parts, Tensors, parts_of
+from dpexp.verification.limits.compare import Noise
+from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.limits.rounding import OtherwiseRounded, OtherwiseRoundedTrainer
 from dpexp.verification.own_steps.rows import RandomStates, set_random_states
 from dpexp.verification.own_steps.state import State, give_gradients

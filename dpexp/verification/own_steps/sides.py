@@ -10,7 +10,6 @@ gradients, so that errors of rounding do not grow from step to step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,9 +24,12 @@ from dpexp.strategies.placed import StepEndedError
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import Difference, Noise, Parts, Tensors, distance, magnitude, parts_of
+from dpexp.verification.limits.compare import Difference, Noise
 from dpexp.verification.limits.errors import Errors
+from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.limits.rounding import DRAWS, largest
+from dpexp.verification.limits.small_tensors import distances, magnitudes
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.rounded import Kinds, Rounded
 from dpexp.verification.own_steps.rows import RankStates, random_states
@@ -186,20 +188,15 @@ class OwnSides(SideBySide):
 
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
         """What the step has changed, without the rounding of the sum: some last bits of what has changed."""
-        return {
-            name: self._update(found[name].cpu(), value, self._initial[name], self._additions[name])
-            for name, value in expected.items()
-            if name in found
+        own = {name: found[name].cpu() for name in expected if name in found}
+        written = {name: _written(each, expected[name], self._initial[name]) for name, each in own.items()}
+        changed, apart = distances(expected, self._initial), distances(own, expected)
+        sizes = magnitudes(written)
+        rounded = {
+            name: ROUNDED * self._additions[name] * torch.finfo(expected[name].dtype).eps * size
+            for name, size in sizes.items()
         }
-
-    @staticmethod
-    def _update(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor, count: int) -> Parts:
-        if found.shape != expected.shape:
-            return Parts([distance(expected, initial)], [math.inf])
-        changed = (found != initial) | (expected != initial)
-        written = expected if bool(changed.all()) else expected[changed]
-        rounded = ROUNDED * count * torch.finfo(expected.dtype).eps * magnitude(written)
-        return Parts([distance(expected, initial)], [max(0.0, distance(found, expected) - rounded)])
+        return {name: Parts([changed[name]], [max(0.0, apart[name] - off)]) for name, off in rounded.items()}
 
     # --- rounding ---
 
@@ -248,3 +245,11 @@ class OwnSides(SideBySide):
         with kept_globals(), recorder.hooks(order=True), suppress(StepEndedError):
             trainer.step(batch, recorder)
         return recorder.step
+
+
+def _written(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """The numbers of a parameter that the step has changed on either side."""
+    if found.shape != expected.shape:
+        return expected
+    changed = (found != initial) | (expected != initial)
+    return expected if bool(changed.all()) else expected[changed]

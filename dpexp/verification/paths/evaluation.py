@@ -6,7 +6,7 @@ import torch
 
 from dpexp.data.batch import Batch
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import parts_of
+from dpexp.verification.limits.parts import parts_of
 from dpexp.verification.steps.recorder import Recorder, Step
 from dpexp.verification.steps.side_by_side import Failure, SideBySide
 

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.limits.compare import Tensors, relative_error
+from dpexp.verification.limits.compare import relative_error
+from dpexp.verification.limits.norms import Tensors
 from dpexp.verification.steps.recorder import Step
 
 DELAYS_S = (0.16, 0.04, 0.01)

@@ -22,16 +22,11 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.diagnosis.nonfinite import NonfiniteError, check_finite
-from dpexp.verification.limits.compare import (
-    Difference,
-    Limits,
-    Parts,
-    Tensors,
-    distance,
-    magnitude,
-    parts_of,
-)
+from dpexp.verification.limits.compare import Difference, Limits
 from dpexp.verification.limits.errors import Errors
+from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.parts import Parts, parts_of
+from dpexp.verification.limits.small_tensors import distances, magnitudes
 from dpexp.verification.modes.by_nature import WrittenByShards, is_statistic
 from dpexp.verification.modes.carried import Carried, farther
 from dpexp.verification.modes.chunks import Chunked
@@ -265,9 +260,11 @@ class SideBySide:
 
     def _clip(self, expected: Step) -> None:
         """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
-        norm = math.hypot(*map(magnitude, expected.gradients.values()))
-        for optimizers in (self.layout.optimizers, self.reference.optimizers):
-            if optimizers is not None and optimizers.clip_norm is not None:
+        both = (self.layout.optimizers, self.reference.optimizers)
+        clipping = [each for each in both if each is not None and each.clip_norm is not None]
+        if clipping:
+            norm = math.hypot(*magnitudes(expected.gradients).values())
+            for optimizers in clipping:
                 update = self.steps // optimizers.accumulate
                 optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
 
@@ -297,13 +294,11 @@ class SideBySide:
 
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
         """The parameters again, relative to what the steps have changed, without the rounding of the sums."""
+        changed, apart = distances(expected, self._initial), distances(found, expected)
+        sizes = magnitudes({name: expected[name] for name in apart})
         return {
-            name: Parts(
-                [distance(value, self._initial[name])],
-                [max(0.0, distance(found[name], value) - ROUNDED * _eps(value) * magnitude(value))],
-            )
-            for name, value in expected.items()
-            if name in found
+            name: Parts([changed[name]], [max(0.0, off - ROUNDED * _eps(expected[name]) * sizes[name])])
+            for name, off in apart.items()
         }
 
     def _cause_before(self, failed: Difference) -> Difference:

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from dpexp.verification.limits.compare import Parts, Tensors, magnitude, parts_of
+from dpexp.verification.limits.norms import Tensors, magnitude
+from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.steps.recorder import Step
 
 
