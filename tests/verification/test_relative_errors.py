@@ -62,6 +62,7 @@ def test_integers_are_equal_or_wrong(integers: torch.Tensor) -> None:
 
 def test_other_shapes_and_nan_on_one_side_are_infinitely_far_apart() -> None:
     assert error(torch.zeros(2), torch.zeros(3)) == math.inf
+    assert whole_error(torch.zeros(2), torch.ones(3)) == math.inf
     assert error(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
     assert error(torch.ones(2), torch.zeros(2)) == math.inf
     assert whole_error(torch.zeros(2), torch.zeros(2)) == 0.0
