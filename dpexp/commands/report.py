@@ -18,6 +18,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
 if TYPE_CHECKING:
+    from dpexp.record.runs.stored_record import RecordReader
     from dpexp.report.compare.history import Related
 
 app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
@@ -71,8 +72,8 @@ def report(
     from dpexp.report.compare.history import others
     from dpexp.report.render import terminal
 
-    chosen, remaining, unreadable = _chosen(names)
-    compared = compare(chosen)
+    chosen, remaining, unreadable, reader = _chosen(names)
+    compared = compare(chosen, reader)
     for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
         say(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
@@ -91,20 +92,25 @@ def report(
             say(f"wrote {path}", err=True)
 
 
-def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
-    """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
-    from dpexp.record.runs.index import folders as all_folders
+def _chosen(
+    names: list[str],
+) -> tuple[list[Path], list[Related], list[tuple[str, str]], RecordReader | None]:
+    """The runs to compare, the other comparisons that there are, and the runs that cannot be read.
+
+    Also the reader that has read all runs, where that was needed.
+    """
     from dpexp.report.compare.history import history, is_sweep
 
     named = _folders(names)
     if names and len(named) > 1 and not any(map(is_sweep, named)):
-        return named, [], []
-    found = history(all_folders(home() / "runs"))
+        return named, [], [], None
+    found = history(home() / "runs")
     if not names:
         newest = found.newest
-        return newest.folders, [one for one in found.comparisons if one is not newest], found.unreadable
+        others = [one for one in found.comparisons if one is not newest]
+        return newest.folders, others, found.unreadable, found.reader
     chosen = itertools.chain.from_iterable(found.expanded(folder, len(named) == 1) for folder in named)
-    return list(dict.fromkeys(chosen)), [], []
+    return list(dict.fromkeys(chosen)), [], [], found.reader
 
 
 def _write(names: list[str]) -> int:

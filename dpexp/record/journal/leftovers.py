@@ -10,9 +10,16 @@ from dpexp.record.journal.journal import JOURNAL, RESERVE, is_open
 
 def remove_seen(folder: Path) -> None:
     """Call ``remove_leftovers`` where there is one beside the journal: one look of whoever reads the run."""
-    with contextlib.suppress(OSError):
-        if any(name == RESERVE or is_temporary(name) for name in os.listdir(folder)):
-            remove_leftovers(folder)
+    if has_leftovers(folder):
+        remove_leftovers(folder)
+
+
+def has_leftovers(folder: Path) -> bool:
+    """Whether a folder has a temporary or reserved file, which may be in use."""
+    try:
+        return any(name == RESERVE or is_temporary(name) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -9,11 +9,14 @@ import difflib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command
-from dpexp.record.journal.journal import JOURNAL, is_open
+from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.cache import FOLDER, Cache
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.runs.stored_record import RecordReader
 
@@ -29,30 +32,51 @@ def folders(runs: Path) -> list[Path]:
     """The folders of all runs, by run id; none before the first run."""
     try:
         with os.scandir(runs) as found:
-            return sorted(Path(e.path) for e in found if not e.name.startswith(".") and e.is_dir())
+            paths = sorted(e.path for e in found if not e.name.startswith(".") and e.is_dir())
     except FileNotFoundError:
         return []
+    return list(map(Path, paths))
 
 
-def read_summary(folder: Path, reader: RecordReader | None = None) -> RunSummary:
+def read_summary(folder: Path) -> RunSummary:
     """The summary of one run, from its Record, or from its journal before its end.
 
     Of the journals of ended runs only the length is compared. A folder without a readable one has the status
     ``unreadable``, and ``problem`` says why.
     """
-    try:
-        summary = RunSummary.of((reader or RecordReader()).read(folder, by_length=True))
-    except JournalError as error:
-        unreadable = RunSummary.of(Record(status=UNREADABLE))
-        return dataclasses.replace(unreadable, run_id=folder.name, problem=str(error))
-    return dataclasses.replace(summary, run_id=folder.name)
+    return _stored_summary(folder, RecordReader()) or _other_summary(folder)
 
 
 def summaries(runs: Path) -> list[RunSummary]:
-    """The summaries of all runs, the newest first."""
-    reader = RecordReader()
-    found = (read_summary(folder, reader) for folder in folders(runs))
+    """The summaries of all runs, the newest first. Those from Records are kept (see ``cache``)."""
+    reader, found = RecordReader(), []
+    with Cache[list[Any]](runs, "summaries", (FOLDER, RECORD, JOURNAL)) as cache:
+        for folder in folders(runs):
+            if (known := cache.get(folder)) is not None:
+                found.append(RunSummary(*known))
+                continue
+            if (summary := _stored_summary(folder, reader)) is not None:
+                cache.keep(folder, [*vars(summary).values()])
+            found.append(summary or _other_summary(folder))
     return sorted(found, key=lambda run: (run.started, run.run_id), reverse=True)
+
+
+def _stored_summary(folder: Path, reader: RecordReader) -> RunSummary | None:
+    """The summary of a Record in ``record.json``; None without one that is readable and up to date."""
+    try:
+        record = reader.stored(folder, by_length=True)
+    except JournalError:
+        return None
+    return None if record is None else dataclasses.replace(RunSummary.of(record), run_id=folder.name)
+
+
+def _other_summary(folder: Path) -> RunSummary:
+    """The summary of a run without such a Record."""
+    try:
+        summary = RunSummary.of(load(folder))
+    except JournalError as error:
+        summary = dataclasses.replace(RunSummary.of(Record(status=UNREADABLE)), problem=str(error))
+    return dataclasses.replace(summary, run_id=folder.name)
 
 
 def delete_run(folder: Path) -> None:

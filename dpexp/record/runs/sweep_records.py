@@ -116,7 +116,7 @@ def _journals(sweep: Path) -> Iterator[tuple[str, Path]]:
     reader, found = RecordReader(), dict[str, tuple[tuple[bool, str], Path]]()
     for folder in folders(sweep.parent):
         with suppress(JournalError, OSError):  # of another run, which `runs.py list` names
-            record = reader.read(folder, by_length=True)
+            record = reader.stored(folder, by_length=True) or load(folder)
             if record.parent == sweep.name and not is_open(folder / JOURNAL):
                 ranked = (_rank(record), folder / JOURNAL)
                 found[record.name] = max(ranked, found.get(record.name, ranked))

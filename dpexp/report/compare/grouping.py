@@ -39,15 +39,15 @@ class Cell:
     """The folder of the first run."""
     round_size: int = 1
     """How many runs the rounds of its sweep have."""
-    runs: list[Record] = field(default_factory=list)
+    views: list[RecordView] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Record]:
+        return [view.record for view in self.views]
 
     @property
     def first(self) -> Record:
-        return self.runs[0]
-
-    @cached_property
-    def views(self) -> list[RecordView]:
-        return [RecordView(run) for run in self.runs]
+        return self.views[0].record
 
     @property
     def times(self) -> list[list[float]]:
@@ -178,17 +178,17 @@ class Comparison:
         ]
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path], reader: RecordReader | None = None) -> Comparison:
     """Read and group the runs of these folders, in their order."""
     keys, left_out = GroupKeys(), []
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
-    found, unreadable = _read(folders)
+    found, unreadable = _read(folders, reader or RecordReader())
     hosts = _hosts(found.values())
     sizes = Counter(_round(record) for record in found.values() if record.status == "finished")
     for folder, record in found.items():
-        usual = RecordView(record).usual
-        if record.status != "finished" or usual is None:
+        view = RecordView(record)
+        if record.status != "finished" or (usual := view.usual) is None:
             why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
@@ -196,16 +196,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         key = (execution, (hosts.get(record.parent, machine[0]), *machine[1:]), work)
         cell = cells.setdefault((key, config, usual.rows), Cell(usual.rows, folder))
         cell.round_size = max(cell.round_size, sizes[_round(record)])
-        if not cell.runs:
+        if not cell.views:
             groups.setdefault(key, Group(*key)).cells.append(cell)
-        cell.runs.append(record)
+        cell.views.append(view)
     ranked = sorted(groups.values(), key=lambda group: -len(group.cells))
     return Comparison(ranked, left_out + unreadable, unreadable)
 
 
-def _read(folders: Iterable[Path]) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
+def _read(folders: Iterable[Path], reader: RecordReader) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
     """The runs by folder, and those that cannot be read, each with the reason."""
-    reader, found, unreadable = RecordReader(), {}, []
+    found, unreadable = {}, []
     for folder in folders:
         try:
             found[folder] = reader.read(folder)

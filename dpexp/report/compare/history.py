@@ -16,6 +16,7 @@ from dpexp.config.printable import printable_line
 from dpexp.config.ranges import plural
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
+from dpexp.record.runs.index import folders
 from dpexp.record.runs.stored_record import RecordReader
 from dpexp.report.compare.group_key import GroupKeys
 from dpexp.report.render.run_list import prefixes, shortened
@@ -61,10 +62,14 @@ class Related:
 
 @dataclass(frozen=True)
 class History:
-    """The comparisons, the newest first, and the runs that cannot be read, each with the reason."""
+    """The comparisons, the newest first, and the runs that cannot be read, each with the reason.
+
+    ``reader`` has what was read of all.
+    """
 
     comparisons: list[Related]
     unreadable: list[tuple[str, str]]
+    reader: RecordReader
 
     @property
     def newest(self) -> Related:
@@ -89,24 +94,25 @@ def is_sweep(folder: Path) -> bool:
         return False
 
 
-def history(folders: Sequence[Path]) -> History:
-    """Read the runs of these folders, without their tables."""
-    reader, keys, unreadable = RecordReader(), GroupKeys(), []
+def history(runs: Path) -> History:
+    """Read all runs of a home, without their tables."""
+    keys, unreadable = GroupKeys(), []
     found: dict[object, Related] = {}
-    for folder in folders:
-        try:
-            record = reader.read(folder)
-        except JournalError as error:
-            unreadable.append((folder.name, str(error)))
-            continue
-        if record.strategy == SWEEP_STRATEGY:
-            found.setdefault(record.run_id, Related()).sweep = record
-            continue
-        (_, *same), config = keys.of(record)
-        key = record.parent or tuple(same)
-        found.setdefault(key, Related()).add(folder, record, config)
+    with RecordReader(runs) as reader:
+        for folder in folders(runs):
+            try:
+                record = reader.read(folder)
+            except JournalError as error:
+                unreadable.append((folder.name, str(error)))
+                continue
+            if record.strategy == SWEEP_STRATEGY:
+                found.setdefault(record.run_id, Related()).sweep = record
+                continue
+            (_, *same), config = keys.of(record)
+            key = record.parent or tuple(same)
+            found.setdefault(key, Related()).add(folder, record, config)
     begun = [one for one in found.values() if one.folders]
-    return History(sorted(begun, key=lambda one: one.started, reverse=True), unreadable)
+    return History(sorted(begun, key=lambda one: one.started, reverse=True), unreadable, reader)
 
 
 def others(comparisons: Sequence[Related], command: str) -> Section:

@@ -5,6 +5,7 @@ prefixes that every command takes, step times without their spread, and fewer co
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import groupby, pairwise
 
 from rich.cells import cell_len, set_cell_size
@@ -61,7 +62,7 @@ def _columns(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> C
         "MLflow": [delivered.get(summary.run_id, "") for summary in summaries],
         "started": [summary.started[:16].replace("T", " ") for summary in summaries],
     }
-    return {title: list(map(_cell, cells)) for title, cells in table.items()}
+    return {title: list(map(cache(_cell), cells)) for title, cells in table.items()}
 
 
 def _figures(summaries: Sequence[RunSummary]) -> Columns:
@@ -83,29 +84,30 @@ def _figures(summaries: Sequence[RunSummary]) -> Columns:
 def _fitted(table: Columns, width: int, ids: Iterable[str]) -> Columns:
     """The table, at most so wide."""
     table = dict(table)
-    if _least(table) > width:
+    widths = {title: _width(title, cells) for title, cells in table.items()}
+    if _least(widths) > width:
         table["run"] = prefixes(table["run"], ids)
+        widths["run"] = _width("run", table["run"])
     for title in LEFT_OUT:
-        if _least(table) > width:
-            del table[title]
+        if _least(widths) > width:
+            del table[title], widths[title]
     for title, least in _LEAST.items():
-        others = sum(_widths(table).values()) + _GAP * (len(table) - 1) - _widths(table)[title]
+        others = sum(widths.values()) + _GAP * (len(widths) - 1) - widths[title]
         room = max(least, width - others)
         table[title] = [shortened(cell, room) for cell in table[title]]
+        widths[title] = _width(title, table[title])
     return table
 
 
-def _widths(table: Columns) -> dict[str, int]:
-    """The columns of the terminal that each column of the table takes; a spread stands behind its `` ± ``."""
-    widths = {title: max(map(cell_len, [title, *cells])) for title, cells in table.items()}
-    if "spread" in table:
-        widths["spread"] = max(map(cell_len, table["spread"]), default=0) + len(" ± ") - _GAP
-    return widths
+def _width(title: str, cells: Iterable[str]) -> int:
+    """The columns of the terminal that a column of the table takes; a spread stands behind its `` ± ``."""
+    if title == "spread":
+        return max(map(cell_len, {*cells}), default=0) + len(" ± ") - _GAP
+    return max(map(cell_len, {title, *cells}))
 
 
-def _least(table: Columns) -> int:
+def _least(widths: Mapping[str, int]) -> int:
     """How wide the table is with its texts as short as they may be."""
-    widths = _widths(table)
     shortest = (min(width, _LEAST.get(title, width)) for title, width in widths.items())
     return sum(shortest) + _GAP * (len(widths) - 1)
 
@@ -131,15 +133,19 @@ def shortened(text: str, width: int) -> str:
 
 def _lines(table: Columns) -> list[str]:
     """The header and a line for each row; times end where their header ends."""
-    widths = _widths(table)
-    lines = []
-    for row in zip(*([title, *cells] for title, cells in table.items()), strict=True):
-        cells = []
-        for title, cell in zip(table, row, strict=True):
-            padding = " " * (widths[title] - cell_len(cell))
-            cells.append(padding + cell if title == "step" else cell + padding)
-        lines.append((" " * _GAP).join(cells).rstrip())
-    return lines
+    columns = [_padded(title, [title, *cells]) for title, cells in table.items()]
+    return [(" " * _GAP).join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
+def _padded(title: str, cells: Sequence[str]) -> Iterable[str]:
+    """The cells of a column, each as wide as the column."""
+    width = _width(title, cells)
+
+    def padded(cell: str) -> str:
+        padding = " " * (width - cell_len(cell))
+        return padding + cell if title == "step" else cell + padding
+
+    return map(cache(padded), cells)
 
 
 def one(summary: RunSummary, delivered: str) -> str:

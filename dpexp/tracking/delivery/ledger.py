@@ -5,17 +5,21 @@ itself decides how far a delivery has come, so the ledger may be outdated, damag
 names the run: that of another one is not believed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpexp.record.journal.durable import read_file, write_atomically
 from dpexp.record.journal.journal import JOURNAL, RUN_ID
 from dpexp.record.journal.seal import checksum, seal, unseal
 from dpexp.record.record import Record
+from dpexp.record.runs.cache import Cache
 from dpexp.tracking.store.store import Store
 
 LEDGER = "delivery.json"
@@ -79,15 +83,52 @@ def write_entry(folder: Path, store: str, entry: LedgerEntry) -> None:
     write_atomically(folder / LEDGER, seal(text, {_RUN: folder.name} | checksum(folder / JOURNAL)))
 
 
+@dataclass(frozen=True)
+class Ledger:
+    """A run's ledger by store, and how long its journal is; that is None without one."""
+
+    entries: dict[str, LedgerEntry]
+    journal_bytes: int | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Ledger:
+        """The ledger of a run as it is now."""
+        try:
+            return cls(read_ledger(folder), os.stat(f"{folder}/{JOURNAL}").st_size)
+        except OSError:
+            return cls(read_ledger(folder), None)
+
+    def is_complete(self, store: str) -> bool:
+        """Whether the store has everything that the journal holds."""
+        entry = self.entries.get(store)
+        return entry is not None and entry.complete and entry.journal_bytes == self.journal_bytes
+
+    def state(self, store: str) -> str:
+        """``yes``, ``in part``, ``elsewhere`` (another store) or ``no``."""
+        if store in self.entries:
+            return "yes" if self.is_complete(store) else "in part"
+        return "elsewhere" if any(entry.complete for entry in self.entries.values()) else "no"
+
+
+def ledgers(home: Path, folders: Iterable[Path]) -> dict[Path, Ledger]:
+    """The ledgers of these runs of a home. They are kept (see ``cache``)."""
+    found = {}
+    with Cache[tuple[int | None, dict[str, list[Any]]]](home / "runs", "ledgers", (LEDGER, JOURNAL)) as cache:
+        for folder in folders:
+            known = cache.get(folder)
+            if known is not None:
+                entries = {store: LedgerEntry(*values) for store, values in known[1].items()}
+                found[folder] = Ledger(entries, known[0])
+                continue
+            ledger = found[folder] = Ledger.read(folder)
+            plain = {store: [*vars(entry).values()] for store, entry in ledger.entries.items()}
+            cache.keep(folder, (ledger.journal_bytes, plain))
+    return found
+
+
 def is_complete(folder: Path, store: str) -> bool:
     """Whether the store has everything that the journal holds now."""
-    entry = read_ledger(folder).get(store)
-    if entry is None or not entry.complete:
-        return False
-    try:
-        return entry.journal_bytes == os.stat(f"{folder}/{JOURNAL}").st_size
-    except FileNotFoundError:
-        return False
+    return Ledger.read(folder).is_complete(store)
 
 
 def parent_folder(folder: Path, record: Record) -> Path | None:
@@ -132,12 +173,6 @@ def is_being_delivered(folder: Path) -> bool:
 
 def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
     """``yes``, ``in part``, ``elsewhere`` (another store) or ``no`` by run, for this environment's store."""
-    store = Store.from_environment(home).name
-    return {run_id: _state(home / "runs" / run_id, store) for run_id in run_ids}
-
-
-def _state(folder: Path, store: str) -> str:
-    entries = read_ledger(folder)
-    if store in entries:
-        return "yes" if is_complete(folder, store) else "in part"
-    return "elsewhere" if any(entry.complete for entry in entries.values()) else "no"
+    store, runs = Store.from_environment(home).name, home / "runs"
+    found = ledgers(home, (runs / run_id for run_id in run_ids))
+    return {folder.name: ledger.state(store) for folder, ledger in found.items()}

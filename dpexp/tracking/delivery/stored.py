@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from dpexp.record.journal.fold import load
@@ -20,12 +20,11 @@ from dpexp.tracking.delivery.ledger import DeliveryLockedError, LedgerEntry
 from dpexp.tracking.store.store import Store
 
 
-def lost(store: Store, folders: Iterable[Path]) -> list[Path]:
+def lost(store: Store, delivered: Mapping[Path, LedgerEntry]) -> list[Path]:
     """Those of these delivered runs that the store does not have. May raise what the store raises."""
     checksums = store.points_checksums() if check.exists(store) else {}
     found = []
-    for folder in folders:
-        entry = ledger.read_ledger(folder)[store.name]
+    for folder, entry in delivered.items():
         now = checksums.get(entry.mlflow_run_id, "")
         if now and now == entry.points_crc:
             continue

@@ -61,7 +61,8 @@ def untracked(home: Path) -> list[Path]:
 
 def _incomplete(home: Path) -> list[Path]:
     store = Store.from_environment(home).name
-    return [folder for folder in folders(home / "runs") if not ledger.is_complete(folder, store)]
+    known = ledger.ledgers(home, folders(home / "runs"))
+    return [folder for folder, each in known.items() if not each.is_complete(store)]
 
 
 def dead(home: Path) -> list[Path]:
@@ -81,7 +82,8 @@ def lost(home: Path) -> list[Path]:
     Raises StoreError when it cannot be asked, LateServerError where it is asked nothing more.
     """
     store = Store.from_environment(home)
-    delivered = [folder for folder in folders(home / "runs") if ledger.is_complete(folder, store.name)]
+    known, name = ledger.ledgers(home, folders(home / "runs")), store.name
+    delivered = {folder: each.entries[name] for folder, each in known.items() if each.is_complete(name)}
     try:
         if delivered and check.exists(store):
             store.open()

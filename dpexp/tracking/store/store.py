@@ -75,7 +75,7 @@ class Store:
         """Whether this process asks nothing more: an answer was late, or all together."""
         return patience.is_over()
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The store's address without credentials."""
         return redact(self.uri)
