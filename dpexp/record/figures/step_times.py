@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,11 +59,11 @@ def typical(figures: Iterable[float]) -> float:
 
 def steps_by_rows(record: Record) -> dict[int, list[float]]:
     """{rows of the batch: step times in ms}, in the order of the steps."""
-    times: dict[int, list[float]] = {}
+    times: defaultdict[int, list[float]] = defaultdict(list)
     for rows, time in zip(record.steps["samples"], record.steps["time_ms"], strict=False):
         if rows is not None and time is not None:  # its journal line is not lost
-            times.setdefault(rows, []).append(time)
-    return times
+            times[rows].append(time)
+    return dict(times)
 
 
 def wall_times(record: Record) -> list[float | None]:

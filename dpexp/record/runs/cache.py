@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import hashlib
 import hmac
 import marshal
@@ -29,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dpexp.config.process import ROOT
+from dpexp.config.process import ROOT, without_garbage_collection
 from dpexp.record.journal.durable import read_file, remove_temporary, write_atomically
 from dpexp.record.journal.leftovers import has_leftovers
 from dpexp.record.runs.origin import key_of
@@ -131,7 +130,7 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
         signature, body = content[:_SIGNED_BYTES], content[_SIGNED_BYTES:]
         if not hmac.compare_digest(signature, self._signature(body)):
             return {}
-        with _without_garbage_collection():
+        with without_garbage_collection():
             known: dict[str, tuple[_Stamp, _T]] = marshal.loads(body)  # signed: this version wrote it
         return known
 
@@ -149,15 +148,3 @@ def _version() -> str:
     sources = sorted((ROOT / "dpexp").rglob("*.py"))
     stats = [(str(path), (found := path.stat()).st_size, found.st_mtime_ns) for path in sources]
     return hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Millions of new objects are not searched for garbage again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
