@@ -33,7 +33,9 @@ _SHARED = ("config", "files", "environment", "devices", "data")
 """Keys whose values many runs share."""
 MOST_KEPT_STEPS = 250
 """Longer Records are read from their files: all that are kept are in memory at once."""
-_LISTED = (*_SHARED, "run_id", "name", "strategy", "execution", "status", "started", "parent")
+_SHORT = tuple(each.name for each in dataclasses.fields(Record) if each.default is not dataclasses.MISSING)
+"""Texts and numbers. Their defaults are attributes of the class, so that none is found missing."""
+_LISTED = (*_SHARED, *_SHORT)
 Kept = tuple[dict[str, Any], bytes]
 """Values of a Record by key; those of keys that are needed seldom are bytes, which take less memory."""
 _SPELLED = (b'"nan"', b'"inf"', b'"-inf"')

@@ -10,16 +10,18 @@ from pathlib import Path
 import journals
 import pytest
 
-from dpexp.record.journal.fold import finish
+from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
 from dpexp.record.journal.seal import checksum, seal
+from dpexp.record.record import JournalError, Record
 from dpexp.record.runs import cache, origin
 from dpexp.record.runs.index import folders, read_summary, summaries
 from dpexp.record.runs.run_summary import RunSummary
-from dpexp.record.runs.stored_record import RecordReader
+from dpexp.record.runs.stored_record import RecordReader, StoredRecord
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import LEDGER, Ledger, LedgerEntry
 
+KINDS = ("summaries", "ledgers", "records")
 TICK_NS = 20_000_000
 """More than the steps in which the clock of a local file system goes on."""
 
@@ -79,10 +81,24 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def records(reader: RecordReader, runs: Path) -> dict[Path, Record | str]:
+    """The Records of all runs, or why there is none."""
+    found: dict[Path, Record | str] = {}
+    with reader:
+        for folder in folders(runs):
+            try:
+                found[folder] = reader.read(folder)
+            except JournalError as error:
+                found[folder] = str(error)
+    return found
+
+
 def everything(home: Path) -> None:
-    """Look at all runs as ``list`` and ``sync`` do."""
-    summaries(home / "runs")
-    ledger.ledgers(home, folders(home / "runs"))
+    """Look at all runs as ``list``, ``sync`` and ``report`` do."""
+    runs = home / "runs"
+    summaries(runs)
+    ledger.ledgers(home, folders(runs))
+    records(RecordReader(runs), runs)
 
 
 def test_runs_that_have_not_changed_are_not_read_again(runs: Path, reads: list[str]) -> None:
@@ -91,15 +107,15 @@ def test_runs_that_have_not_changed_are_not_read_again(runs: Path, reads: list[s
         ended(runs, run_id)
     settle(runs.parent)
     everything(runs.parent)
-    assert sorted(reads) == ["one", "one", "two", "two"]
+    assert sorted(reads) == ["one"] * 3 + ["two"] * 3
     deliver(runs / "two")
     reads.clear()
     everything(runs.parent)
-    assert reads == ["two", "two"]
+    assert reads == ["two"] * 3
     settle(runs.parent)
     for _ in range(2):
         everything(runs.parent)
-    assert reads == ["two"] * 4
+    assert reads == ["two"] * 6
 
 
 def test_a_file_that_has_just_changed_is_read_again(
@@ -109,7 +125,19 @@ def test_a_file_that_has_just_changed_is_read_again(
     ended(runs, "one")
     for _ in range(2):
         everything(runs.parent)
-    assert reads == ["one"] * 4
+    assert reads == ["one"] * 6
+
+
+def test_a_record_that_is_kept_is_the_one_of_its_file(runs: Path) -> None:
+    folder = ended(runs, "one")
+    settle(runs.parent)
+    read, kept = (records(RecordReader(runs), runs)[folder] for _ in range(2))
+    assert isinstance(read, Record)
+    assert isinstance(kept, StoredRecord)
+    assert ("steps" in vars(read), "steps" in vars(kept)) == (True, False)
+    assert kept.to_dict() == read.to_dict() == load(folder).to_dict()
+    with pytest.raises(AttributeError, match="nothing"):
+        kept.nothing  # noqa: B018
 
 
 # --- whatever happens to a home -------------------------------------------------------------------
@@ -211,7 +239,7 @@ class Changes:
             path.write_bytes(content)
 
     def do_exchange_caches(self) -> None:
-        one, other = (self.runs.parent / f".cache-{kind}-{os.getuid()}" for kind in ("summaries", "ledgers"))
+        one, other = (self.runs.parent / f".cache-{kind}-{os.getuid()}" for kind in self.rng.sample(KINDS, 2))
         if one.exists() and other.exists():
             one.rename(one.with_name("kept"))
             other.rename(one)
@@ -251,6 +279,7 @@ def test_a_list_from_the_cache_equals_one_without(changes: Changes) -> None:
             assert summaries(runs) == as_read(runs), change
             found = ledger.ledgers(home, folders(runs))
             assert found == {folder: Ledger.read(folder) for folder in folders(runs)}, change
+            assert records(RecordReader(runs), runs) == records(RecordReader(), runs), change
             assert not list(runs.glob("*/.*.tmp")), change
         for path in home.glob(".cache-*"):
             if path.is_dir():
