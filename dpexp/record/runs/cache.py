@@ -144,7 +144,7 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
 
 @functools.cache
 def _version() -> str:
-    """A digest of what the files of this version of dpexp are, as far as names, sizes and times say."""
+    """A digest of names, sizes and times of this dpexp's files; a random one where it has no sources."""
     sources = sorted((ROOT / "dpexp").rglob("*.py"))
     stats = [(str(path), (found := path.stat()).st_size, found.st_mtime_ns) for path in sources]
-    return hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
+    return hashlib.sha256(repr((sys.version, stats or os.urandom(32))).encode()).hexdigest()
