@@ -90,8 +90,7 @@ def gone(name: str) -> ConfigError:
 
 
 def __getattr__(name: str) -> Any:
+    """Raises AttributeError, as modules do: torch.compile asks every module for names of its own."""
     if name in _objects:
         return _objects[name]
-    if name.startswith("_"):  # Python asks modules for these
-        raise AttributeError(name)
-    raise gone(PREFIX + name)
+    raise AttributeError(str(gone(PREFIX + name)))

@@ -96,6 +96,12 @@ def test_a_record_of_live_objects_says_so_and_is_not_reproduced(dpexp_home: Path
         prepare(RunConfig("single", model="dpexp.live:Net", devices="cpu"))
 
 
+def test_a_program_that_asks_all_modules_for_a_name_gets_no_error_of_dpexp() -> None:
+    assert not hasattr(live, "of_another_library")
+    with pytest.raises(AttributeError, match=r"dpexp\.live:Net was an object of a Python program"):
+        live.Net  # noqa: B018
+
+
 def test_live_objects_do_not_reach_new_processes() -> None:
     with pytest.raises(ConfigError, match=r"ddp starts new processes, which do not have dpexp\.live:Net"):
         dpexp.run("ddp", model=Net(), virtual=2)

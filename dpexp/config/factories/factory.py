@@ -55,17 +55,21 @@ class Factory:
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
-            if not hasattr(found, part):
-                public = [
-                    key for key in vars(found) if not key.startswith("_") and callable(vars(found)[key])
-                ]
-                hint = did_you_mean(part, public)
-                raise ConfigError(f"{self.where}: {self.module} has no '{part}'{hint}")
-            found = getattr(found, part)
+            try:
+                found = getattr(found, part)
+            except AttributeError as error:
+                raise ConfigError(f"{self.where}: {self._missing(found, part, error)}") from None
         if not callable(found) and not objects:
             kind = type(found).__name__
             raise ConfigError(f"{self.where}: {self.target} is of type {kind}, not a factory to call")
         return found
+
+    def _missing(self, holder: Any, name: str, error: AttributeError) -> str:
+        names = vars(holder)
+        if "__getattr__" in names:  # a module that makes its names says why it has none
+            return str(error)
+        public = [key for key in names if not key.startswith("_") and callable(names[key])]
+        return f"{self.module} has no '{name}'{did_you_mean(name, public)}"
 
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:
         """Call what was loaded with the options, and with the values of ``context`` it has a parameter for.

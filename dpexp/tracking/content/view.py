@@ -15,8 +15,8 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"
 _FIRST = ("step_ms", "speed_up", "samples_per_s")
 _WIDTHS = {
-    _NAME: 190,
-    _CREATED: 150,
+    _NAME: 202,
+    _CREATED: 138,
     "tags.`dpexp.strategy`": 124,
     "tags.`dpexp.verified`": 124,
     **{f"metrics.`{name}`": 114 for name in (*_FIRST, *(figure.name for figure in figures(At.COLUMN)))},
