@@ -15,6 +15,8 @@ from dpexp.record.record import Record, Row, present
 
 _CLOSE = 1e-9
 """Versions of Python may round a median otherwise."""
+_ROUNDED = 1e-3
+"""Times of operators are rounded, and those of kernels need not add up to their sum."""
 
 
 def _summary(record: Record) -> Iterator[str]:
@@ -93,6 +95,26 @@ def _observed(record: Record) -> Iterator[str]:
         yield f"work.energy.steps is {energy['steps']}, but {measured} steps are measured"
 
 
+def _operators(record: Record) -> Iterator[str]:
+    """The costliest operators are of the profiled steps of the run's devices, which they do not exceed."""
+    found = record.work.get("operators") or {}
+    rows = found.get("rows", [])
+    if not rows:
+        return
+    times = [row["self_ms"] for row in rows]
+    if times != sorted(times, reverse=True) or not times[-1] >= 0:
+        yield f"work.operators.rows is not sorted by time: {times}"
+    if sum(times) > found["total_ms"] * (1 + _ROUNDED) + _ROUNDED:
+        yield f"work.operators.total_ms is {found['total_ms']}, but its rows take {sum(times)}"
+    for row in rows:
+        calls = row["calls"] * found["steps"]
+        if calls < 1 - _ROUNDED or not math.isclose(calls, round(calls), rel_tol=_CLOSE):
+            yield f"work.operators.rows has {calls} calls of {row['name']} in {found['steps']} steps"
+    kinds = {device.rpartition("/")[2].partition(":")[0] for device in record.devices.get("used", [])}
+    if (found["device"] == "cuda") != ("cuda" in kinds):
+        yield f"work.operators.device is {found['device']}, but its devices are {', '.join(sorted(kinds))}"
+
+
 def _peak(record: Record) -> Iterator[str]:
     """The peak is that of the run's type, threads and devices."""
     peak, config = record.work.get("peak"), record.config
@@ -128,4 +150,4 @@ def _row_bytes(record: Record) -> set[int]:
     return {row["bytes"] // max(1, row["shape"][0]) for row in rows}
 
 
-RULES = (_summary, _spreads, _observed, _peak, _limits)
+RULES = (_summary, _spreads, _observed, _operators, _peak, _limits)

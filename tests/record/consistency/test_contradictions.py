@@ -144,6 +144,33 @@ def test_forged_bandwidths_contradict_the_record(probed: Record, forged: Row, fo
     assert found in "; ".join(contradictions(probed))
 
 
+OPERATORS = {
+    "steps": 3,
+    "device": "cpu",
+    "total_ms": 1.5,
+    "rows": [
+        {"name": "aten::mm", "calls": 2.0, "self_ms": 0.9},
+        {"name": "aten::add", "calls": 1 / 3, "self_ms": 0.5},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("forged", "found"),
+    [
+        ({"rows": OPERATORS["rows"][::-1]}, "rows is not sorted by time: [0.5, 0.9]"),
+        ({"total_ms": 1.3}, "total_ms is 1.3, but its rows take 1.4"),
+        ({"steps": 4}, "rows has 1.3333333333333333 calls of aten::add in 4 steps"),
+        ({"device": "cuda"}, "device is cuda, but its devices are cpu"),
+    ],
+)
+def test_forged_operators_contradict_the_record(probed: Record, forged: Row, found: str) -> None:
+    probed.work["operators"] = OPERATORS
+    assert contradictions(probed) == []
+    probed.work["operators"] = OPERATORS | forged
+    assert contradictions(probed) == [f"work.operators.{found}"]
+
+
 def test_a_forged_share_contradicts_the_record(probed: Record) -> None:
     probed.summary["stages"]["lookup_share"] = 0.99
     (found,) = contradictions(probed)
