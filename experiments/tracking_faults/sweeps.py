@@ -66,13 +66,14 @@ def disturb_sweeps(scene: Scene, todo: Sequence[str], rng: random.Random, tally:
     ended = [end for kind in todo if (end := _disturb(scene, kind, rng)) is not None]
     codes = [scene.run("runs.py", command) for command in ("reap", "sync")]
     sweeps = {end.run: _sweep(scene.home, end.run) for end in ended}
-    ours = {run for sweep, cells in sweeps.values() for run in (sweep.run_id, *_runs(cells))}
+    ours = {each.run_id for sweep, cells in sweeps.values() for each in (sweep, *cells)}
+    ours = {run for run in ours if (scene.home / "runs" / run).exists()}  # a program has none
     found, left = scene.check_and_repair(*sorted(ours)) if ours else (set(), set())
     for end in ended:
         sweep, cells = sweeps[end.run]
         names = sorted(cell.name for cell in cells if cell.status == "finished")
         is_lost = names != sorted({*names}) or len(names) != 2 or sweep.status != "finished"
-        is_lost |= bool(found & _runs(cells))
+        is_lost |= bool(found & {cell.run_id for cell in cells})
         stored = copies(embedded(scene.home), end.run)
         is_lost |= bool(stored) != is_tracked(scene.home, end.run) and bool(KINDS[end.kind][3])
         how = f"{end.how}; finished {names}; reap and sync {codes}; in MLflow {stored}; left {end.left}"
@@ -157,8 +158,3 @@ def _sweep(home: Path, run: str) -> tuple[Record, list[Record]]:
     records = [load(path.parent) for path in (home / "runs").glob(f"*/{JOURNAL}")]
     programs = [fold(path) for path in (home / "runs" / run / FOLDER).glob("*.jsonl")]
     return load(home / "runs" / run), [*programs, *(each for each in records if each.parent == run)]
-
-
-def _runs(cells: Sequence[Record]) -> set[str]:
-    """The runs of a sweep that have a folder: a program has none."""
-    return {cell.run_id for cell in cells if cell.parent}
