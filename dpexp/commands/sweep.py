@@ -146,7 +146,8 @@ def sweep(
     way = _way(current, on, slurm or [])
     for remark in unbalanced(planned, missing):
         say(remark, err=True)
-    failed = _run(current, missing, way, track)
+    is_cut_short = resume and not only and not current.has_finished
+    failed = _run(current, missing, way, track) if missing or is_cut_short else 0
     show_results(current, track=track)
     if publish:
         say(f"the committed result is now {current.publish()}", err=True)
@@ -258,9 +259,8 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool
             bar.write(printable(_line(done)), file=sys.stderr)
             bar.update()
 
-        if missing:
-            with exit_on_error(), SignalHandler().installed():
-                current.run(missing, report, way, track=track)
+        with exit_on_error(), SignalHandler().installed():
+            current.run(missing, report, way if missing else None, track=track)
     return failed
 
 

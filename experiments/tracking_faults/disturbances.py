@@ -238,11 +238,10 @@ def read_at_once(scene: Scene, rng: random.Random) -> bool:
 
 def reproduce(scene: Scene, rng: random.Random) -> bool:
     """Reproduce a run without tracking: what runs for that is not tracked either."""
-    before = {row["run_id"] for row in scene.output("list")}
     code = scene.run("runs.py", "reproduce", "--runs", "1", scene.name)
-    new = {row["run_id"] for row in scene.output("list")} - before
+    new = [row["run_id"] for row in scene.output("list") if row["name"] == f"again {scene.name}"]
     scene.run("runs.py", "sync")
-    return code == 0 and bool(new) and not any(copies(embedded(scene.home), run) for run in new)
+    return code == 0 and len(new) == 1 and not copies(embedded(scene.home), new[0])
 
 
 def in_mlflow(change: Callable[[MlflowClient, str, str], object]) -> Action:

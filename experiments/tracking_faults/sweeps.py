@@ -97,7 +97,7 @@ def _disturb(scene: Scene, kind: str, rng: random.Random) -> _Ended | None:
     seed = rng.randrange(10**6)
     here = scene.of(f"sweep {seed}")
     words = (*options, "--seed", f"{seed},{seed + 1}") if options else (_experiment(here),)
-    moment = _undisturbed_s(scene) * rng.uniform(0.1, 0.8)
+    moment = _undisturbed_s(scene, options) * rng.uniform(0.1, 0.8)
     process = here.start("sweep.py", *words)
     used = wait_until_used(process, moment)
     while process.poll() is None and not (hit := _targets(process.pid, target)):
@@ -113,11 +113,12 @@ def _disturb(scene: Scene, kind: str, rng: random.Random) -> _Ended | None:
     return _Ended(kind, f"after {used:.1f} s", _newest(scene.home), here.hangs, here.left())
 
 
-def _undisturbed_s(scene: Scene) -> float:
+def _undisturbed_s(scene: Scene, options: Sequence[str]) -> float:
     """The processor time of an undisturbed sweep, measured once in a home."""
-    path = scene.home / "undisturbed"
+    path = scene.home / f"undisturbed-{len(options)}"
     if not path.exists():
-        process = scene.start("sweep.py", *SWEEP, "--seed", "0,1")
+        words = (*options, "--seed", "0,1") if options else (_experiment(scene.of("undisturbed")),)
+        process = scene.start("sweep.py", *words)
         path.write_text(str(wait_until_used(process, math.inf)))
         assert process.returncode == 0
     return float(path.read_text())

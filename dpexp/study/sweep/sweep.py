@@ -180,6 +180,11 @@ class Sweep:
         return [one.claim.text for one in verdicts if one.is_timed and one.outcome == ClaimOutcome.NOT_SHOWN]
 
     @property
+    def has_finished(self) -> bool:
+        """Whether the sweep says so itself: one that was killed after its last run has no end."""
+        return load(self.folder).status == "finished"
+
+    @property
     def rounds(self) -> int:
         """How many rounds have begun."""
         numbers = (path.stem.rpartition(".r")[2] for path in self.records.glob("*.r[0-9]*.json"))

@@ -14,6 +14,7 @@ import swept
 from command_lines import PATIENCE_S, script, shared, wait
 
 from dpexp.record.journal.fold import load
+from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.runs.index import folders
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import PlannedRun, read_record
@@ -63,6 +64,16 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     children = [load(folder) for folder in folders(sweep.folder.parent) if folder != sweep.folder]
     assert sorted(child.name for child in children) == ["single.r1", "single.r2"]
     assert not (sweep.folder / CELLS_LOCK).exists()
+    cut_off_the_end(sweep.folder / JOURNAL)  # as if it had been killed after its last run
+    assert load(sweep.folder).status == "killed"
+    assert script("sweep.py", experiment.folder, "--no-track", "--resume").returncode == 0
+    assert load(sweep.folder).status == "finished"
+    assert swept.started(experiment).count("quick") == 2
+
+
+def cut_off_the_end(journal: Path) -> None:
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(line for line in lines if b'"status":"finished"' not in line))
 
 
 def test_a_run_that_goes_on_is_waited_for(experiment: Experiment) -> None:
