@@ -1,5 +1,8 @@
 """Errors of a store, each as one line that says what to do and contains no credentials."""
 
+import errno
+import re
+
 from dpexp.record.redact import redact
 
 _TRUST = "or MLFLOW_TRACKING_INSECURE_TLS=true to trust any"
@@ -18,6 +21,9 @@ _MESSAGES = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS: write http:// in MLFLOW_TRACKING_URI",
     "suitable TLS CA certificate bundle": "the file that "
     "MLFLOW_TRACKING_SERVER_CERT_PATH names does not exist",
+    "Too many open files": "this process may not open more files: raise the limit with ulimit -n",
+    "unable to open database file": "its file cannot be opened: is its folder there and writable, and may "
+    "this process open more files (ulimit -n)?",
     "Connection refused": "connection refused",
     "Name or service not known": "unknown host",
     "Temporary failure in name resolution": "unknown host",
@@ -34,6 +40,15 @@ _MESSAGES = {
     "a run's artifacts may have 200 characters: choose a shorter DPEXP_HOME",
 }
 """Messages for texts that libraries bury in long errors; the first match counts."""
+_OS_ERROR = re.compile(r"""\[Errno (\d+)\] [^:]+: (['"])(.+?)\2""")
+_ABOUT_FILES = {
+    errno.EACCES: "is not writable for this user: change its mode, or run as its owner",
+    errno.EPERM: "is not writable for this user: change its mode, or run as its owner",
+    errno.EROFS: "is on a file system that is read-only",
+    errno.ENOTDIR: "needs a folder where there is something else: rename that",
+    errno.EEXIST: "needs a folder where there is something else: rename that",
+}
+"""Messages on a file, by the number of the error of the system."""
 
 
 class StoreError(RuntimeError):
@@ -59,6 +74,8 @@ def short_message(error: BaseException) -> str:
         if fragment in text:
             return message
     text = redact(text)  # before it is cut: a part of a credential is not recognized
+    if (found := _OS_ERROR.search(text)) and (about := _ABOUT_FILES.get(int(found[1]))):
+        text = f"{found[3]} {about}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -18,7 +18,8 @@ def temporary_folder(what: str) -> Iterator[Path]:
     """A new folder ``dpexp-WHAT-….held`` for this user, until the end of the block."""
     remove_dead_folders()
     while True:
-        with tempfile.TemporaryDirectory(prefix=f"dpexp-{what}-", suffix=".held") as name:
+        # One that cannot be removed, as without a file descriptor, is left to the next process.
+        with tempfile.TemporaryDirectory(".held", f"dpexp-{what}-", ignore_cleanup_errors=True) as name:
             held = _lock(name)
             if held is None:  # another process removes it
                 continue
@@ -47,22 +48,31 @@ def remove_dead_folders() -> None:
     """Remove those of this user whose processes have died."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
         for entry in found:
-            if _NAME.fullmatch(entry.name) and (held := _lock(entry.path)) is not None:
-                shutil.rmtree(entry.path, ignore_errors=True)
-                os.close(held)
+            if _NAME.fullmatch(entry.name):
+                with suppress(OSError):
+                    _remove_dead(entry.path)
+
+
+def _remove_dead(folder: str) -> None:
+    if (held := _lock(folder)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def _lock(folder: str) -> int | None:
-    """Lock a folder of this user; None where it is gone, in use or another user's."""
+    """Lock a folder of this user; None where it is gone, in use or another user's. Raises OSError."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         if os.fstat(descriptor).st_uid == os.getuid() and os.path.exists(folder):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
-    except OSError:
+    except BlockingIOError:
         pass
+    except OSError:
+        os.close(descriptor)
+        raise
     os.close(descriptor)
     return None

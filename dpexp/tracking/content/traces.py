@@ -14,6 +14,9 @@ slowest step. A run with a single phase-timed step has one.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -22,22 +25,48 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis.timeline import Bar, TimelineStep, steps, typical_step
+from dpexp.tracking.errors import StoreError, short_message
 
 if TYPE_CHECKING:
     from mlflow.entities import LiveSpan
 
 MS = 1_000_000  # nanoseconds
+_FAILURE = "Failed to send trace to MLflow backend"
 
 
 def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record | RecordView) -> None:
-    """Log selected steps of the Record as traces of the MLflow run."""
+    """Log selected steps of the Record as traces of the MLflow run. Raises StoreError where that failed."""
     import mlflow
 
     mlflow.set_tracking_uri(uri)
     view = RecordView.of(record)
-    for step in select_steps(steps(view)):
-        _log(step, experiment_id, mlflow_run_id, view.record)
-    mlflow.flush_trace_async_logging()
+    with _failures() as failures:
+        for step in select_steps(steps(view)):
+            _log(step, experiment_id, mlflow_run_id, view.record)
+        mlflow.flush_trace_async_logging()
+    if failures:
+        raise StoreError(short_message(failures[0]))
+
+
+@contextmanager
+def _failures() -> Iterator[list[Exception]]:
+    """What MLflow failed on to store a trace: it only logs that, in a thread of its own."""
+    failures: list[Exception] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if text.startswith(_FAILURE):
+                failures.append(RuntimeError(text.removeprefix(_FAILURE).lstrip(": ")))
+
+    logger, handler = logging.getLogger("mlflow.tracing"), Kept(logging.WARNING)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield failures
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def select_steps(candidates: list[TimelineStep]) -> list[TimelineStep]:

@@ -15,7 +15,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, earlier
 from dpexp.tracking.content.content import Point
-from dpexp.tracking.errors import short_message
+from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import BATCH, Store
 
 
@@ -69,11 +69,16 @@ class MlflowRun:
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""
-        client = self.store.client
-        traces = client.search_traces(locations=[self.experiment_id], run_id=self.run_id, max_results=10)
+        self._delete_traces()
+        self.store.client.delete_run(self.run_id)
+
+    def _delete_traces(self) -> None:
+        client, where = self.store.client, [self.experiment_id]
+        traces = client.search_traces(
+            locations=where, run_id=self.run_id, max_results=10, include_spans=False
+        )
         if traces:
             client.delete_traces(self.experiment_id, trace_ids=[trace.info.trace_id for trace in traces])
-        client.delete_run(self.run_id)
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables, ``record.json``, and the profiler's trace where it is as the run wrote it."""
@@ -124,7 +129,11 @@ class MlflowRun:
 
         experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
         if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
-            self.store.bounded(lambda: log_traces(self.store.uri, experiment_id, run_id, view))
+            try:
+                self.store.bounded(lambda: log_traces(self.store.uri, experiment_id, run_id, view))
+            except StoreError:
+                self._delete_traces()  # of one that is stored in part
+                raise
 
     def _figures(self, view: RecordView) -> None:
         with temporary_folder("figures") as folder:
@@ -161,7 +170,7 @@ def _attempt(view: RecordView, writers: Mapping[str, Callable[[RecordView], None
     for name, write in writers.items():
         try:
             write(view)
-        except (MlflowException, OSError):  # the store's: the delivery is retried
+        except (MlflowException, StoreError, OSError):  # the store's: the delivery is retried
             raise
         except Exception as error:  # whatever a figure fails on, the run itself is delivered
             problems.append(f"without its {name} ({type(error).__name__}: {short_message(error)})")

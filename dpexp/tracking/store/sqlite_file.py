@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dpexp.record.journal.durable import share
-from dpexp.tracking.errors import StoreError, first_line
+from dpexp.tracking.errors import StoreError, first_line, short_message
 
 _DEFAULT_ADDRESS = "SELECT artifact_location FROM experiments WHERE experiment_id = 0"
 _ADDRESSES = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("trace_tags", "value"))
@@ -128,6 +128,8 @@ class SqliteFile:
         except sqlite3.DatabaseError as error:
             if "database is locked" in str(error):
                 raise StoreError(f"another process keeps the store {self.path} locked: try later") from error
+            if "unable to open database file" in str(error):
+                raise StoreError(f"the store {self.path}: {short_message(error)}") from error
             message = f"the store {self.path} cannot be used ({first_line(error)}): move it away"
             raise StoreError(f"{message}, then a new one is created") from error
         if revision is None:
