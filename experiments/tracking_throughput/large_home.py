@@ -18,6 +18,7 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, encode_line
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, seal, unseal
 from dpexp.record.record import Record, Row
+from dpexp.record.runs.index import folders
 from dpexp.record.runs.origin import sign
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import LedgerEntry
@@ -62,7 +63,7 @@ class Template:
 def make(home: Path, count: int) -> list[Template]:
     """Copy the delivered runs of this home to ``count`` more, in turn; returns what was copied."""
     store = Store.from_environment(home)
-    templates = [Template.read(folder, store.name) for folder in sorted((home / "runs").iterdir())]
+    templates = [Template.read(folder, store.name) for folder in folders(home / "runs")]
     copies: list[tuple[str, str, str]] = []
     for number in range(count):
         template, run_id = templates[number % len(templates)], f"{number:012x}"

@@ -1,8 +1,9 @@
 """Measure what commands cost in a home of 10,000 runs and of a million steps, in seconds of processor time.
 
 ``python experiments/tracking_throughput/scale.py [--runs 10000] [--repeats 3]`` writes ``scale.json`` and
-README's table. Processor time (user and system, of the command and its children) hardly depends on what else
-the machine does. The runs of the home have been compared with the store before, as by every ``sync``.
+README's table; ``--only check`` and the like measure one line of it. Processor time (user and system, of the
+command and its children) hardly depends on what else the machine does. The runs of the home have been
+compared with the store before, as by every ``sync``; ``check`` is the first one, ``check again`` any later one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -27,19 +29,27 @@ from large_home import NEW, Template, make
 from measure import begin, end, record_steps, write_between
 
 HERE = Path(__file__).resolve().parent
-LIMITS = {
+OF_MANY_RUNS = {
     "list": 1.0,
     "show": 1.0,
     "show last": 1.0,
     "report": 2.0,
     "check": 10.0,
+    "check again": 10.0,
     "sync of 20 new runs": 5.0,
+}
+OF_A_LONG_RUN = {
     "deliver a million steps": 40.0,
     "show a million steps": 1.5,
     "check a million steps": 3.0,
+    "check a million steps again": 3.0,
     "verify 5,000 modules": 12.0,
 }
+LIMITS = OF_MANY_RUNS | OF_A_LONG_RUN
 """What each should take at most, in s."""
+ONCE = ("check", "deliver a million steps", "verify 5,000 modules")
+Lines = Iterator[tuple[str, Callable[[int], float]]]
+"""(name, what measures it and gets the number of the repetition)"""
 MODULES = """
 from torch import nn
 
@@ -70,8 +80,15 @@ def cpu_s(home: Path, script: str, *words: str) -> float:
 def home_of(home: Path, runs: int) -> list[Template]:
     """A home with copies of three delivered runs."""
     for words in (("single",), ("whole", "--virtual", "2"), ("hybrid", "--virtual", "1")):
-        cpu_s(home, "run.py", *words)
+        cpu_s(home, "run.py", *words, "--track-timeout", "600")
     return make(home, runs)
+
+
+def first_check(home: Path, *runs: str) -> float:
+    """``check`` where nothing is known of an earlier one."""
+    for path in (home / "runs").glob(".cache-check-*"):
+        path.unlink()
+    return cpu_s(home, "runs.py", "check", *runs)
 
 
 def sync_new(home: Path, templates: list[Template], repeat: int) -> float:
@@ -81,50 +98,60 @@ def sync_new(home: Path, templates: list[Template], repeat: int) -> float:
     return cpu_s(home, "runs.py", "sync")
 
 
-def million(home: Path, run_id: str) -> float:
-    """Record a run of a million steps, and deliver it."""
-    journal = begin(home, run_id)
+def of_many_runs(home: Path, runs: int) -> Lines:
+    """The lines of a home of so many runs."""
+    home.mkdir()
+    templates = home_of(home, runs)
+    yield "list", lambda _: cpu_s(home, "runs.py", "list")
+    yield "show", lambda _: cpu_s(home, "runs.py", "show", f"{0:012x}")
+    yield "show last", lambda _: cpu_s(home, "runs.py", "show", "last")
+    yield "report", lambda _: cpu_s(home, "report.py")
+    yield "check", lambda _: first_check(home)
+    yield "check again", lambda _: cpu_s(home, "runs.py", "check")
+    yield "sync of 20 new runs", lambda repeat: sync_new(home, templates, repeat)
+
+
+def of_a_long_run(home: Path) -> Lines:
+    """The lines of a run of a million steps, and of one of many modules."""
+    home.mkdir()
+    journal = begin(home, "million")
     record_steps(journal, 1_000_000, 2000)
     end(journal)
-    return cpu_s(home, "runs.py", "sync", run_id)
+    yield "deliver a million steps", lambda _: cpu_s(home, "runs.py", "sync", "million")
+    yield "show a million steps", lambda _: cpu_s(home, "runs.py", "show", "million")
+    yield "check a million steps", lambda _: first_check(home, "million")
+    yield "check a million steps again", lambda _: cpu_s(home, "runs.py", "check", "million")
+    (home / "many_modules.py").write_text(MODULES)
+    words = ("single", "--model", "many_modules:Many", "--data", "random:shape=4", "--steps", "5")
+    yield "verify 5,000 modules", lambda _: cpu_s(home, "run.py", *words, "--no-track")
 
 
 def main(
     runs: Annotated[int, typer.Option(help="Copies of runs.")] = 10_000,
     repeats: Annotated[int, typer.Option(help="Of each measurement that takes less than half a minute.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="Measure this line; the others stay.")] = None,
 ) -> None:
     """Measure everything, and write the figures after each measurement."""
+    path, wanted = HERE / "scale.json", set(only or LIMITS)
+    if unknown := wanted - LIMITS.keys():
+        raise typer.BadParameter(f"there are {', '.join(LIMITS)}, and not {', '.join(unknown)}")
+    figures: dict[str, object] = json.loads(path.read_text()) if only else {}
+    figures |= {"cores": psutil.cpu_count(), "runs": runs}
     with tempfile.TemporaryDirectory(prefix="dpexp-scale-") as folder:
         large, long = Path(folder) / "large", Path(folder) / "long"
-        for home in (large, long):
-            home.mkdir()
-        (long / "many_modules.py").write_text(MODULES)
-        figures: dict[str, object] = {"cores": psutil.cpu_count(), "runs": runs}
-
-        def measured(name: str, measure: Callable[[int], float], times: int = repeats) -> None:
+        for name, measure in chain(
+            of_many_runs(large, runs) if wanted & OF_MANY_RUNS.keys() else (),
+            of_a_long_run(long) if wanted & OF_A_LONG_RUN.keys() else (),
+        ):
+            if name not in wanted:
+                continue
+            times = 1 if name in ONCE else repeats
             values = sorted(measure(number) for number in range(times))
-            figures[name] = {
-                "median": statistics.median(values),
-                "least": values[0],
-                "most": values[-1],
-                "n": times,
-            }
+            ends = {"median": statistics.median(values), "least": values[0], "most": values[-1]}
+            figures[name] = ends | {"n": times}
             typer.echo(f"{name}: {values}", err=True)
-            (HERE / "scale.json").write_text(json.dumps(figures, indent=1) + "\n")
+            path.write_text(json.dumps(figures, indent=1) + "\n")
             write(figures)
-
-        templates = home_of(large, runs)
-        measured("list", lambda _: cpu_s(large, "runs.py", "list"))
-        measured("show", lambda _: cpu_s(large, "runs.py", "show", f"{0:012x}"))
-        measured("show last", lambda _: cpu_s(large, "runs.py", "show", "last"))
-        measured("report", lambda _: cpu_s(large, "report.py"))
-        measured("check", lambda _: cpu_s(large, "runs.py", "check"), times=1)
-        measured("sync of 20 new runs", lambda repeat: sync_new(large, templates, repeat))
-        measured("deliver a million steps", lambda repeat: million(long, f"million{repeat}"), times=1)
-        measured("show a million steps", lambda _: cpu_s(long, "runs.py", "show", "million0"))
-        measured("check a million steps", lambda _: cpu_s(long, "runs.py", "check", "million0"))
-        words = ("single", "--model", "many_modules:Many", "--data", "random:shape=4", "--steps", "5")
-        measured("verify 5,000 modules", lambda _: cpu_s(long, "run.py", *words, "--no-track"), times=1)
 
 
 def write(figures: dict[str, object]) -> None:

@@ -23,13 +23,14 @@ def _summary(record: Record) -> Iterator[str]:
     """Every figure of the registry, as this version computes it or one of before did."""
     bare = copy.copy(record)
     bare.summary = {}
-    now, before = summarize(bare), _of_all_steps(record)
+    now = summarize(bare)
     for name in (figure.name for figure in figures(At.SUMMARY) if figure.name in record.summary):
         recorded = record.summary[name]
-        if name in before and _is_same(recorded, before[name]):
-            continue
-        for key, value, given in _differing(name, recorded, now.get(name)):
-            yield f"summary.{key} is {value}, but its samples give {given}"
+        differing = list(_differing(name, recorded, now.get(name)))
+        before = _of_all_steps(record) if differing else {}
+        if name not in before or not _is_same(recorded, before[name]):
+            for key, value, given in differing:
+                yield f"summary.{key} is {value}, but its samples give {given}"
 
 
 def _of_all_steps(record: Record) -> Row:
