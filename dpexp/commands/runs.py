@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpexp.commands import delivery
-from dpexp.commands.command_line.app import MOST_REPEATS, Exit, make_app
+from dpexp.commands.command_line.app import Exit, make_app
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.commands.delivery import Json, find_run, runs_folder
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home, without_garbage_collection
+from dpexp.study import MOST_REPEATS
 
 if TYPE_CHECKING:
     pass

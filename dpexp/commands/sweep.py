@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import MOST_REPEATS, Exit, exit_on_error, make_app
+from dpexp.commands.command_line.app import Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment
 from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.command_line.output import say
@@ -18,6 +18,7 @@ from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import home
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
+from dpexp.study import MOST_REPEATS
 
 if TYPE_CHECKING:
     from dpexp.study.experiment.experiment import Experiment

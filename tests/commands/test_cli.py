@@ -16,8 +16,12 @@ from dpexp.commands import report, run, runs, sweep, ui
 from dpexp.commands.command_line.config_options import flags
 from dpexp.commands.command_line.help_panels import COMMANDS, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
+from dpexp.config.printable import OBEYED
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+
+HOSTILE = "\x1b]0;mine\x07\x9b31m\u202e"
+"""A title of the window, a colour, and text from right to left."""
 
 
 def cli(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -193,6 +197,34 @@ def test_bad_input_exits_with_2_and_one_message_before_anything_is_written(
     for word in expected:
         assert word in done.stderr
     assert not list(dpexp_home.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run.py", f"x{HOSTILE}"),
+        ("run.py", "single", f"--{HOSTILE}"),
+        ("run.py", "single", f"extra{HOSTILE}"),
+        ("run.py", "single", "--steps", HOSTILE),
+        ("run.py", "whole", "--virtual", HOSTILE),
+        ("run.py", "single", "--dtype", HOSTILE),
+        ("run.py", "--config", HOSTILE),
+        ("runs.py", f"x{HOSTILE}"),
+        ("runs.py", "show", HOSTILE),
+        ("runs.py", "list", f"--{HOSTILE}", HOSTILE),
+        ("sweep.py", "single", "--repeat", HOSTILE),
+        ("sweep.py", "single", f"--steps{HOSTILE}", "1"),
+        ("sweep.py", f"x/{HOSTILE}"),
+        ("report.py", f"--{HOSTILE}"),
+    ],
+    ids=lambda words: " ".join(words).replace(HOSTILE, "HOSTILE"),
+)
+@pytest.mark.usefixtures("dpexp_home")
+def test_no_word_of_a_command_line_controls_the_terminal(words: tuple[str, ...]) -> None:
+    done = script(*words)
+    assert done.returncode == 2, done
+    assert not OBEYED.search(done.stderr.replace("\n", "")), done.stderr
+    assert done.stdout == ""
 
 
 # --- models ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dpexp.commands.command_line.config_options import flags
 from dpexp.commands.command_line.help_panels import OUTPUT
 from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
+from dpexp.config.printable import printable
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.process_end import end_despite_threads, end_rank
@@ -26,9 +27,6 @@ from dpexp.record.redact import redact
 
 DEBUG = "--debug"
 """The option that shows the traceback of an error, also of an error in the other options."""
-
-MOST_REPEATS = 1_000
-"""How often a command runs the same at most."""
 
 
 class Exit(IntEnum):
@@ -43,7 +41,18 @@ class Exit(IntEnum):
 
 
 class RichHelp:
-    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too."""
+    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too.
+
+    Words of the command line, which an error quotes, never control the terminal.
+    """
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*args, **options)  # type: ignore[misc]
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)  # type: ignore[misc]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from typer import rich_utils
@@ -57,6 +66,16 @@ class RichHelp:
         if option is not None:
             option.rich_help_panel, option.metavar = OUTPUT, ""
         return option
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # those of click, or of the copy in Typer, are shown by it
+        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):
+            error.message = printable(error.message)  # type: ignore[attr-defined]
+        raise
 
 
 class Command(RichHelp, TyperCommand):

@@ -16,6 +16,7 @@ machine show whether it holds, is not shown, or is contradicted.
 
 import operator
 import re
+import reprlib
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.errors import ConfigError, did_you_mean, shortened
 from dpexp.config.run_config import RunConfig, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Row
 from dpexp.record.runs.sweep_records import RECORDS
+from dpexp.study import MOST_REPEATS
 from dpexp.study.experiment.figure_kinds import ExperimentFigure
 from dpexp.study.experiment.records import RunsByCell, measured_runs
 
@@ -161,6 +163,10 @@ def load_experiment(folder: Path) -> Experiment:
 
 
 def _check(experiment: Experiment, path: Path) -> None:
+    repeats = experiment.repeats
+    if type(repeats) is not int or not 1 <= repeats <= MOST_REPEATS:
+        found = shortened(reprlib.repr(repeats))
+        raise ConfigError(f"{path}: REPEATS is {found}: give a whole number from 1 to {MOST_REPEATS:,}")
     for cell, run in experiment.runs.items():
         if not _CELL.fullmatch(cell):
             raise ConfigError(f"{path}: cell '{cell}': use only letters, digits, - and _")
