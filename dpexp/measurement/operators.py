@@ -158,6 +158,7 @@ def bounded_trace(path: Path) -> tuple[bytes, str]:
         return b"", f"the trace has {size / 1e6:,.0f} MB and is not kept"
     found = json_text.loads(path.read_bytes())
     found.pop("traceName", None)  # the temporary file
+    found["traceEvents"] = _distinct(found["traceEvents"])
     clean = functools.cache(lambda text: printable_line(redact(text)))
     all_steps = _encoded(_cleaned(found, clean))
     if len(all_steps) <= MOST_BYTES:
@@ -166,6 +167,12 @@ def bounded_trace(path: Path) -> tuple[bytes, str]:
     if len(last) > MOST_BYTES:
         return b"", f"the trace of one step has {len(last) / 1e6:,.0f} MB and is not kept"
     return last, f"the trace has the last step only: that of {STEPS} has {len(all_steps) / 1e6:,.0f} MB"
+
+
+def _distinct(events: Sequence[Row]) -> list[Row]:
+    """The events, those of names once each: torch names a thread as often as it was seen."""
+    names = {json.dumps(each, sort_keys=True): each for each in events if each["ph"] == "M"}
+    return [*names.values(), *(each for each in events if each["ph"] != "M")]
 
 
 def _last_step(trace: Row) -> Row:

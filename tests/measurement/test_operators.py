@@ -1,7 +1,10 @@
 """``--profile``: further steps under torch.profiler, their costliest operators and their trace."""
 
+import dataclasses
 import hashlib
 import json
+import math
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,33 @@ def test_the_costliest_operators_of_all_replicas_and_the_trace_are_recorded(dpex
     assert len([each for each in events if each["name"].startswith("ProfilerStep#")]) == STEPS
     content = (dpexp_home / "runs/run" / PROFILER_TRACE).read_bytes()
     assert found["trace"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def format_faults(events: list[dict[str, Any]]) -> list[str]:
+    """What in a trace Chrome's Trace Event Format does not have, or Perfetto would not show."""
+    needed = {"X": ("dur",), "M": ("args",), "i": ("s",), "s": ("id", "cat"), "f": ("id", "cat", "bp")}
+    common = ("name", "ph", "ts", "pid", "tid")
+    faults = [f"lacks {key}: {each}" for each in events for key in common if key not in each]
+    faults += [f"unknown phase: {each}" for each in events if each["ph"] not in needed]
+    for each in events:
+        faults += [f"lacks {key}: {each}" for key in needed.get(each["ph"], ()) if key not in each]
+        times = [each["ts"], each.get("dur", 0)]
+        faults += [f"not a time: {each}" for time in times if not (math.isfinite(time) and time >= 0)]
+    known = [json.dumps(each, sort_keys=True) for each in events]
+    faults += [f"twice: {text}" for text, count in Counter(known).items() if count > 1]
+    starts, ends = ({each["id"] for each in events if each["ph"] == kind} for kind in "sf")
+    return faults + [f"a flow without its other end: {flow}" for flow in starts ^ ends]
+
+
+@pytest.mark.parametrize("config", [RunConfig("single", devices="cpu"), RunConfig("whole", virtual=2)])
+def test_the_trace_is_in_chromes_format(dpexp_home: Path, config: RunConfig) -> None:
+    recorded(dpexp_home, dataclasses.replace(config, profile=True, **SHORT))
+    content = (dpexp_home / "runs/run" / PROFILER_TRACE).read_bytes()
+    found = json.loads(content, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    events = found["traceEvents"]
+    assert len(events) > 100
+    assert {"X", "M"} <= {each["ph"] for each in events}
+    assert format_faults(events) == []
 
 
 def test_ranks_profile_together_and_the_first_keeps_its_trace(dpexp_home: Path) -> None:
