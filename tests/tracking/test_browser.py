@@ -131,6 +131,19 @@ def test_the_printed_link_lands_on_the_runs(visit: Visit) -> None:
         expect(visit.page.get_by_text(column, exact=True).first).to_be_visible()
 
 
+def test_the_charts_of_a_printed_link_begin_with_loss_and_step_time(visit: Visit) -> None:
+    visit.runs()
+    visit.page.locator("label:has(input[value='CHART'])").or_(
+        visit.page.get_by_test_id("experiment-runs-view-mode-chart")
+    ).first.click()
+    charts = visit.page.get_by_test_id("experiment-view-compare-runs-card")
+    for place, metric in enumerate(("loss", "time_ms/step", "step_ms")):
+        expect(charts.nth(place)).to_contain_text(metric)
+    expect(charts.first).to_contain_text("Step")
+    sections = visit.page.get_by_test_id("experiment-view-compare-runs-section-header")
+    expect(sections.nth(1)).to_contain_text("Model metrics")
+
+
 def test_a_sweeps_runs_have_speed_ups(visit: Visit) -> None:
     visit.runs("replicas")
     expect(visit.page.get_by_text("speed_up", exact=True).first).to_be_visible()

@@ -1,10 +1,12 @@
-"""View: which columns of MLflow's list of runs a link of dpexp opens, from the left, and how wide they are.
+"""View: what a link of dpexp opens: the columns of MLflow's list of runs, from the left, and first charts.
 
 MLflow keeps it as a tag of the experiment (a «shared view»), in which an order of columns needs their widths,
-too. On a page of 1,280 pixels the first five are in sight; *Exit shared view* leaves it.
+too. On a page of 1,280 pixels the first five are in sight; *Exit shared view* leaves it. The charts are as
+those that MLflow makes itself: it draws lines for metrics by step, and adds all other metrics below them.
 """
 
 import json
+from typing import Any
 
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
@@ -25,5 +27,36 @@ _WIDTHS = {
 }
 COLUMNS = tuple(column for column in _WIDTHS if "dpexp." in column or column.startswith("metrics."))
 """From the left, after the name of a run and its time."""
-VIEW_STATE = json.dumps({"selectedColumns": COLUMNS, "columnOrder": list(_WIDTHS), "columnWidths": _WIDTHS})
+_SECTIONS = {
+    "loss and step time": ("loss", "time_ms/step", "step_ms"),
+    "Model metrics": (),
+    "phases_ms": (),
+    "time_ms": (),
+    "System metrics": (),
+}
+"""The sections of charts, with MLflow's names, and the first charts of each: of metrics of these names."""
+
+
+def _state() -> dict[str, Any]:
+    sections = [
+        {"uuid": name, "name": name, "display": True, "isReordered": False, "isGenerated": True}
+        for name in _SECTIONS
+    ]
+    charts = [
+        {"uuid": metric, "metricKey": metric, "displayName": metric, "metricSectionId": name}
+        | {"type": "BAR", "isGenerated": True, "deleted": False}
+        for name, metrics in _SECTIONS.items()
+        for metric in metrics
+    ]
+    return {
+        "selectedColumns": COLUMNS,
+        "columnOrder": list(_WIDTHS),
+        "columnWidths": _WIDTHS,
+        "compareRunSections": sections,
+        "compareRunCharts": charts,
+        "isAccordionReordered": True,
+    }
+
+
+VIEW_STATE = json.dumps(_state())
 """The value of the tag."""
