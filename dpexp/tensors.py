@@ -62,7 +62,12 @@ def leaves(
 
 def walk(value: Any, sort_keys: bool = False) -> Iterator[torch.Tensor]:
     """Every tensor of a pytree, in the order of ``leaves``."""
-    return (leaf for _, leaf in leaves(value, sort_keys=sort_keys) if isinstance(leaf, torch.Tensor))
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        is_plain = type(value) in (tuple, list)  # most are, in every step
+        for entry in value if is_plain else [each for _, each in entries(value, sort_keys) or ()]:
+            yield from walk(entry, sort_keys)
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

@@ -115,13 +115,21 @@ _CHECKPOINTED = "_checkpoint_wrapped_module"
 
 def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
-    yield Part(name, module, wrappers)
-    if not module._modules:
-        return
-    around = (*wrappers, module) if isinstance(module, Wrapper) else wrappers
-    inner = wrapped_key(module)
-    for key, child in module.named_children():
-        yield from parts(child, name if inner and key == inner else joined(name, key), around)
+    left = [Part(name, module, wrappers)]
+    while left:
+        part = left.pop()
+        yield part
+        name, module, around = part
+        if not module._modules:
+            continue
+        if isinstance(module, Wrapper):
+            around = (*around, module)
+        inner = wrapped_key(module)
+        inside = [
+            Part(name if inner and key == inner else joined(name, key), child, around)
+            for key, child in module.named_children()
+        ]
+        left += reversed(inside)
 
 
 def joined(name: str, key: str) -> str:

@@ -5,13 +5,14 @@ Block.forward:  attention(x)  |  dropout(x)         <- the state of the generato
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dpexp.data.rng import seed_globals
 
@@ -57,12 +58,16 @@ def drawing_modules(model: nn.Module) -> Iterator[Draws]:
         look()
         inside.pop()
 
-    with ExitStack() as hooks:
+    handles = list[RemovableHandle]()
+    try:
         for name, module in model.named_modules():
-            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
-            hooks.enter_context(module.register_forward_hook(leave))
+            handles.append(module.register_forward_pre_hook(partial(enter, name)))
+            handles.append(module.register_forward_hook(leave))
         yield draws
         look()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def more_quiet(quiet: frozenset[str], drawing: set[str]) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Model copy: a model again, in another floating-point type, with the hooks on its parameters."""
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from dpexp.strategies.modules.hooks import carry_hooks
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A deep copy with parameters and buffers of this type; each tensor is cast while it is copied."""
-    memo: dict[int, Any] = {}
+    memo = _empty(model)
     originals = list(model.parameters())
     for tensor in (*originals, *model.buffers()):
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf:
@@ -26,7 +27,8 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def check_copyable(model: nn.Module) -> None:
     """Raises what ``copied`` would raise; makes no copies of parameters and buffers."""
     tensors_of_model = (*model.parameters(), *model.buffers())
-    memo: dict[int, Any] = {
+    memo = _empty(model)
+    memo |= {
         id(tensor): tensor
         for tensor in tensors_of_model
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf
@@ -34,6 +36,16 @@ def check_copyable(model: nn.Module) -> None:
     copy.deepcopy(model, memo)
     for parameter in model.parameters():
         carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
+
+
+def _empty(model: nn.Module) -> dict[int, Any]:
+    """Copies of what is empty in the modules, most of what they have; ``deepcopy`` is slow to find that."""
+    return {
+        id(value): type(value)()
+        for module in model.modules()
+        for value in vars(module).values()
+        if type(value) in (OrderedDict, dict, set, list) and not value
+    }
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

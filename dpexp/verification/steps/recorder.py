@@ -1,6 +1,6 @@
 """Recorder: what a step computed before its optimizer, and a step that ends there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
@@ -43,8 +44,8 @@ class Recorder(StepObserver):
 
     Without an optimizer it ends the step after its forward: only outputs are compared then; ``with_loss`` the
     loss as well, and the step goes on.
-    ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules and
-    the order of gradients are recorded inside ``hooks`` only.
+    ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules, the
+    parameters that are written and the order of gradients are recorded inside ``hooks`` only.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Recorder(StepObserver):
     ) -> None:
         self.step, self.is_complete, self._with_loss = Step(), False, with_loss
         self._trainer, self._has_rows, self._then = trainer, has_rows, then
-        self._versions = self._versions_now()
+        self._versions: dict[str, int] = {}
+        """A number for each parameter before the step, which changes when something writes to it."""
 
     def forward_ended(self, outputs: Any) -> None:
-        now = self._versions_now()
-        self.step.written = {name for name, version in now.items() if version != self._versions.get(name)}
+        if self._versions:
+            now = _versions(self._trainer.parameters())
+            self.step.written = {name for name in now if now[name] != self._versions.get(name)}
         if self._has_rows:
             self.step.outputs = _named_outputs(outputs)
         if self._trainer.optimizers is None and not self._with_loss:
@@ -82,23 +85,25 @@ class Recorder(StepObserver):
         then, self._then = self._then, _nothing  # which may refer to this recorder, and so keep the step
         then()
 
-    def _versions_now(self) -> dict[str, int]:
-        """A number for each parameter, which changes when something writes to it."""
-        return {name: parameter._version for name, parameter in self._trainer.parameters().items()}
-
     def hooks(self, order: bool = False) -> ExitStack:
-        """Record the outputs of every module, and with ``order`` that of the gradients, until it closes."""
-        hooks, seen = ExitStack(), set()
+        """Record the outputs of every module until it closes.
+
+        With ``order``, also which parameters are written, and the order of the gradients.
+        """
+        handles, seen = list[RemovableHandle](), set[nn.Module]()
         for part in parts(self._trainer.placed.module):
             if part.module not in seen:
                 seen.add(part.module)
                 key = (part.name, len(part.wrappers))
-                hooks.enter_context(part.module.register_forward_hook(partial(self._add_call, key)))
-        for name, parameter in self._trainer.parameters().items() if order else ():
+                handles.append(part.module.register_forward_hook(partial(self._add_call, key)))
+        parameters = self._trainer.parameters() if order else {}
+        self._versions = _versions(parameters)
+        for name, parameter in parameters.items():
             if parameter.requires_grad:
                 finished: Any = partial(_append, self.step.order, name)
-                added = parameter.register_post_accumulate_grad_hook(finished)  # type: ignore[no-untyped-call]
-                hooks.callback(added.remove)
+                handles.append(parameter.register_post_accumulate_grad_hook(finished))  # type: ignore[no-untyped-call]
+        hooks = ExitStack()
+        hooks.callback(remove_all, handles)
         return hooks
 
     def _add_call(self, key: tuple[str, int], module: nn.Module, args: Any, outputs: Any) -> None:
@@ -107,6 +112,16 @@ class Recorder(StepObserver):
         replicas = self.step.calls.setdefault(key, {})
         replicas.setdefault(-1 if replica is None else replica, []).append(found)
         self.step.modules.append(key)
+
+
+def remove_all(handles: Iterable[RemovableHandle]) -> None:
+    """Remove the hooks; an ``ExitStack`` with an entry for each takes longer."""
+    for handle in handles:
+        handle.remove()
+
+
+def _versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    return {name: parameter._version for name, parameter in parameters.items()}
 
 
 def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
