@@ -43,7 +43,11 @@ REPLACED: dict[str, tuple[Any, str, Any]] = {
     ),
     "torch.optim.sgd.SGD.step": (optim.SGD, "step", lambda self, closure=None: None),
     "torch.manual_seed": (torch, "manual_seed", lambda seed: torch.default_generator),
-    "torch.linalg.vector_norm": (torch.linalg, "vector_norm", lambda tensor, *options: torch.tensor(0.0)),
+    "torch.linalg.vector_norm": (
+        torch.linalg,
+        "vector_norm",
+        lambda tensor, ord=2, dim=(): torch.zeros_like(tensor).sum(dim),
+    ),
 }
 
 
