@@ -16,6 +16,7 @@ from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import home
+from dpexp.config.ranges import plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
 from dpexp.study import MOST_REPEATS
@@ -221,7 +222,7 @@ def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
     from dpexp.study.sweep.cell_run import command_line
 
-    say(f"{experiment.question}\n{len(missing)} of {total} runs, in this order:")
+    say(f"{experiment.question}\n{len(missing)} of {plural(total, 'run')}, in this order:")
     for planned in missing:
         say(f"  {planned.title:24} {command_line(experiment, planned.cell)}")
 

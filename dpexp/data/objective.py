@@ -24,6 +24,7 @@ from torch.nn import functional
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors
 from dpexp.data.outputs import NO_LOSS, logits, loss_inside
@@ -89,7 +90,7 @@ class Objective:
         size = -(-rows // max(1, len(losses)))
         starts = range(0, rows, max(1, size))
         if len(starts) != len(losses):
-            raise ConfigError(f"the loss has shape {tuple(losses.shape)}, the batch {rows} rows")
+            raise ConfigError(f"the loss has shape {tuple(losses.shape)}, the batch {plural(rows, 'row')}")
         pieces = [tensors.map_tensors(itemgetter(slice(start, start + size)), targets) for start in starts]
         like = losses.to(torch.promote_types(losses.dtype, torch.float32))
         amounts = torch.stack([torch.as_tensor(self._amount(piece)).to(like) for piece in pieces])

@@ -6,6 +6,7 @@ import torch
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError
+from dpexp.config.ranges import plural
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
 from dpexp.distributed.device_selection import DeviceSelection, select_devices
 from dpexp.distributed.rendezvous import host_range
@@ -31,15 +32,16 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
         return DeviceSelection(requested, accelerators[:1] or tuple(_virtual(ranks)[:1]))
     if count not in (None, world.local_size):
         raise ConfigError(
-            f"--{'virtual' if config.virtual else 'devices'} asks for {count} ranks a host and torchrun "
-            f"started {world.local_size} on this one: give the same number, or leave the option out"
+            f"--{'virtual' if config.virtual else 'devices'} asks for {plural(count, 'rank')} a host and "
+            f"torchrun started {world.local_size} on this one: give the same number, or leave the option out"
         )
     if not accelerators:
         return DeviceSelection(requested, (_virtual(world.size)[world.rank],))
     if len(accelerators) < world.local_size:
         raise ConfigError(
-            f"host {world.host} has {world.local_size} ranks and {len(accelerators)} accelerators: each rank "
-            f"needs one. --devices cpu, or --virtual {world.local_size}, computes on the CPU"
+            f"host {world.host} has {plural(world.local_size, 'rank')} and "
+            f"{plural(len(accelerators), 'accelerator')}: each rank needs one. "
+            f"--devices cpu, or --virtual {world.local_size}, computes on the CPU"
         )
     return DeviceSelection(requested, (accelerators[world.local_rank],))
 
@@ -70,7 +72,7 @@ def rank_devices(config: RunConfig, ranks: int) -> list[torch.device]:
 
 def _virtual(ranks: int) -> list[torch.device]:
     if ranks > MAX_VIRTUAL:
-        raise ConfigError(f"{ranks} ranks on the CPU: at most {MAX_VIRTUAL}, on all hosts together")
+        raise ConfigError(f"{plural(ranks, 'rank')} on the CPU: at most {MAX_VIRTUAL}, on all hosts together")
     return devices.virtual(ranks)
 
 

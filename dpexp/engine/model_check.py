@@ -14,6 +14,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, describe
+from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.measurement.evaluation import Evaluation
@@ -40,7 +41,9 @@ def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
     _check_no_data_parallel(model)
     parameters = list(model.parameters())
     if trains and not any(parameter.requires_grad for parameter in parameters):
-        found = f"{len(parameters)} parameters, all of them frozen" if parameters else "no parameters"
+        found = (
+            f"{plural(len(parameters), 'parameter')}, all of them frozen" if parameters else "no parameters"
+        )
         raise ConfigError(f"the model has {found}: there is nothing to train; --eval runs it forward only")
     if copies:
         try:
@@ -98,8 +101,9 @@ def check_sync_batch_norm(model: nn.Module, sizes: Iterable[int], dp_size: int) 
         used = len(chunk_sizes(rows, dp_size))
         if used < dp_size:
             raise ConfigError(
-                f"SyncBatchNorm ({listed(names)}) needs rows on every rank, and a batch of {rows} rows "
-                f"has some on {used} of {dp_size}: choose another --batch-size, or fewer ranks"
+                f"SyncBatchNorm ({listed(names)}) needs rows on every rank, and a batch of "
+                f"{plural(rows, 'row')} has some on {used} of {dp_size}: "
+                "choose another --batch-size, or fewer ranks"
             )
 
 
@@ -235,7 +239,7 @@ def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], er
         low, high, rows = int(ids.min()), int(ids.max()), module.num_embeddings
         if low < 0 or high >= rows:
             wrong_id = low if low < 0 else high
-            cause = f"id {wrong_id} is beyond the table of {rows} rows (ids 0 to {rows - 1})"
+            cause = f"id {wrong_id} is beyond the table of {plural(rows, 'row')} (ids 0 to {rows - 1})"
     return (
         f"the model does not fit the data: {where}{definition} got {', '.join(shown) or 'no tensor'}: {cause}"
     )

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpexp.config.ranges import plural
+
 
 class EmbeddingLinear(nn.Module):
     """Ids ``(batch,)`` or ``(batch, length)`` -> logits ``(batch, out)`` or ``(batch, length, out)``.
@@ -120,6 +122,6 @@ class FusedTables(nn.Module):
         except IndexError as error:
             wrong = ids[~is_known][0].item()
             raise IndexError(
-                f"id {wrong} is beyond tables of {self.rows} rows (ids 0 to {self.rows - 1})"
+                f"id {wrong} is beyond tables of {plural(self.rows, 'row')} (ids 0 to {self.rows - 1})"
             ) from error
         return vectors

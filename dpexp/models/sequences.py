@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.config.ranges import plural
 
 
 class SequenceModel(nn.Module):
@@ -133,7 +134,9 @@ class Transformer(SequenceModel):
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
         if sequences.shape[1] > self.length:
             steps = sequences.shape[1]
-            raise ValueError(f"sequences of {steps} steps, but positions for {self.length}: length={steps}")
+            raise ValueError(
+                f"sequences of {plural(steps, 'step')}, but positions for {self.length}: length={steps}"
+            )
         states = self.encoder(self.embedding(sequences), lengths)
         logits: Tensor = self.head(states if self.stepwise else masked_mean(states, lengths))
         return logits

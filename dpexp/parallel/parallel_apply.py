@@ -28,6 +28,7 @@ from torch import nn
 from torch._utils import KeyErrorMessage
 from torch.utils import _python_dispatch
 
+from dpexp.config.ranges import plural
 from dpexp.devices import HOST, label, running_on
 from dpexp.parallel.device_ids import DeviceId, to_device
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers
@@ -77,7 +78,9 @@ def parallel_apply(
 def _check_lengths(count: int, **sequences: Sequence[Any] | None) -> None:
     for name, sequence in sequences.items():
         if sequence is not None and len(sequence) != count:
-            raise ValueError(f"{count} modules but {len(sequence)} {name}: there must be one for each module")
+            raise ValueError(
+                f"{plural(count, 'module')} but {len(sequence)} {name}: there must be one for each module"
+            )
 
 
 def _run(forward: Callable[[int], None], devices: Sequence[torch.device]) -> None:

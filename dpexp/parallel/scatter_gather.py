@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from dpexp.config.ranges import plural
 from dpexp.devices import label, non_blocking_to
 from dpexp.parallel.device_ids import DeviceId, to_device, to_devices
 from dpexp.tensors import entries, leaves, rebuild
@@ -30,7 +31,10 @@ def chunk_sizes(batch_size: int, devices: int | Sequence[DeviceId]) -> list[int]
     """
     count = devices if isinstance(devices, int) else len(devices)
     if batch_size < 0 or count < 1:
-        raise ValueError(f"{batch_size} rows over {count} devices: rows are at least 0, devices at least 1")
+        raise ValueError(
+            f"{plural(batch_size, 'row')} over {plural(count, 'device')}: rows are at least 0, "
+            "devices at least 1"
+        )
     if batch_size == 0:
         return [0] * count
     size = -(-batch_size // count)

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.ranges import plural
 from dpexp.record.journal.durable import read_file, write_atomically
 from dpexp.record.record import Record, Row
 
@@ -35,7 +36,7 @@ def wrong_trace(folder: Path, record: Record) -> str:
     except OSError as error:
         return error.strerror or str(error)
     if len(content) != expected["bytes"]:
-        return f"{len(content)} bytes instead of {expected['bytes']}"
+        return f"{plural(len(content), 'byte')} instead of {expected['bytes']}"
     if hashlib.sha256(content).hexdigest() != expected["sha256"]:
         return "its bytes have changed since it was written"
     return ""

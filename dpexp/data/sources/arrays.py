@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.features import Features
+from dpexp.config.ranges import plural
 from dpexp.data.base import Samples, TensorSource, kind_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,7 +62,8 @@ class ArraysSource(TensorSource):
         inputs, targets = self._tensor(x, arrays[x]), self._tensor(y, arrays[y])
         if len(inputs) != len(targets):
             raise ConfigError(
-                f"{self.where}: {x} has {len(inputs)} samples and {y} has {len(targets)} in {self.path}"
+                f"{self.where}: {x} has {plural(len(inputs), 'sample')} and {y} has {len(targets)} "
+                f"in {self.path}"
             )
         inputs = inputs.float() if inputs.dim() > 2 else inputs
         for key, values, meaning in ((x, inputs, "ids"), (y, targets, "classes")):

@@ -194,8 +194,9 @@ class ClickLog:
 
     def changed(self) -> ConfigError:
         return ConfigError(
-            f"{self.where}: {self.path} has changed: it no longer begins with the {self.index.lines} lines "
-            "that it had when the run began; let a run read a file that nobody writes"
+            f"{self.where}: {self.path} has changed: it no longer begins with the "
+            f"{plural(self.index.lines, 'line')} that it had when the run began; "
+            "let a run read a file that nobody writes"
         )
 
     @contextmanager

@@ -17,6 +17,7 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.factories.factory import Factory
 from dpexp.config.features import Features
+from dpexp.config.ranges import plural
 from dpexp.data.base import Source, kind_of
 from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.dataset import Dataset
@@ -176,7 +177,7 @@ class UserDataset(Dataset):
             with as_config_error(f"--data {self.name}: sample {index}"):
                 samples.append(self.of.dataset[index])
         with as_config_error(
-            f"--data {self.name}: joining {len(samples)} samples, which must have equal shapes,"
+            f"--data {self.name}: joining {plural(len(samples), 'sample')}, which must have equal shapes,"
         ):
             return self.of.collate(samples)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from dpexp.config.mesh import Mesh
+from dpexp.config.ranges import plural
 from dpexp.record.consistency.steps import batches_per_epoch
 from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.record import Record, Row
@@ -166,7 +167,7 @@ def _counts(record: Record) -> Iterator[str]:
     ranks = len(record.devices.get("ranks", ()))
     for row in record.summary.get("collectives", ()):
         if not (0 <= row["rank"] < ranks and 0 <= row.get("to", 0) < ranks and row["bytes"] >= 0):
-            yield f"summary.collectives have {row}, but there are {ranks} ranks"
+            yield f"summary.collectives have {row}, but there are {plural(ranks, 'rank')}"
 
 
 RULES = (_batches, _rows, _replicas, _replica_devices, _bytes, _counts)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from datetime import datetime
 
+from dpexp.config.ranges import plural
 from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.figures.step_times import quartiles, wall_times
 from dpexp.record.record import Record, present
@@ -42,7 +43,7 @@ def _rows(record: Record) -> Iterator[str]:
         if rows is not None and expected is not None and rows != expected:
             size, samples = record.config["batch_size"], record.data["samples"]
             yield (
-                f"steps.samples has {rows} rows in step {number}, but config.batch_size {size} "
+                f"steps.samples has {plural(rows, 'row')} in step {number}, but config.batch_size {size} "
                 f"and data.samples {samples} give {expected}"
             )
             return

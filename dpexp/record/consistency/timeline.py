@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from dpexp.config.ranges import plural
 from dpexp.record.record import Record, Row
 
 _ROUNDED_US = 0.002
@@ -28,7 +29,7 @@ def _order(record: Record) -> Iterator[str]:
             yield f"timeline has {_span(row)}"
     limit = record.config.get("phase_steps")
     if limit is not None and record.config.get("strategy") and len(steps) > limit:
-        yield f"timeline has {len(steps)} steps, but its config says --phase-steps {limit}"
+        yield f"timeline has {plural(len(steps), 'step')}, but its config says --phase-steps {limit}"
 
 
 def _inside(record: Record) -> Iterator[str]:
@@ -71,7 +72,8 @@ def _sums(record: Record) -> Iterator[str]:
     for name, by_step in spans.items():
         recorded, given = record.phases.get(name, []), list(by_step.values())
         if len(recorded) != len(given):
-            yield f"phases.{name} has {len(recorded)} times, but timeline has it in {len(given)} steps"
+            found, steps = plural(len(recorded), "time"), plural(len(given), "step")
+            yield f"phases.{name} has {found}, but timeline has it in {steps}"
             continue
         for place, (ms, of_step) in enumerate(zip(recorded, given, strict=True)):
             if not abs(ms - sum(of_step)) <= _ROUNDED_US * len(of_step) / 1e3:

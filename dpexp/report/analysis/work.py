@@ -83,7 +83,9 @@ def operator_lines(record: Record) -> list[str]:
     if rows := found.get("rows"):
         costliest = ", ".join(f"{row['name']} {_share(row, found)}" for row in rows[:NAMED_COSTLIEST])
         own = f"{units.ms(found['total_ms'])} a step on {found['device']}, over all threads"
-        lines.insert(0, f"{found['steps']} steps under torch.profiler: own time {own}; most {costliest}")
+        lines.insert(
+            0, f"{plural(found['steps'], 'step')} under torch.profiler: own time {own}; most {costliest}"
+        )
     if "trace" in found:
         size = units.size(found["trace"]["bytes"])
         lines.append(f"{PROFILER_TRACE} ({size}) in the run's folder and in MLflow opens in ui.perfetto.dev")

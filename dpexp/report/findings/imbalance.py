@@ -22,7 +22,7 @@ def passed_through(evidence: Evidence) -> Finding | None:
     if record.execution != "passthrough":
         return None
     usual = evidence.view.usual
-    rows = f", all {usual.rows} rows of a batch at once" if usual else ""
+    rows = f", all {plural(usual.rows, 'row')} of a batch at once" if usual else ""
     return Finding(
         "The wrapper passed through: there was no accelerator to split over, so "
         f"'{record.strategy}' called the model itself{rows}.",

@@ -2,6 +2,7 @@
 
 import statistics
 
+from dpexp.config.ranges import plural
 from dpexp.record.figures.noise import SLOWER, Noise
 from dpexp.report import units
 from dpexp.report.analysis.noise import noise_text
@@ -49,8 +50,9 @@ def noise(evidence: Evidence) -> Finding | None:
         return None
     share = usual.iqr / usual.median if usual.median else float("inf")
     return Finding(
-        f"Steps are too noisy to compare closely: half of the {usual.n} steps of {usual.rows} rows lie "
-        f"in a range of {units.ms(usual.iqr)}, {units.percent(share)} of their median.",
+        f"Steps are too noisy to compare closely: half of the {usual.n} steps of "
+        f"{plural(usual.rows, 'row')} lie in a range of {units.ms(usual.iqr)}, "
+        f"{units.percent(share)} of their median.",
         "Measure more --steps on an otherwise idle machine, with fewer --threads than it has cores.",
         {"iqr_share": share, "n": float(usual.n)},
     )

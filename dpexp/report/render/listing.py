@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dpexp.config.alike import merged
+from dpexp.config.ranges import plural
 from dpexp.record.record import Row
 from dpexp.report.units import shapes_text, size
 
@@ -40,8 +41,8 @@ def inventory_text(found: Row) -> str:
         "",
         *columns([title, *_modules(found["modules"])]),
         "",
-        f"Shapes are those of one batch of {found['rows']} rows. Name modules with --block, --host or "
-        "--place; patterns as layers.* work.",
+        f"Shapes are those of one batch of {plural(found['rows'], 'row')}. Name modules with --block, "
+        "--host or --place; patterns as layers.* work.",
     ]
     if any(not row["calls"] for row in found["modules"]):
         lines.append("A module that is not called only holds others: name these.")

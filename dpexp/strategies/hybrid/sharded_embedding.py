@@ -28,6 +28,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from dpexp.config.ranges import plural
 from dpexp.devices import HOST
 from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.modules.tables import EmbeddingTable, TablePart
@@ -91,8 +92,8 @@ class ShardedEmbedding(TablePart):
         """
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.num_embeddings:
             raise IndexError(
-                f"ids {int(ids[0])} to {int(ids[-1])} in a table of {self.num_embeddings} rows: they must be "
-                f"0 to {self.num_embeddings - 1}"
+                f"ids {int(ids[0])} to {int(ids[-1])} in a table of "
+                f"{plural(self.num_embeddings, 'row')}: they must be 0 to {self.num_embeddings - 1}"
             )
         bounds = torch.tensor([(shard.rows.start, shard.rows.stop) for shard in self.shards])
         return [slice(*each) for each in torch.searchsorted(ids, bounds).tolist()]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpexp.config.ranges import plural
 from dpexp.record.consistency.proof import SECTIONS, Section
 from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
@@ -65,7 +66,7 @@ def limits(then: Record, now: Record) -> Check:
         return Check(what, False, True, "; ".join(raised))
     steps, steps_now = before.get("steps") or 0, after.get("steps") or 0
     if steps > steps_now:
-        return Check(what, False, True, f"{steps} steps verified then, {steps_now} now")
+        return Check(what, False, True, f"{plural(steps, 'step')} verified then, {steps_now} now")
     return Check(what, True, True, f"{before['tolerance']:g} in {steps or 'some'} steps")
 
 
@@ -122,8 +123,8 @@ def rows(what: str, then: list[Row], now: list[Row]) -> Check:
             where = f"row {number}" + (f" (module '{before['module']}')" if "module" in before else "")
             return Check(what, False, True, f"{where} differs: {changes}")
     if len(then) != len(now):
-        return Check(what, False, True, f"{len(then)} rows then, {len(now)} now")
-    return Check(what, True, True, f"all {len(then)} rows equal")
+        return Check(what, False, True, f"{plural(len(then), 'row')} then, {len(now)} now")
+    return Check(what, True, True, f"all {plural(len(then), 'row')} equal")
 
 
 def bits(part: str, then: Record, now: Record, same_bits: bool) -> Check:
@@ -146,7 +147,7 @@ def losses(before: list[float], after: list[float], same_bits: bool) -> Check:
             )
             return Check("losses", False, same_bits, f"part at step {step} by {apart:.1e} of the loss{end}")
     count = min(len(before), len(after))
-    return Check("losses", len(before) == len(after), same_bits, f"equal in all {count} steps")
+    return Check("losses", len(before) == len(after), same_bits, f"equal in all {plural(count, 'step')}")
 
 
 def incomparable(then: Record, now: Record) -> str:

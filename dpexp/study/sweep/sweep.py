@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
+from dpexp.config.ranges import be, plural
 from dpexp.record.journal.durable import make_folder, write_atomically
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
@@ -84,7 +85,7 @@ class Sweep:
     def new(cls, experiment: Experiment, limit: int | None = None) -> Sweep:
         """A sweep that has not begun; nothing is written yet. Raises ConfigError for too low a limit."""
         if limit is not None and limit <= experiment.repeats:
-            fixed = f"{experiment.name} always runs {experiment.repeats} rounds"
+            fixed = f"{experiment.name} always runs {plural(experiment.repeats, 'round')}"
             raise ConfigError(f"--limit {limit}: {fixed}; give a higher limit")
         return cls(experiment, home() / "runs" / new_run_id(), limit)
 
@@ -204,7 +205,7 @@ class Sweep:
         planned = plan_runs(self.experiment, rounds=rounds)
         if missing := self.missing(planned):
             shown = ", ".join(run.name for run in missing[:5])
-            what = f"{len(missing)} runs are missing or did not finish"
+            what = f"{plural(len(missing), 'run')} {be(len(missing))} missing or did not finish"
             raise ConfigError(f"{what} ({shown} …): --resume runs them")
         target = self.experiment.records / self.machine_kind()
         if target.exists():

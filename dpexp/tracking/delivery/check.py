@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dpexp.config.ranges import plural
 from dpexp.record.journal.durable import NotAFileError, read_file
 from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
@@ -205,12 +206,12 @@ def _system(folder: Path, run: MlflowRun, found: Any) -> tuple[list[str], str]:
         points = [point for point in history if (int(point.step), int(point.timestamp)) in expected]
         texts.append(_metric(key, {step: value for (step, _), value in expected.items()}, points))
     state = "is damaged, and" if (folder / SYSTEM).exists() else "is missing, and"
-    return texts, f"{SYSTEM} {state} lacks {len(lost)} samples that MLflow has" if lost else ""
+    return texts, f"{SYSTEM} {state} lacks {plural(len(lost), 'sample')} that MLflow has" if lost else ""
 
 
 def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
     if len(points) != len(expected):
-        return f"metric {key}: {len(points)} points instead of {len(expected)}"
+        return f"metric {key}: {plural(len(points), 'point')} instead of {len(expected)}"
     stored = {int(point.step): point.value for point in points}
     for step, value in expected.items():
         if step not in stored:
@@ -230,7 +231,7 @@ def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
     size = stored.get(PROFILER_TRACE)
     if trace is None or size is None or size == trace["bytes"]:
         return ""
-    return f"artifact {PROFILER_TRACE}: {size} bytes instead of {trace['bytes']}"
+    return f"artifact {PROFILER_TRACE}: {plural(size, 'byte')} instead of {trace['bytes']}"
 
 
 def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:
