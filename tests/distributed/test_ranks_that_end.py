@@ -64,6 +64,9 @@ def test_whichever_rank_it_is_the_end_is_the_same(
     (folder,) = (dpexp_home / "runs").iterdir()
     record = load(folder)
     assert (record.status, record.damage) == (status, [])
+    if status == "killed":
+        assert record.error is not None
+        assert record.error["type"] == "LostContact"
     if how == "stop":
         assert record.error is not None
         assert re.match(STOPPED.replace("RANK", str(rank)), record.error["message"])

@@ -15,11 +15,19 @@ from dpexp.record.journal.seal import checksum, read_derived, seal, warn_of
 from dpexp.record.record import JournalError, Record
 from dpexp.record.schema import wrong_types
 
+WITHOUT_END = {
+    "type": "LostContact",
+    "message": "the process that recorded the run was killed, or its host is gone: its journal has no end",
+    "traceback": "",
+}
+"""The error of a run whose writer has died, of the kind that a writer reports of another rank."""
+
 
 def fold(journal: Path) -> Record:
     """The Record of a journal. Raises JournalError where there is none, or not one that this dpexp reads.
 
-    A run whose journal holds no end and has no writer was killed, and ended with the last line. Damaged
+    A run whose journal holds no end and has no writer was killed, and ended with the last line: its error is
+    ``WITHOUT_END``. Damaged
     and lost lines are described in ``damage``, also those after the last one, if a Record was made from them;
     where the first is lost, the folder names the run.
     """
@@ -46,6 +54,7 @@ def fold(journal: Path) -> Record:
     if not alive and record.status == "running":
         record.status = "killed"
         record.ended = clock.iso(last_at)
+        record.error = record.error or dict(WITHOUT_END)
     if wrong := wrong_types(record.to_dict()):
         raise JournalError(f"{journal} was not written by dpexp: {wrong[0]}")
     if missing := record.missing_steps():

@@ -11,7 +11,7 @@ from typing import Any
 from dpexp.record import json_text
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.durable import read_file
-from dpexp.record.journal.fold import finish, fold
+from dpexp.record.journal.fold import WITHOUT_END, finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, is_open
 from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
@@ -98,6 +98,8 @@ def _derived(path: Path, record: Record, made_from: dict[str, Any], contradictin
     if source != made_from:
         return "the journal has changed since it was made"
     differing = _differing(data, record)
+    if record.error == WITHOUT_END and data.get("error") is None:  # as versions before 1.0 wrote it
+        differing = [key for key in differing if key != "error"]
     if wrong := [key for key in differing if key not in _BY_VERSION]:
         return f"{', '.join(wrong)} differ from the journal"
     if "summary" in differing and not record.damage:

@@ -12,7 +12,7 @@ from command_lines import script
 
 from dpexp.record.journal.fold import finish, fold, load, load_closed
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
-from dpexp.record.journal.seal import warn_of
+from dpexp.record.journal.seal import checksum, seal, warn_of
 from dpexp.record.record import JournalError
 from dpexp.record.runs.check import record_problems, repair_record
 from dpexp.record.runs.import_journals import import_journal
@@ -221,3 +221,16 @@ def test_messages_name_the_commands_of_this_installation(
         import_journal(journal, runs)
     warn_of(tmp_path / RECORD, "its checksum differs")
     assert f", {runs_command} check --repair writes the file again" in caplog.text
+
+
+def test_a_killed_run_is_well_as_an_earlier_version_has_recorded_it(runs: Path) -> None:
+    """Then its error was null."""
+    journal = journals.begin(runs)
+    journals.step(journal, 0, 10)
+    journal.close()
+    record = finish(journal.path)
+    assert record.error is not None
+    assert (record.status, record.error["type"]) == ("killed", "LostContact")
+    record.error = None
+    journal.path.with_name(RECORD).write_bytes(seal(record.to_json(), checksum(journal.path)))
+    assert record_problems(journal.folder) == []

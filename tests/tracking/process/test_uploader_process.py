@@ -17,7 +17,7 @@ from command_lines import ROOT, script
 from mlflow_reader import artifact_folder, everything, history, only_run
 from tracking_processes import Driver, drive, wait_until
 
-from dpexp.record.journal.fold import fold, load
+from dpexp.record.journal.fold import WITHOUT_END, fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.tracking.delivery import ledger, repair
 from dpexp.tracking.errors import StoreError
@@ -145,8 +145,10 @@ def test_reap_closes_a_run_that_died_with_its_uploader(dpexp_home: Path, uri: st
     reaped = script("runs.py", "reap")
     assert reaped.returncode == 0, reaped.stderr
     assert "closed: killed, 50 steps recorded" in reaped.stdout
-    assert load(folder).status == "killed"
+    record = load(folder)
+    assert (record.status, record.error) == ("killed", WITHOUT_END)
     assert everything(uri, driver.run_id)["status"] == "KILLED"
+    assert everything(uri, driver.run_id)["tags"]["dpexp.error"].startswith("LostContact: the process that")
     assert len(delivered_steps(uri, driver.run_id)) == 50
     assert script("runs.py", "reap").stdout == "no dead run\n"
 
