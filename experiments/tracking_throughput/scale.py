@@ -86,7 +86,7 @@ def home_of(home: Path, runs: int) -> list[Template]:
 
 def first_check(home: Path, *runs: str) -> float:
     """``check`` where nothing is known of an earlier one."""
-    for path in (home / "runs").glob(".cache-check-*"):
+    for path in home.glob(".cache-check-*"):
         path.unlink()
     return cpu_s(home, "runs.py", "check", *runs)
 

@@ -4,9 +4,9 @@ What is wrong with a run's journal, Record and profiler trace follows from their
 checks. So the next check reads those bytes and computes their digest, a tenth of the work of parsing and
 comparing them, and believes no time or size of a file::
 
-    runs/.cache-check-1000     one file for each user; it may be deleted at any time
-        signature              with the home's key, of all that follows
-        code                   the digest of the code that checked
+    DPEXP_HOME/.cache-check-1000     one file for each user; it may be deleted at any time
+        signature                    with the home's key, of all that follows
+        code                         the digest of the code that checked
         {run id: [digest of the files, facts of the Record]}
 
 A file of another key or code, or a damaged one, is ignored, and a home that is read-only works without.
@@ -24,10 +24,9 @@ import sys
 from pathlib import Path
 
 from dpexp.config.process import ROOT
-from dpexp.record.journal.durable import read_file, write_atomically
+from dpexp.record.journal.durable import read_file, remove_temporary, write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.record.journal.kept import KEPT
-from dpexp.record.journal.leftovers import remove_seen
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import Record, Row
 from dpexp.record.runs.origin import key_of
@@ -44,7 +43,7 @@ class CleanFiles(contextlib.AbstractContextManager["CleanFiles"]):
     """What earlier checks have found clean. What this one adds is written at the end of the block."""
 
     def __init__(self, runs: Path) -> None:
-        self._runs, self._path = runs, runs / f".cache-check-{os.getuid()}"
+        self._runs, self._path = runs, runs.parent / f".cache-check-{os.getuid()}"
         self._known: dict[str, tuple[str, Row]] = self._load()
         self._digests: dict[str, str] = {}  # of files that are being checked
         self._is_changed = False
@@ -70,15 +69,15 @@ class CleanFiles(contextlib.AbstractContextManager["CleanFiles"]):
 
     def __exit__(self, *exception: object) -> None:
         """Write what was added, without runs that were removed."""
-        if self._is_changed and self._runs.is_dir():
+        if self._is_changed:
             here = {name: self._known[name] for name in self._known if (self._runs / name).is_dir()}
             body = json.dumps([_code(), here]).encode()
             with contextlib.suppress(OSError):  # read-only, or the disk is full
                 write_atomically(self._path, self._signature(body) + b"\n" + body)
 
     def _load(self) -> dict[str, tuple[str, Row]]:
-        remove_seen(self._runs)  # of a check that was killed
         try:
+            remove_temporary(self._path.parent, os.listdir(self._path.parent))  # of a check that was killed
             signature, _, body = read_file(self._path).partition(b"\n")
         except OSError:
             return {}
