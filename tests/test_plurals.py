@@ -48,7 +48,7 @@ NEVER_ONE = {
     "study/sweep/grid.py: {cells} cells": "more than a sweep has, in rounds",
     "study/sweep/grid.py: {repeats} rounds": "more than a sweep has, with cells",
     "study/sweep/order.py: {len(cells)} cells": "only of more than two cells",
-    "tracking/content/content.py: {n} rows": "only of more than 10,000 rows",
+    "tracking/content/tables.py: {n} rows": "only of more than 10,000 rows",
 }
 """Counts beside a noun, and why they are never one."""
 

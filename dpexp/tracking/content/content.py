@@ -33,14 +33,13 @@ from dpexp.config.run_config import options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.figures.figure import At, rounded
 from dpexp.record.figures.registry import figures
-from dpexp.record.record import Record, Row
+from dpexp.record.record import Record
 from dpexp.record.view import RecordView
+from dpexp.tracking.content import tables
 
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
-MAX_ROWS = 10_000
-"""Rows of a table at most, because MLflow's pages load it whole."""
 LONG_VALUES = "long_values.json"
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
@@ -59,8 +58,6 @@ VERSION, VERSION_TAG = "2", "dpexp.content"
 """The version of what is written, and the tag that says it; ``earlier`` knows the one before, without tag."""
 _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
-_FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
-"""The first columns of tables."""
 _METRICS = {
     "steps.loss": "loss",
     "steps.time_ms": "time_ms/step",
@@ -208,7 +205,9 @@ def tags(record: Record) -> dict[str, str]:
     """What runs are searched and grouped by, at full length."""
     environment, git = record.environment, record.environment.get("git") or {}
     verification, error = record.verification, record.error
-    shown = [{"path": name, "type": "table"} for name in _rows(record)]  # MLflow shows these as tables
+    shown = [
+        {"path": name, "type": "table"} for name in tables.rows_by_table(record)
+    ]  # MLflow shows these as tables
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
         VERSION_TAG: VERSION,
@@ -227,7 +226,7 @@ def tags(record: Record) -> dict[str, str]:
         "mlflow.source.git.branch": git.get("branch"),
         "mlflow.loggedArtifacts": json.dumps(shown) if shown else None,
         "dpexp.error": f"{error.get('type')}: {error.get('message')}" if error else None,
-        "dpexp.tables": _cut_tables(record),
+        "dpexp.tables": tables.what_is_cut(record),
         "dpexp.damage": "; ".join(record.damage),
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
@@ -247,35 +246,6 @@ def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str
     return fitted, changed
 
 
-def record_tables(record: Record) -> dict[str, str]:
-    """The tables' artifacts by file name; only those with rows, and of many rows the first."""
-    return {name: table(rows[:MAX_ROWS]) for name, rows in _rows(record).items()}
-
-
-def _rows(record: Record) -> dict[str, list[Row]]:
-    found = {"shapes.json": record.shapes, "device_map.json": record.device_map}
-    return {name: rows for name, rows in found.items() if rows}
-
-
-def _cut_tables(record: Record) -> str:
-    """Which tables are not complete."""
-    cut = {name: len(rows) for name, rows in _rows(record).items() if len(rows) > MAX_ROWS}
-    return "; ".join(
-        f"{name}: the first {MAX_ROWS} of {n} rows, all in record.json" for name, n in cut.items()
-    )
-
-
-def table(rows: list[Row]) -> str:
-    """Rows as the JSON of ``log_table``, which MLflow shows as a table and compares across runs.
-
-    What readers look for comes first.
-    """
-    found = dict.fromkeys(key for row in rows for key in row)
-    columns = [*(key for key in _FIRST if key in found), *(key for key in found if key not in _FIRST)]
-    data = [[_cell(row.get(key)) for key in columns] for row in rows]
-    return json.dumps({"columns": columns, "data": data})
-
-
 def to_epoch_ms(iso: str | None) -> int | None:
     """An ISO 8601 time in ms since 1970; None for no time. MLflow has none before that."""
     return max(0, round(datetime.fromisoformat(iso).timestamp() * 1000)) if iso else None
@@ -287,7 +257,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value

@@ -29,7 +29,7 @@ from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
-from dpexp.tracking.content import additions, content, earlier
+from dpexp.tracking.content import additions, content, earlier, tables
 from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
@@ -223,7 +223,7 @@ def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
 
 def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
     stored = {file.path: file.file_size for file in run.store.client.list_artifacts(run.run_id)}
-    expected = {RECORD, *content.record_tables(record)}
+    expected = {RECORD, *tables.record_tables(record)}
     trace = None if wrong_trace(folder, record) else trace_of(record)  # which `record_problems` reports
     missing = sorted((expected | ({PROFILER_TRACE} if trace else set())) - stored.keys())
     if missing:

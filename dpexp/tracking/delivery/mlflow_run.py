@@ -13,7 +13,7 @@ from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.tracking.content import content, earlier
+from dpexp.tracking.content import content, earlier, tables
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import BATCH, Store
@@ -82,7 +82,7 @@ class MlflowRun:
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables, ``record.json``, and the profiler's trace where it is as the run wrote it."""
-        for name, text in content.record_tables(record).items():
+        for name, text in tables.record_tables(record).items():
             self.store.client.log_text(self.run_id, text, name)
         self.store.client.log_artifact(self.run_id, str(record_file))
         if trace_of(record) and not wrong_trace(record_file.parent, record):

@@ -23,7 +23,7 @@ from dpexp.report import summary
 from dpexp.report.compare.grouping import compare
 from dpexp.report.compare.tables import comparison_sections
 from dpexp.report.render import run_list, terminal
-from dpexp.tracking.content import content
+from dpexp.tracking.content import content, tables
 from dpexp.tracking.delivery import sync
 from dpexp.tracking.delivery.ledger import delivered
 
@@ -132,7 +132,7 @@ def read_everywhere(home: Path, folder: Path) -> str:
         content.expected_metrics(record),
         content.params(record),
         content.tags(record),
-        content.record_tables(record),
+        tables.record_tables(record),
     )
     return said + summary(record)
 

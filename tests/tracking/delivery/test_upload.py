@@ -23,7 +23,7 @@ from dpexp.record.journal.seal import unseal
 from dpexp.record.record import Record
 from dpexp.record.runs.import_journals import SYSTEM, import_journal
 from dpexp.record.view import RecordView
-from dpexp.tracking.content import content, view
+from dpexp.tracking.content import content, tables, view
 from dpexp.tracking.content.samples import MetricSamples
 from dpexp.tracking.delivery import ledger, repair, sync, upload
 from dpexp.tracking.delivery.upload import Upload
@@ -175,7 +175,7 @@ def test_a_sweeps_runs_get_their_speed_ups_whichever_is_delivered_first(
 
 def test_shapes_show_module_inputs_and_outputs_first() -> None:
     row = {"batch": 0, "scope": "outside", "module": "fc", "replica": None, "device": "cpu"}
-    columns = json.loads(content.table([row | {"inputs": [[2]], "outputs": [[1]]}]))["columns"]
+    columns = json.loads(tables.table([row | {"inputs": [[2]], "outputs": [[1]]}]))["columns"]
     assert columns[:3] == ["module", "inputs", "outputs"]
     assert set(columns) == {*row, "inputs", "outputs"}
 
@@ -184,7 +184,7 @@ def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
     journal = journals.complete(home / "runs", "tables")
     deliver(home, journal)
     client, run = MlflowClient(uri), only_run(uri, "tables")
-    ours = json.loads(content.table(fold(journal).device_map))
+    ours = json.loads(tables.table(fold(journal).device_map))
     client.log_table(
         run.info.run_id,
         {c: [row[i] for row in ours["data"]] for i, c in enumerate(ours["columns"])},
@@ -195,10 +195,10 @@ def test_tables_are_those_of_log_table(home: Path, uri: str) -> None:
 
 
 def test_a_table_of_very_many_rows_is_cut_and_a_tag_says_so() -> None:
-    rows = [{"batch": 0, "module": str(number)} for number in range(content.MAX_ROWS + 1)]
+    rows = [{"batch": 0, "module": str(number)} for number in range(tables.MAX_ROWS + 1)]
     record = Record(shapes=rows, device_map=rows[:-1])
-    lengths = {name: len(json.loads(text)["data"]) for name, text in content.record_tables(record).items()}
-    assert lengths == dict.fromkeys(("shapes.json", "device_map.json"), content.MAX_ROWS)
+    lengths = {name: len(json.loads(text)["data"]) for name, text in tables.record_tables(record).items()}
+    assert lengths == dict.fromkeys(("shapes.json", "device_map.json"), tables.MAX_ROWS)
     cut = "shapes.json: the first 10000 of 10001 rows, all in record.json"
     assert content.tags(record)["dpexp.tables"] == cut
     assert "dpexp.tables" not in content.tags(Record(shapes=rows[:-1]))
