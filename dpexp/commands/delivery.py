@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from dpexp.commands.command_line.help_panels import OUTPUT
 from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable_line
-from dpexp.config.process import home
+from dpexp.config.process import home, without_garbage_collection
 from dpexp.config.ranges import plural
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_name
         say(nothing)
         return
     is_complete = True
+    gc.freeze()  # what is imported and known by now stays: no search for garbage visits it
     try:
         for result in sync.deliver(home(), folders, again=again, named=are_named):
             is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)
@@ -148,7 +150,8 @@ def _deliver_lost() -> None:
     from dpexp.tracking.errors import LateServerError, StoreError
 
     try:
-        lost = sync.lost(home())
+        with without_garbage_collection():
+            lost = sync.lost(home())
         for result in sync.deliver(home(), lost, again=True, new_run=True):
             say(f"warning: run {result.run_id} was lost in the store", err=True)
             _print(result)

@@ -78,7 +78,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
         figures["layout.png"] = layout_figure(view)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=style.DPI)
+        style.save_png(figure, folder / name)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in (*figures, *texts)]

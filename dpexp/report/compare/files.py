@@ -36,7 +36,7 @@ def write_comparison(compared: Comparison, folder: Path) -> list[Path]:
         folder / f"{name}.png": figure for beside in figures.values() for name, figure in beside.items()
     }
     for path, figure in pictures.items():
-        figure.savefig(path, dpi=style.DPI)
+        style.save_png(figure, path)
     return [*written, *pictures]
 
 

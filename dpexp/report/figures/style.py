@@ -9,6 +9,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable, printable_line
@@ -50,6 +51,14 @@ def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
     axes = made.add_subplot()
     plain(axes)
     return made, axes
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write the figure as ``savefig`` does, which draws it once more for its layout."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(DPI)
+    FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
 def themed_svg(figure: Figure) -> str:
