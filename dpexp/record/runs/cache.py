@@ -52,6 +52,7 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
 
     def __init__(self, runs: Path, kind: str, files: Sequence[str]) -> None:
         self._runs, self._kind, self._files = runs, kind, files
+        self._head = str(runs)
         self._path = runs.parent / f".cache-{kind}-{os.getuid()}"
         self._known: dict[str, tuple[_Stamp, _T]] = {}
         self._settled: dict[str, _Stamp] = {}  # what folders were that are being read
@@ -74,15 +75,16 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
 
     def get(self, folder: Path) -> _T | None:
         """The value of a run; None where it has to be computed, as of folders elsewhere."""
-        if (path := str(folder)) != f"{self._runs}/{folder.name}":
+        head, _, run_id = (path := str(folder)).rpartition("/")
+        if head != self._head:
             return None
-        known = self._known.get(folder.name)
+        known = self._known.get(run_id)
         if known is not None and known[0] == self._stamp(path):
             return known[1]
         latest_ns = self._clock_ns - SETTLED_NS  # before the files are looked at, and then read
         stamp = self._stamp(path)
         if stamp is not None and all(max(one[2:]) < latest_ns for one in stamp) and not has_leftovers(folder):
-            self._settled[folder.name] = stamp
+            self._settled[run_id] = stamp
         return None
 
     def keep(self, folder: Path, value: _T) -> None:
