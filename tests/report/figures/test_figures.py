@@ -396,6 +396,8 @@ def test_the_page_of_a_run_on_8_devices_has_at_most_60_kb(strategy: str) -> None
     steps = timeline.steps(record)
     content = page.timeline_page(RecordView(record), steps)
     assert len(steps) == 20
+    if strategy == "fsdp":
+        assert [lane.name for lane in steps[0].lanes] == [f"cpu:{rank} rank {rank}" for rank in range(8)]
     assert len(content.encode()) <= 60_000
     assert content.count("<option") == (20 if strategy == "whole" else page.MOST_BARS // (8 * 13))
 
