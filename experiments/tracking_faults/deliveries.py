@@ -141,10 +141,10 @@ def signalled(number: signal.Signals) -> Obstacles:
     return make
 
 
-TO_SERVER = {f"{kind}, for sync": Kind(5, http(names)) for kind, names in HTTP.items()} | {
-    **{f"{kind}, for a run": Kind(4, http(names), is_run=True) for kind, names in HTTP.items()},
-    "TLS that fails, for sync": Kind(5, tls),
-    "TLS that fails, for a run": Kind(4, tls, is_run=True),
+TO_SERVER = {f"{kind}, for sync": Kind(4, http(names)) for kind, names in HTTP.items()} | {
+    **{f"{kind}, for a run": Kind(3, http(names), is_run=True) for kind, names in HTTP.items()},
+    "TLS that fails, for sync": Kind(4, tls),
+    "TLS that fails, for a run": Kind(3, tls, is_run=True),
 }
 TO_FILE = {
     "few file descriptors for sync": Kind(6, limit(resource.RLIMIT_NOFILE, 12, 80)),

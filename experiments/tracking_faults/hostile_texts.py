@@ -40,7 +40,7 @@ FRAGMENTS: dict[str, tuple[str, ...]] = {
         "é名💥",
     ),
 }
-KINDS = dict.fromkeys(FRAGMENTS, 8)
+KINDS = dict.fromkeys(FRAGMENTS, 5)
 """{fault: how many}."""
 _STATED = {
     *("parent", "schema", "status", "started", "ended", "run_id", "strategy", "config_digest", "name"),

@@ -72,13 +72,13 @@ def families(at_once: int) -> dict[str, Family]:
     }
     for name, deliveries in {"server": TO_SERVER, "deliveries": TO_FILE}.items():
         do = functools.partial(deliver_past, family=name, kinds=deliveries)
-        found[name] = Family({k: kind.n for k, kind in deliveries.items()}, name, 8, _batch(do))
+        found[name] = Family({k: kind.n for k, kind in deliveries.items()}, name, 10, _batch(do))
     for name, damages in {"files": DERIVED, "database": DATABASE, "journals": JOURNALS}.items():
         do = functools.partial(damage_files, family=name, faults=damages)
         found[name] = Family(
             {k: n for k, (n, _) in damages.items()}, "files", 50 if name != "database" else 1, _batch(do)
         )
-    return found | {"texts": Family(TEXTS, "files", 8, deliver_hostile)}
+    return found | {"texts": Family(TEXTS, "files", 10, deliver_hostile)}
 
 
 def _batch(do: Callable[..., None]) -> Batch:
