@@ -155,9 +155,11 @@ def execute(
         try:
             with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
                 prepared, journal = _begin(config, world, signals, is_last or world is not None)
-        except BaseException:
+        except BaseException as raised:
             if uploader is not None:
                 uploader.abandon()
+            if signals.requested and isinstance(raised, ConfigError):  # an import that a signal cut short
+                signals.terminate()
             raise
         if uploader is not None:
             uploader.open(journal.path, again=prepared.resumes)
@@ -181,9 +183,11 @@ def _begin(
     config: RunConfig, world: World | None, signals: SignalHandler, is_last: bool
 ) -> tuple[Prepared, Journal]:
     """The prepared run and its journal, with the description of the run; nothing is written before."""
+    signals.hold()  # torch turns what is raised in its import into another error, or aborts
     from dpexp.engine.observations import run_facts
     from dpexp.engine.prepare_ranks import prepare_ranks
 
+    signals.release()
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
     prepared = prepare_ranks(config, world)

@@ -314,6 +314,46 @@ def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(d
     assert not list(dpexp_home.iterdir())
 
 
+def test_a_signal_does_not_interrupt_the_import_of_torch(dpexp_home: Path) -> None:
+    """Raised inside, it became a RecursionError («the run cannot start»), or ended the process by SIGABRT."""
+    program = f"""
+import os, signal, sys
+class Signals:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                print("before torch", file=sys.stderr)
+            except BaseException:
+                print("inside the import", file=sys.stderr)
+                raise
+sys.meta_path.insert(0, Signals())
+sys.path.insert(0, {str(ROOT)!r})
+sys.argv = ["run.py", "single", "--no-track", "--steps", "3"]
+from dpexp.commands.run import app
+from dpexp.commands.command_line.app import run_app
+run_app(app)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (143, "before torch\nerror: ended by SIGTERM\n")
+    assert not list(dpexp_home.iterdir())
+
+
+def test_an_error_that_a_signal_became_before_the_run_is_the_signal(dpexp_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut_short.py").write_text("""
+import os, signal
+def build():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        [None for _ in range(10)]
+    except BaseException:
+        raise RecursionError("half imported") from None
+""")
+    words = ("single", "--no-track", "--model", "cut_short:build")
+    done = script("run.py", *words, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (143, "error: ended by SIGTERM\n")
+
+
 def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_steps(
     dpexp_home: Path,
 ) -> None:
