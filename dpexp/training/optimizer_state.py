@@ -1,5 +1,6 @@
 """The state of optimizers as snapshots and verification have it: full tensors, by names of parameters."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from dpexp.strategies.shards import Shards
 from dpexp.training.optimizers import Optimizers
 
 PLAIN = (int, float, bool, str, type(None), np.generic, np.ndarray)
+_CONTAINERS = (list, tuple, set)
 
 
 def full_state(optimizers: Optimizers, shards: Shards) -> dict[str, dict[str, Any]]:
@@ -93,18 +95,33 @@ def _names(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, texts, and tensors on the host, without parameters."""
+    """Numbers, texts, and lists, tuples, sets and dicts of them, and tensors on the host; no parameters."""
     return {
-        key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        key: value.detach().cpu() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for key, value in values.items()
-        if isinstance(value, PLAIN) or type(value) is torch.Tensor
+        if isinstance(value, PLAIN) or _is_plain(value) or type(value) is torch.Tensor
     }
 
 
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_plain, (*value, *value.values())))
+    if type(value) in _CONTAINERS:
+        return all(map(_is_plain, value))
+    is_of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject
+    return isinstance(value, PLAIN) and not is_of_objects
+
+
 def _load(values: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Replace what was saved; tensors keep their place, which others may refer to."""
+    """Replace what was saved; tensors, lists and dicts keep their place, which others may refer to."""
     for key, value in saved.items():
-        if isinstance(found := values.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+        found = values.get(key)
+        if isinstance(found, torch.Tensor) and isinstance(value, torch.Tensor):
             found.detach().copy_(value)
+        elif type(found) is type(value) is list:
+            found[:] = value
+        elif type(found) is type(value) is dict:
+            found.clear()
+            found.update(value)
         else:
             values[key] = value

@@ -35,16 +35,20 @@ class Keeping(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "scale": np.float32(1), "rate": torch.tensor(lr)})
         self.first = [first]
         self.taken, self.sum, self.seen = np.int64(0), torch.zeros(2), np.zeros(3)
+        self.past: list[float] = []
+        self.best = {"steps": (0, "none")}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self.taken += 1
         self.sum += 0.5
+        self.past.append(float(self.taken))
+        self.best["steps"] = (len(self.past), "some")
         self.seen *= 0.5
         self.seen += float(self.sum[0])
         shared: Any = self.state.setdefault("shared", {"steps": 0})  # type: ignore[call-overload]
         shared["steps"] += 1
-        factor = 1 / float(self.taken + self.seen.sum() + shared["steps"])
+        factor = 1 / float(self.taken + self.seen.sum() + shared["steps"] + sum(self.past))
         for group in self.param_groups:
             group["scale"] = np.float32(group["scale"] * 0.9)
             group["rate"] *= 0.95
