@@ -3,14 +3,12 @@
 As the index of git: a value stands with what ``lstat`` said of the folder's files before they were read, and
 counts as long as that is the same. To look at ten thousand runs then takes a tenth of a second::
 
-    DPEXP_HOME/.cache-summaries-1000     one for each kind of value and user; it may be deleted at any time
-        signature                        with the key of the home, of the rest and of this version of the code
+    DPEXP_HOME/.cache-summaries-1000     one for each kind of value and user (see ``signed_file``)
         {run id: ([(inode, size, mtime, ctime) of each file], value)}
 
 A wrong value is never given. A file that changed so shortly before it was read that a second change would get
 the same time is not kept; the file system's own clock says which. Neither are links, pipes and folders in
-place of files. A cache of another key or version, or that is damaged, is made anew, and a home that is
-read-only works without. Who repairs or proves reads the files themselves.
+place of files. Who repairs or proves reads the files themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import hmac
 import marshal
 import os
 import stat
@@ -29,9 +26,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from dpexp.config.process import ROOT, without_garbage_collection
-from dpexp.record.journal.durable import read_file, remove_temporary, write_atomically
 from dpexp.record.journal.leftovers import has_leftovers
 from dpexp.record.runs.origin import key_of
+from dpexp.record.runs.signed_file import SignedFile
 
 SETTLED_NS = 3_000_000_000
 """How old the last change of a file must be: more than the coarsest times that a file system keeps."""
@@ -39,7 +36,6 @@ FOLDER = ""
 """Instead of a file's name: the folder of the run itself, where files come and go."""
 _Stamp = tuple[tuple[int, int, int, int], ...]
 _MISSING = (0, 0, 0, 0)
-_DIGEST, _SIGNED_BYTES = "sha256", 32
 _T = TypeVar("_T")
 
 
@@ -51,27 +47,23 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
     """
 
     def __init__(self, runs: Path, kind: str, files: Sequence[str]) -> None:
-        self._runs, self._kind, self._files = runs, kind, files
+        self._runs, self._files = runs, files
         self._head = str(runs)
-        self._path = runs.parent / f".cache-{kind}-{os.getuid()}"
+        self._kept = SignedFile(runs.parent, kind, _version())
         self._known: dict[str, tuple[_Stamp, _T]] = {}
         self._settled: dict[str, _Stamp] = {}  # what folders were that are being read
         self._is_changed = False
 
     def __enter__(self) -> Cache[_T]:
-        with contextlib.suppress(OSError):
-            names = os.listdir(self._path.parent)
-            left = [name for name in names if name.startswith(f".{self._path.name}.")]
-            remove_temporary(self._path.parent, left)  # of a writer that was killed
-        self._known = self._load()
+        with without_garbage_collection():
+            if body := self._kept.read():
+                self._known = marshal.loads(body)  # signed: this version wrote it
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._is_changed:
             here = {each: self._known[each] for each in self._known if os.path.lexists(self._runs / each)}
-            body = marshal.dumps(here)
-            with contextlib.suppress(OSError):  # the disk is full
-                write_atomically(self._path, self._signature(body) + body)
+            self._kept.write(marshal.dumps(here))
 
     def get(self, folder: Path) -> _T | None:
         """The value of a run; None where it has to be computed, as of folders elsewhere."""
@@ -122,26 +114,6 @@ class Cache(contextlib.AbstractContextManager["Cache[_T]"], Generic[_T]):
         except OSError:  # read-only, or full
             return 0
         return now if key_of(self._runs.parent) else 0
-
-    def _load(self) -> dict[str, tuple[_Stamp, _T]]:
-        """What is kept; nothing where there is no cache, or not one of this version, user and home."""
-        try:
-            content = read_file(self._path)
-        except OSError:
-            return {}
-        signature, body = content[:_SIGNED_BYTES], content[_SIGNED_BYTES:]
-        if not hmac.compare_digest(signature, self._signature(body)):
-            return {}
-        with without_garbage_collection():
-            known: dict[str, tuple[_Stamp, _T]] = marshal.loads(body)  # signed: this version wrote it
-        return known
-
-    def _signature(self, body: bytes) -> bytes:
-        """The signature of a cache; a random one where there is no key."""
-        key = key_of(self._runs.parent) or os.urandom(_SIGNED_BYTES)
-        signed = hmac.new(key, f"dpexp cache {self._kind} {_version()} ".encode(), _DIGEST)
-        signed.update(body)
-        return signed.digest()
 
 
 @functools.cache

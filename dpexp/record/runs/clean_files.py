@@ -4,12 +4,8 @@ What is wrong with a run's journal, Record and profiler trace follows from their
 checks. So the next check reads those bytes and computes their digest, a tenth of the work of parsing and
 comparing them, and believes no time or size of a file::
 
-    DPEXP_HOME/.cache-check-1000     one file for each user; it may be deleted at any time
-        signature                    with the home's key, of all that follows
-        code                         the digest of the code that checked
+    DPEXP_HOME/.cache-check-1000     one for each user (see ``signed_file``)
         {run id: [digest of the files, facts of the Record]}
-
-A file of another key or code, or a damaged one, is ignored, and a home that is read-only works without.
 """
 
 from __future__ import annotations
@@ -17,19 +13,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import hmac
 import json
 import os
 import sys
 from pathlib import Path
 
 from dpexp.config.process import ROOT
-from dpexp.record.journal.durable import read_file, remove_temporary, write_atomically
+from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.journal import JOURNAL, RECORD
 from dpexp.record.journal.kept import KEPT
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import Record, Row
-from dpexp.record.runs.origin import key_of
+from dpexp.record.runs.signed_file import SignedFile
 
 FILES = (JOURNAL, RECORD, KEPT, PROFILER_TRACE)
 """The files that are compared with one another. Those of other runs and the ledger are read at each check."""
@@ -43,8 +38,8 @@ class CleanFiles(contextlib.AbstractContextManager["CleanFiles"]):
     """What earlier checks have found clean. What this one adds is written at the end of the block."""
 
     def __init__(self, runs: Path) -> None:
-        self._runs, self._path = runs, runs.parent / f".cache-check-{os.getuid()}"
-        self._known: dict[str, tuple[str, Row]] = self._load()
+        self._runs, self._kept = runs, SignedFile(runs.parent, "check", _code())
+        self._known: dict[str, tuple[str, Row]] = json.loads(self._kept.read() or b"{}")
         self._digests: dict[str, str] = {}  # of files that are being checked
         self._is_changed = False
 
@@ -71,25 +66,7 @@ class CleanFiles(contextlib.AbstractContextManager["CleanFiles"]):
         """Write what was added, without runs that were removed."""
         if self._is_changed:
             here = {name: self._known[name] for name in self._known if (self._runs / name).is_dir()}
-            body = json.dumps([_code(), here]).encode()
-            with contextlib.suppress(OSError):  # read-only, or the disk is full
-                write_atomically(self._path, self._signature(body) + b"\n" + body)
-
-    def _load(self) -> dict[str, tuple[str, Row]]:
-        try:
-            remove_temporary(self._path.parent, os.listdir(self._path.parent))  # of a check that was killed
-            signature, _, body = read_file(self._path).partition(b"\n")
-        except OSError:
-            return {}
-        if not hmac.compare_digest(signature, self._signature(body)):
-            return {}
-        code, known = json.loads(body)
-        return known if code == _code() else {}
-
-    def _signature(self, body: bytes) -> bytes:
-        """The signature of what is kept; a random one where there can be no key."""
-        key = key_of(self._runs.parent) or os.urandom(32)
-        return hmac.new(key, b"dpexp clean files " + body, hashlib.sha256).hexdigest().encode()
+            self._kept.write(json.dumps(here).encode())
 
 
 def digest(folder: Path) -> str:
