@@ -46,7 +46,8 @@ class Untouched:
         self._model, self._batch = copied(reduced, torch.float64), batch
         self._objective, self._optimizer = objective, optimizer
         self._dtypes = dict.fromkeys((torch.float64, dtype))
-        self._functions, self._bits = dict(_functions()), self._step()
+        self._bits = self._step()
+        self._functions = dict(_functions())  # PyTorch's first step replaces some itself
 
     def _replaced(self) -> str:
         """The functions of PyTorch that are others now, in words; empty if there are none."""

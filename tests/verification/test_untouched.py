@@ -81,7 +81,7 @@ def prove(lay_out: Any) -> Any:
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("name", REPLACED)
 def test_what_a_layout_replaces_for_all_is_named(name: str) -> None:
-    with pytest.raises(VerificationError, match=rf"it has changed what every model .*replaced {name}"):
+    with pytest.raises(VerificationError, match=rf"it has changed what every model .*replaced {name}$"):
         prove(replacing(name))
 
 
