@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -82,11 +83,15 @@ class MlflowRun:
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables, ``record.json``, and the profiler's trace where it is as the run wrote it."""
-        for name, text in tables.record_tables(record).items():
+        texts = tables.record_tables(record)
+        for name, text in texts.items():
             self.store.client.log_text(self.run_id, text, name)
-        self.store.client.log_artifact(self.run_id, str(record_file))
+        files = [record_file]
         if trace_of(record) and not wrong_trace(record_file.parent, record):
-            self.store.client.log_artifact(self.run_id, str(record_file.with_name(PROFILER_TRACE)))
+            files.append(record_file.with_name(PROFILER_TRACE))
+        for file in files:
+            self.store.client.log_artifact(self.run_id, str(file))
+        self._confirm([*texts, *(file.name for file in files)])
 
     def write_note(self, view: RecordView) -> list[str]:
         """Write note and dataset. Returns what could not be written."""
@@ -96,6 +101,7 @@ class MlflowRun:
         """Write what is drawn from the Record, and a sweep's comparison. Returns what could not be drawn."""
         if comparison.is_dir():
             self.store.client.log_artifacts(self.run_id, str(comparison), comparison.name)
+            self._confirm([comparison.name])
         return _attempt(view, {"trace": self._traces, "figures": self._figures})
 
     def _note(self, view: RecordView) -> None:
@@ -139,6 +145,16 @@ class MlflowRun:
         with temporary_folder("figures") as folder:
             if report.write_files(view, folder):
                 self.store.client.log_artifacts(self.run_id, str(folder))
+                self._confirm(os.listdir(folder))
+
+    def _confirm(self, names: Iterable[str]) -> None:
+        """Raises StoreError where artifacts are not listed which an answer said were stored."""
+        listed = {file.path for file in self.store.client.list_artifacts(self.run_id)}
+        if missing := sorted(set(names) - listed):
+            raise StoreError(
+                f"artifacts are missing which an answer said were stored: {', '.join(missing)}: check what "
+                "lies between, such as a proxy or a login page"
+            )
 
 
 def _summary(metrics: Mapping[str, float]) -> dict[str, float]:

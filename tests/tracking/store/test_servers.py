@@ -213,11 +213,14 @@ ENDPOINTS = (
     "GET /api/2.0/mlflow/runs/get",
     "POST /api/2.0/mlflow/runs/log-batch",
     "POST /api/2.0/mlflow/runs/update",
+    "PUT /api/2.0/mlflow-artifacts/artifacts/*",
 )
-BROKEN = random.Random(0).sample([(fault, each) for fault in FAULTS for each in ENDPOINTS], 4)
+BROKEN = random.Random(0).sample([(fault, each) for fault in FAULTS for each in ENDPOINTS], 3)
 
 
-@pytest.mark.parametrize(("fault", "endpoint"), [("{}", ENDPOINTS[1]), ("404", ENDPOINTS[2]), *BROKEN])
+@pytest.mark.parametrize(
+    ("fault", "endpoint"), [("{}", ENDPOINTS[1]), ("404", ENDPOINTS[2]), ("HTML", ENDPOINTS[5]), *BROKEN]
+)
 def test_an_answer_that_breaks_costs_no_run_and_doubles_none(
     runs: Path, server: int, monkeypatch: pytest.MonkeyPatch, fault: str, endpoint: str
 ) -> None:
