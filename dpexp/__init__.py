@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LATE = {
     "MODELS": "dpexp.models.registry",

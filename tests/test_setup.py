@@ -277,13 +277,13 @@ def test_hygiene_check_catches(text: str) -> None:
     assert ELSEWHERE.search(f'"{text}"')
 
 
-def test_changelog_has_a_dated_entry_for_this_version_which_stands_in_one_place() -> None:
+def test_changelog_has_a_dated_entry_for_this_version_and_so_has_the_citation() -> None:
     assert PROJECT["dynamic"] == ["version"]
     newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
     assert newest[1] == dpexp.__version__
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert "version" not in citation
+    assert (citation["version"], str(citation["date-released"])) == newest.groups()
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["license"] == PROJECT["license"]
 
