@@ -93,4 +93,5 @@ def __getattr__(name: str) -> Any:
     """Raises AttributeError, as modules do: torch.compile asks every module for names of its own."""
     if name in _objects:
         return _objects[name]
-    raise AttributeError(str(gone(PREFIX + name)))
+    error = gone(PREFIX + name)
+    raise AttributeError(str(error)) from error

@@ -70,3 +70,9 @@ def test_small_tensors_are_as_far_apart_as_each_by_itself(how: str) -> None:
         limits = Limits(1e-12, 1e-4, noise=noise)
         one_by_one = worst(limits.judge("gradients", 1, together).values())
         assert repr(limits.largest("gradients", 1, together)) == repr(one_by_one)
+
+
+def test_small_tensors_of_types_that_have_none_in_common_are_compared() -> None:
+    expected = {"eight bits": torch.ones(4).to(torch.float8_e4m3fn), "usual": torch.ones(4)}
+    assert magnitudes(expected) == {"eight bits": 2.0, "usual": 2.0}
+    assert set(distances(expected, expected).values()) == {0.0}

@@ -65,9 +65,9 @@ class Factory:
         return found
 
     def _missing(self, holder: Any, name: str, error: AttributeError) -> str:
-        names = vars(holder)
-        if "__getattr__" in names:  # a module that makes its names says why it has none
+        if isinstance(error.__cause__, ConfigError):  # a module of dpexp says why it has none
             return str(error)
+        names = vars(holder)
         public = [key for key in names if not key.startswith("_") and callable(names[key])]
         return f"{self.module} has no '{name}'{did_you_mean(name, public)}"
 

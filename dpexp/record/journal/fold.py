@@ -27,9 +27,8 @@ def fold(journal: Path) -> Record:
     """The Record of a journal. Raises JournalError where there is none, or not one that this dpexp reads.
 
     A run whose journal holds no end and has no writer was killed, and ended with the last line: its error is
-    ``WITHOUT_END``. Damaged
-    and lost lines are described in ``damage``, also those after the last one, if a Record was made from them;
-    where the first is lost, the folder names the run.
+    ``WITHOUT_END``. Damaged and lost lines are described in ``damage``, also those after the last one, if a
+    Record was made from them; where the first is lost, the folder names the run.
     """
     record, reader, last_at = Record(), JournalReader(journal), 0
     try:

@@ -68,5 +68,6 @@ def _new_key(home: Path) -> bytes:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
         os.link(temporary, _path(home))
-    temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        temporary.unlink()
     return _key(home)

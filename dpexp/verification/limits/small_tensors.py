@@ -1,4 +1,4 @@
-"""Small tensors: those of one size are rows of a matrix, since an operation costs more than its arithmetic.
+"""Small tensors: those of one size and type are rows of a matrix; an operation costs more than arithmetic.
 
     bias (4) | weight (4, 4) | bias (4) | weight (2, 8)    ->    two rows of 4 numbers, two rows of 16
 
@@ -32,7 +32,7 @@ _MOST = 1 << 22
 
 @dataclass(frozen=True)
 class Alike:
-    """Tensors of one size: a row each, in the matrix of each of several ``sides``; in float64."""
+    """Tensors of one size and type: a row each, in the matrix of each of several ``sides``; in float64."""
 
     names: Sequence[str]
     sides: Sequence[torch.Tensor]
@@ -41,11 +41,11 @@ class Alike:
 def alike(*sides: Tensors) -> Iterator[Alike]:
     """Those that are small, and on the host, and of the same shape and type in all sides."""
     first, others = sides[0], sides[1:]
-    by_size: dict[int, list[str]] = {}
+    by_size: dict[tuple[int, torch.dtype], list[str]] = {}
     for name, tensor in first.items():
         if _is_small(tensor) and all(_is_like(other.get(name), tensor) for other in others):
-            by_size.setdefault(tensor.numel(), []).append(name)
-    for size, names in by_size.items():
+            by_size.setdefault((tensor.numel(), tensor.dtype), []).append(name)
+    for (size, _), names in by_size.items():
         rows = _MOST // size
         for begin in range(0, len(names), rows):
             some = names[begin : begin + rows]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dpexp import tensors
 from dpexp.strategies.shards import Shards
 from dpexp.training.optimizer_state import groups
 from dpexp.training.optimizers import Optimizers
@@ -83,8 +84,15 @@ def follow_groups(reference: Trainer, layout: Trainer, first: list[list[dict[str
     members = reference.optimizers.members
     for member, now, before in zip(members, groups(layout.optimizers), first, strict=False):
         for group, of_layout, at_first in zip(member.param_groups, now, before, strict=False):
-            changed = {key for key, value in at_first.items() if group[key] != value}
+            changed = {key for key, value in at_first.items() if _numbers(group[key]) != _numbers(value)}
             group.update({key: value for key, value in of_layout.items() if key in changed})
+
+
+def _numbers(value: Any) -> list[Any]:
+    """What can be compared of a value that may contain arrays and tensors."""
+    return [
+        (path, leaf.tolist() if hasattr(leaf, "tolist") else leaf) for path, leaf in tensors.leaves(value)
+    ]
 
 
 def give_gradients(trainer: Trainer, gradients: Mapping[str, torch.Tensor]) -> None:

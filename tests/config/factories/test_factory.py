@@ -69,6 +69,13 @@ def test_an_error_in_a_factory_is_named(user_file: Path, rest: str, words: str) 
     assert words in str(caught.value)
 
 
+def test_a_name_that_a_module_does_not_make_has_a_suggestion(user_file: Path) -> None:
+    with user_file.open("a") as file:
+        file.write("def __getattr__(name):\n    raise AttributeError(name)\n")
+    with pytest.raises(ConfigError, match=r"has no 'maek': did you mean 'make'\?"):
+        call(f"{user_file}:maek")
+
+
 def test_a_failing_import_of_a_file_is_explained(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.py", tmp_path / "broken.py"
     missing.write_text("import no_such_package_at_all\n")
