@@ -173,7 +173,7 @@ def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
     grid.add_column(no_wrap=names <= width // 2, overflow="fold")
     colors = palette.colors(bar.name for bar in bars)
     for bar in bars:
-        length = min(longest, max(1, round(bar.share * longest))) if is_visible(bar) else 0
+        length = min(longest, max(1, round(min(1.0, bar.share) * longest))) if is_visible(bar) else 0
         drawn = Text("█" * length, style=colors[bar.name]) + Text("·" * (longest - length), style="dim")
         share = Text(units.percent(bar.share), justify="right")
         cells = (drawn, share) if longest >= _SHORTEST_BAR else (share,)

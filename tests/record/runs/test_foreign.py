@@ -137,6 +137,14 @@ def read_everywhere(home: Path, folder: Path) -> str:
     return said + summary(record)
 
 
+def test_a_phase_without_end_is_drawn(runs: Path) -> None:
+    """Its share of the step is infinite."""
+    original = entries(runs)
+    number = next(place for place, entry in enumerate(original) if "timeline" in entry.get("extend", {}))
+    folder = write(runs, "foreign", mutated(original, number, ("extend", "timeline", 1, "end_us"), math.inf))
+    assert read_everywhere(runs.parent, folder)
+
+
 @given(st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_reader_fails_on_a_value_of_another_type(runs: Path, data: st.DataObject) -> None:
