@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from dpexp.commands.delivery import Json, find_run, runs_folder
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home, without_garbage_collection
 from dpexp.study import MOST_REPEATS
-
-if TYPE_CHECKING:
-    pass
 
 app = make_app("List and show recorded runs, deliver them to MLflow, and close those that died.")
 

@@ -98,7 +98,7 @@ def _derived(path: Path, record: Record, made_from: dict[str, Any], contradictin
     if source != made_from:
         return "the journal has changed since it was made"
     differing = _differing(data, record)
-    if record.error == WITHOUT_END and data.get("error") is None:  # as versions before 1.0 wrote it
+    if record.error == WITHOUT_END and data.get("error") is None:  # as version 0.1 wrote it
         differing = [key for key in differing if key != "error"]
     if wrong := [key for key in differing if key not in _BY_VERSION]:
         return f"{', '.join(wrong)} differ from the journal"

@@ -205,9 +205,8 @@ def tags(record: Record) -> dict[str, str]:
     """What runs are searched and grouped by, at full length."""
     environment, git = record.environment, record.environment.get("git") or {}
     verification, error = record.verification, record.error
-    shown = [
-        {"path": name, "type": "table"} for name in tables.rows_by_table(record)
-    ]  # MLflow shows these as tables
+    # MLflow shows these as tables.
+    shown = [{"path": name, "type": "table"} for name in tables.rows_by_table(record)]
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
         VERSION_TAG: VERSION,

@@ -223,7 +223,7 @@ def _metric(key: str, expected: Mapping[int, float], points: list[Any]) -> str:
 
 def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
     stored = {file.path: file.file_size for file in run.store.client.list_artifacts(run.run_id)}
-    expected = {RECORD, *tables.record_tables(record)}
+    expected = {RECORD, *tables.rows_by_table(record)}
     trace = None if wrong_trace(folder, record) else trace_of(record)  # which `record_problems` reports
     missing = sorted((expected | ({PROFILER_TRACE} if trace else set())) - stored.keys())
     if missing:
