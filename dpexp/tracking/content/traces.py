@@ -28,9 +28,10 @@ from dpexp.report.analysis.timeline import Bar, TimelineStep, steps, typical_ste
 from dpexp.tracking.errors import StoreError, short_message
 
 if TYPE_CHECKING:
-    from mlflow.entities import LiveSpan
+    from mlflow.entities import LiveSpan, Trace
 
 MS = 1_000_000  # nanoseconds
+_STEP = "step "
 _FAILURE = "Failed to send trace to MLflow backend"
 
 
@@ -46,6 +47,16 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record 
         mlflow.flush_trace_async_logging()
     if failures:
         raise StoreError(short_message(failures[0]))
+
+
+def span_counts(view: RecordView) -> list[int]:
+    """The number of spans of each trace that ``log_traces`` logs, ascending."""
+    return sorted(1 + len(step.bars) for step in select_steps(steps(view)))
+
+
+def is_of_step(trace: Trace) -> bool:
+    """Whether ``log_traces`` has logged this trace, not a user."""
+    return str(trace.info.tags.get("mlflow.traceName", "")).startswith(_STEP)
 
 
 @contextmanager
@@ -88,7 +99,7 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
     rows = {} if step.rows is None else {"rows": step.rows}
     begin = _begin_ns(record) + round(step.start * MS)
     root = mlflow.start_span_no_context(
-        f"step {step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else ""),
+        f"{_STEP}{step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else ""),
         span_type="CHAIN",
         inputs={"strategy": record.strategy, "execution": record.execution, **rows},
         attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},

@@ -9,7 +9,7 @@ What the dpexp that delivered it may not have known (``content.may_lack``) may b
     problems     kind ledger   the ledger is damaged, or of another state of the journal
                       missing  not delivered, or deleted in the store
                       values   params or metrics differ, which MLflow does not replace: a new run gets them
-                      facts    tags or artifacts differ: the same run gets them again
+                      facts    tags, artifacts or traces differ: the same run gets them again
                       system   ``system.jsonl`` lacks samples that MLflow has: nothing can write them again
 """
 
@@ -29,7 +29,8 @@ from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.check import Problem
 from dpexp.record.runs.import_journals import SYSTEM
-from dpexp.tracking.content import additions, content, earlier, tables
+from dpexp.record.view import RecordView
+from dpexp.tracking.content import additions, content, earlier, tables, traces
 from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger, permission
 from dpexp.tracking.delivery.ledger import LedgerEntry
@@ -136,7 +137,7 @@ def store_problems(store: Store, folder: Path) -> list[Problem]:
     differing, lost = _system(folder, run, found)
     texts = {
         "values": [_params(record, found), *_metrics(record, run, found), *differing],
-        "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run)],
+        "facts": [_tags(record, folder, store, found), _artifacts(record, folder, run), _traces(record, run)],
         "system": [lost],
     }
     repairs = {"values": NEW_RUN, "facts": AGAIN, "system": ""}
@@ -232,6 +233,12 @@ def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
     if trace is None or size is None or size == trace["bytes"]:
         return ""
     return f"artifact {PROFILER_TRACE}: {plural(size, 'byte')} instead of {trace['bytes']}"
+
+
+def _traces(record: Record, run: MlflowRun) -> str:
+    expected = len(traces.span_counts(RecordView(record)))
+    stored = len(run.stored_traces(include_spans=False))
+    return "" if stored == expected else f"{plural(stored, 'trace')} instead of {expected}"
 
 
 def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:

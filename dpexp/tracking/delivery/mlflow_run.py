@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from dpexp import report
 from dpexp.config import names
@@ -14,7 +15,7 @@ from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.tracking.content import content, earlier, tables
+from dpexp.tracking.content import content, earlier, tables, traces
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.store.store import BATCH, Store
@@ -74,12 +75,9 @@ class MlflowRun:
         self.store.client.delete_run(self.run_id)
 
     def _delete_traces(self) -> None:
-        client, where = self.store.client, [self.experiment_id]
-        traces = client.search_traces(
-            locations=where, run_id=self.run_id, max_results=10, include_spans=False
-        )
-        if traces:
-            client.delete_traces(self.experiment_id, trace_ids=[trace.info.trace_id for trace in traces])
+        ids = [trace.info.trace_id for trace in self.stored_traces(include_spans=False)]
+        if ids:
+            self.store.client.delete_traces(self.experiment_id, trace_ids=ids)
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables, ``record.json``, and the profiler's trace where it is as the run wrote it."""
@@ -131,15 +129,24 @@ class MlflowRun:
         self.store.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, [context])])
 
     def _traces(self, view: RecordView) -> None:
-        from dpexp.tracking.content.traces import log_traces
+        expected = traces.span_counts(view)
+        if self._span_counts() == expected:
+            return
+        self._delete_traces()  # of a delivery that was cut off
+        self.store.bounded(lambda: traces.log_traces(self.store.uri, self.experiment_id, self.run_id, view))
+        if (stored := self._span_counts()) != expected:
+            raise StoreError(f"traces are missing: the store has spans {stored} instead of {expected}")
 
-        experiment_id, run_id, client = self.experiment_id, self.run_id, self.store.client
-        if not client.search_traces(locations=[experiment_id], run_id=run_id, max_results=1):
-            try:
-                self.store.bounded(lambda: log_traces(self.store.uri, experiment_id, run_id, view))
-            except StoreError:
-                self._delete_traces()  # of one that is stored in part
-                raise
+    def _span_counts(self) -> list[int]:
+        """The number of spans of each trace that the store has, ascending."""
+        return sorted(len(trace.data.spans) for trace in self.stored_traces(include_spans=True))
+
+    def stored_traces(self, include_spans: bool) -> list[Any]:
+        """The traces of this run's steps that the store has; users may have added others."""
+        found = self.store.client.search_traces(
+            locations=[self.experiment_id], run_id=self.run_id, max_results=100, include_spans=include_spans
+        )
+        return [trace for trace in found if traces.is_of_step(trace)]
 
     def _figures(self, view: RecordView) -> None:
         with temporary_folder("figures") as folder:

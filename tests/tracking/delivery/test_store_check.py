@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import journals
+import mlflow
 import pytest
 from command_lines import script
 from mlflow.tracking import MlflowClient
@@ -260,6 +261,54 @@ def test_a_missing_artifact_is_found_and_repaired(home: Path, uri: str) -> None:
     assert checked(home, folder) == [("facts", AGAIN)]
     repair.repair(home, folder, repair.run_problems(home, folder, with_store=True))
     assert checked(home, folder) == []
+
+
+A_TRACE = "(SELECT max(trace_id) FROM spans WHERE type = 'TASK')"
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_found"),
+    [
+        (f"DELETE FROM trace_info WHERE request_id = {A_TRACE}", True),
+        (f"DELETE FROM spans WHERE trace_id = {A_TRACE} AND type = 'TASK'", False),
+    ],
+    ids=["a trace", "spans"],
+)
+def test_traces_that_were_stored_in_part_are_stored_again(
+    home_with_store: Path, statement: str, is_found: bool
+) -> None:
+    """A delivery that is killed may leave one of two traces, or one without its spans."""
+    folder, home = journals.complete(home_with_store / "runs").parent, home_with_store
+    uri = f"sqlite:///{home / 'mlflow.db'}"
+    finish(folder / JOURNAL)
+    assert [each.state for each in sync.deliver(home, [folder])] == ["delivered"]
+    assert checked(home, folder) == []
+    before = span_counts(uri, folder.name)
+    add_trace_by_hand(uri, folder.name)
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection, connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        assert connection.execute(statement).rowcount > 0
+    assert checked(home, folder) == ([("facts", AGAIN)] if is_found else [])
+    assert [each.state for each in sync.deliver(home, [folder], again=True)] == ["delivered"]
+    assert checked(home, folder) == []
+    assert span_counts(uri, folder.name) == sorted([1, *before])
+
+
+def span_counts(uri: str, run_id: str) -> list[int]:
+    run = only_run(uri, run_id).info
+    found = MlflowClient(uri).search_traces(locations=[run.experiment_id], run_id=run.run_id)
+    return sorted(len(trace.data.spans) for trace in found)
+
+
+def add_trace_by_hand(uri: str, run_id: str) -> None:
+    """A trace of the user's own, with one span."""
+    run = only_run(uri, run_id).info
+    mlflow.set_tracking_uri(uri)
+    span = mlflow.start_span_no_context(
+        "by hand", metadata={"mlflow.sourceRun": run.run_id}, experiment_id=run.experiment_id
+    )
+    span.end()
+    mlflow.flush_trace_async_logging()
 
 
 def add_by_hand(uri: str, run_id: str) -> None:
