@@ -17,19 +17,18 @@ pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAl
 
 SYNC = """
 import os, runpy, signal, sys
-folder, left = os.environ["TMPDIR"], int(sys.argv[1])
+folder, last = os.environ["TMPDIR"], sys.argv[1]
 def kill(event, arguments):
-    global left
     if event == "open" and str(arguments[0]).startswith(folder) and set(arguments[1] or "") & set("wx"):
-        print(os.path.relpath(arguments[0], folder), flush=True)
-        left -= 1
-        if left == 0:
+        name = os.path.relpath(arguments[0], folder)
+        print(name, flush=True)
+        if os.path.basename(name) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.argv = ["runs.py", "sync", "last", "--again"]
 sys.addaudithook(kill)
 runpy.run_path("scripts/runs.py", run_name="__main__")
 """
-"""``runs.py sync last --again``, killed when it opens a file in the temporary directory, the n-th of all."""
+"""``runs.py sync last --again``, killed when it opens a file of this name in the temporary directory."""
 
 
 @pytest.mark.parametrize(
@@ -60,11 +59,10 @@ def test_a_run_that_is_killed_with_all_its_processes_leaves_nothing(
 def test_a_delivery_that_is_killed_leaves_nothing(dpexp_home: Path, temporary_folder: Path) -> None:
     """Not of dpexp's, and not of MLflow's, which writes each text and trace to a folder of its own."""
     journals.complete(dpexp_home / "runs")
-    opened = python("-c", SYNC, 0).stdout.splitlines()
-    names = [line for line in opened if line.startswith("dpexp-")]
-    assert any("/tmp" in name for name in names), opened  # MLflow's
-    for number in random.sample(range(1, len(names) + 1), 2):
-        killed = python("-c", SYNC, number)
-        assert killed.returncode == -signal.SIGKILL, killed
-        assert os.listdir(temporary_folder), number
+    opened = [line for line in python("-c", SYNC, "none").stdout.splitlines() if line.startswith("dpexp-")]
+    assert any("/tmp" in name for name in opened), opened  # MLflow's
+    for name in random.sample(sorted({Path(name).name for name in opened}), 2):
+        killed = python("-c", SYNC, name)
+        assert killed.returncode == -signal.SIGKILL, (name, opened, killed)
+        assert os.listdir(temporary_folder), name
     assert script("runs.py", "reap").returncode == 0
