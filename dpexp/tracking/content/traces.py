@@ -15,6 +15,7 @@ slowest step. A run with a single phase-timed step has one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -39,6 +40,8 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record 
     """Log selected steps of the Record as traces of the MLflow run. Raises StoreError where that failed."""
     import mlflow
 
+    # Of several workers, one may send a trace before its spans: then these are an artifact, too.
+    os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_WORKERS", "1")
     mlflow.set_tracking_uri(uri)
     view = RecordView.of(record)
     with _failures() as failures:

@@ -34,7 +34,7 @@ def is_whole(home: Path, uri: str, folder: Path) -> bool:
     return repair.run_problems(home, folder, with_store=True) == []
 
 
-@pytest.mark.parametrize("place", ["mlruns", "mlruns/dpexp", "mlruns/dpexp/traces"])
+@pytest.mark.parametrize("place", ["mlruns", "mlruns/dpexp"])
 def test_artifacts_that_cannot_be_written_are_named_and_come_later(
     home_with_store: Path, uri: str, place: str
 ) -> None:
