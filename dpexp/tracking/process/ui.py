@@ -4,6 +4,7 @@ A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; thi
 """
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
+from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.record.journal.durable import private_umask
 from dpexp.record.redact import redact
@@ -28,6 +30,7 @@ OPEN_STORE = (
     "try: Store.from_environment(home()).open()\n"
     "except Exception as error: sys.exit(short_message(error))"
 )
+_ABOUT_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -75,7 +78,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
 
     The store's address is passed in the environment, where no process list shows it.
     """
-    _check_port(host, port)
+    _check_address(host, port)
     _open_in_child(store)
     environment = CLIENT_DEFAULTS | os.environ
     environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -106,16 +109,25 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             _stop(process)
 
 
-def _check_port(host: str, port: int) -> None:
-    """Raises ServerError unless the port is free: MLflow itself would exit with code 0."""
+def _check_address(host: str, port: int) -> None:
+    """Raises ServerError unless the port of the host is free: MLflow itself would exit with code 0."""
+    named = printable_line(host)
+    if not host:  # the system takes it for 0.0.0.0
+        raise ServerError("--host is empty: give a name or an IPv4 address of this machine")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError as error:
-            message = f"port {port} of {host} cannot be used ({error.strerror}): choose another --port"
-            raise ServerError(message) from None
+        except (OSError, TypeError) as error:  # a TypeError of a host that cannot be a name
+            reason = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) in _ABOUT_THE_PORT:
+                raise ServerError(
+                    f"port {port} of {named} cannot be used ({reason}): choose another --port"
+                ) from None
+            raise ServerError(
+                f"host {named} cannot be used ({reason}): give a name or an IPv4 address of this machine"
+            ) from None
 
 
 def _open_in_child(store: Store) -> None:

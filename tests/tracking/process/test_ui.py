@@ -16,7 +16,10 @@ from command_lines import ROOT, script
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until_gone
 
+from dpexp.config.printable import printable_line
 from dpexp.record.journal.fold import finish
+from dpexp.tracking.process.ui import ServerError, server
+from dpexp.tracking.store.store import Store
 
 
 @pytest.fixture
@@ -95,6 +98,20 @@ def test_a_busy_port_is_reported_before_anything_starts(dpexp_home: Path) -> Non
         busy = script("ui.py", "--port", port)
     assert busy.returncode == 1
     assert busy.stderr.startswith(f"error: port {port} of 127.0.0.1 cannot be used")
+    assert list(dpexp_home.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "::1", "a\nb", "\udc80", ""])
+def test_a_host_that_is_not_of_this_machine_is_named_and_no_other_port_advised(
+    dpexp_home: Path, host: str
+) -> None:
+    with pytest.raises(ServerError) as refused, server(Store.from_environment(dpexp_home), host, free_port()):
+        pass
+    message = str(refused.value)
+    assert message.startswith(f"host {printable_line(host)} cannot be used" if host else "--host is empty")
+    assert message.endswith("give a name or an IPv4 address of this machine")
+    assert "\n" not in message
+    assert "--port" not in message
     assert list(dpexp_home.iterdir()) == []
 
 
