@@ -1,22 +1,24 @@
 """Stored: whether a store still has the last points of delivered runs, which ``sync`` asks of all of them.
 
 To compare a run with the store takes its Record and a call. So the ledger keeps a checksum of the last points
-that an SQLite file had when they agreed, and one query gives those of all runs: only runs whose checksum is
-another, or that have none yet, are compared. A server is asked for each run.
+that an SQLite file had when they agreed, at the delivery or later, and one query gives those of all runs:
+only runs whose checksum is another, or that have none, are compared. A server is asked for each run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError
+from dpexp.record.view import RecordView
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import check, ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError, LedgerEntry
+from dpexp.tracking.store.points import LastPoint
 from dpexp.tracking.store.store import Store
 
 
@@ -46,8 +48,27 @@ def is_stored(store: Store, folder: Path, entry: LedgerEntry) -> bool:
     except JournalError:  # which `undelivered` reports
         return True
     latest = {m.key: (int(m.step), m.value) for m in found.data.to_proto().metrics}
+    return _are_last(latest, expected, then.may_lack)
+
+
+def points_crc(store: Store, mlflow_run_id: str, view: RecordView) -> str:
+    """The checksum for the ledger of a run that was delivered just now: of last points that are as expected.
+
+    Empty where they are not, and of other stores than an SQLite file. One query gives both.
+    """
+    now, latest = store.last_points(mlflow_run_id)
+    are_last = now and _are_last(latest, content.expected_metrics(view), content.may_lack)
+    return now if are_last else ""
+
+
+def _are_last(
+    latest: Mapping[str, LastPoint],
+    expected: Mapping[str, Mapping[int, float]],
+    may_lack: Callable[[str], bool],
+) -> bool:
+    """Whether the last point of each metric is as expected; later ones may be of a longer journal."""
     for key, points in expected.items():
-        if key not in latest and then.may_lack(key):
+        if key not in latest and may_lack(key):
             continue
         last = max(points)
         step, value = latest.get(key, (-1, 0.0))

@@ -22,7 +22,7 @@ from dpexp.record.view import RecordView
 from dpexp.tracking.content import additions, content, speed_ups
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.content.samples import MetricSamples, is_system
-from dpexp.tracking.delivery import ledger, permission
+from dpexp.tracking.delivery import ledger, permission, stored
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.errors import StoreError
@@ -202,10 +202,10 @@ class Upload:
 
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
-        run = self.attach()
-        problems = run.write_figures(RecordView(load(self.folder)), self.folder / COMPARISON)
-        now = checksum(self.journal)
-        entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"])
+        run, view = self.attach(), RecordView(load(self.folder))
+        problems = run.write_figures(view, self.folder / COMPARISON)
+        now, points = checksum(self.journal), stored.points_crc(self.store, run.run_id, view)
+        entry = LedgerEntry(run.experiment_id, run.run_id, True, now["bytes"], now["crc"], points)
         ledger.write_entry(self.folder, self.store.name, entry)
         return problems
 

@@ -33,6 +33,9 @@ _TAGGED = (
     "SELECT runs.run_uuid, tags.value FROM runs LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND key = ? "
     "WHERE lifecycle_stage = 'active'"
 )
+_OF_RUN = "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM latest_metrics WHERE run_uuid = ?"
+LastPoint = tuple[int, float]
+"""The step and the value of the last point of a metric."""
 _Row = tuple[str, float, int, str, int, bool]
 
 
@@ -61,10 +64,25 @@ def insert(path: Path, run_id: str, points: Iterable[Point]) -> None:
 def checksums(path: Path, tag: str) -> dict[str, str]:
     """{run: a checksum of its last points and of this tag}, of the active runs."""
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-        points: dict[str, list[str]] = {}
-        for run, text in connection.execute(_LAST):
-            points.setdefault(run, []).append(text)
-        tagged = connection.execute(_TAGGED, (tag,)).fetchall()
+        last, tagged = connection.execute(_LAST), connection.execute(_TAGGED, (tag,))
+        return _checksums(last, tagged)
+
+
+def last_points(path: Path, tag: str, run_id: str) -> tuple[str, dict[str, LastPoint]]:
+    """The checksum of one run, empty where it is not active, and its last points by metric."""
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
+        connection.execute("BEGIN")  # both are of one state of the file
+        last = connection.execute(f"{_LAST} WHERE run_uuid = ?", (run_id,))
+        tagged = connection.execute(f"{_TAGGED} AND runs.run_uuid = ?", (tag, run_id))
+        checksum = _checksums(last, tagged).get(run_id, "")
+        found = connection.execute(_OF_RUN, (run_id,))
+        return checksum, {key: (step, math.nan if v is None else v) for key, step, v in found}
+
+
+def _checksums(last: Iterable[tuple[str, str]], tagged: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    points: dict[str, list[str]] = {}
+    for run, text in last:
+        points.setdefault(run, []).append(text)
     texts = {run: "\n".join([value or "", *sorted(points.get(run, []))]) for run, value in tagged}
     return {run: f"{zlib.crc32(text.encode()):08x}" for run, text in texts.items()}
 

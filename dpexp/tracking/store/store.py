@@ -26,7 +26,7 @@ from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
 from dpexp.tracking.store import patience
 from dpexp.tracking.store.patience import answer_s, within
-from dpexp.tracking.store.points import checksums, fits, insert
+from dpexp.tracking.store.points import LastPoint, checksums, fits, insert, last_points
 from dpexp.tracking.store.sqlite_file import SqliteFile
 from dpexp.tracking.store.whole_answers import BoundedClient, bound_answers, from_database, from_file
 
@@ -152,6 +152,13 @@ class Store:
             return {}
         path = self.sqlite_file.path
         return self.bounded(lambda: checksums(path, content.RUN_ID_TAG))
+
+    def last_points(self, run_id: str) -> tuple[str, dict[str, LastPoint]]:
+        """That checksum of one MLflow run, and its last points; empty where there is none."""
+        if not self._inserts or self.sqlite_file is None:
+            return "", {}
+        path = self.sqlite_file.path
+        return self.bounded(lambda: last_points(path, content.RUN_ID_TAG, run_id))
 
     @functools.cached_property
     def _inserts(self) -> bool:

@@ -5,7 +5,9 @@ import json
 import random
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import journals
 import mlflow
@@ -22,6 +24,7 @@ from dpexp.record.profiler_trace import PROFILER_TRACE, write_trace
 from dpexp.tracking.content import content
 from dpexp.tracking.delivery import ledger, repair, stored, sync
 from dpexp.tracking.delivery.check import AGAIN, NEW_RUN
+from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.sqlite_file import SqliteFile
 from dpexp.tracking.store.store import Store
@@ -472,6 +475,11 @@ def test_sync_compares_again_only_what_has_changed_in_the_store(
     is_stored = stored.is_stored
     monkeypatch.setattr(stored, "is_stored", lambda *of: compared.append(of[1]) or is_stored(*of))
     assert sync.lost(home) == []
+    assert compared == []  # the deliveries have compared them
+    for folder in folders:  # of a version that did not
+        (entry,) = ledger.read_ledger(folder).items()
+        ledger.write_entry(folder, entry[0], replace(entry[1], points_crc=""))
+    assert sync.lost(home) == []
     assert compared == folders
     assert sync.lost(home) == []
     assert compared == folders
@@ -479,6 +487,28 @@ def test_sync_compares_again_only_what_has_changed_in_the_store(
     assert sync.lost(home) == [folders[1]]
     assert sync.lost(home) == [folders[1]]
     assert compared == [*folders, folders[1], folders[1]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE latest_metrics SET value = value + 1 WHERE key = 'loss' AND run_uuid = ?",
+        "DELETE FROM latest_metrics WHERE key = 'time_ms/step' AND run_uuid = ?",
+    ],
+)
+def test_a_loss_before_the_end_of_a_delivery_is_not_taken_for_what_was_delivered(
+    home: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    run_id = f"meanwhile-{change[:6]}"
+    write_figures = MlflowRun.write_figures
+
+    def lose(*of: Any) -> list[str]:
+        changed(home, run_id, change)
+        return write_figures(*of)
+
+    monkeypatch.setattr(MlflowRun, "write_figures", lose)
+    folder = delivered(home, run_id)
+    assert folder in sync.lost(home)
 
 
 @pytest.mark.usefixtures("home_with_store")
