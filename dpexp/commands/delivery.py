@@ -60,7 +60,8 @@ def sync(
 def reap() -> None:
     """Close the runs whose process died: write their Record and end their MLflow run.
 
-    What killed processes left beside journals and snapshots, and in the temporary directory, is removed.
+    What killed processes left beside journals and snapshots, among the runs, and in the temporary directory,
+    is removed.
     """
     from dpexp.record.journal.leftovers import remove_leftovers
     from dpexp.record.journal.temporary_folder import remove_dead_folders
@@ -68,6 +69,7 @@ def reap() -> None:
     from dpexp.tracking.delivery import sync
 
     remove_dead_folders()
+    remove_dead_folders(runs_folder())
     for folder in (*index.folders(runs_folder()), *index.folders(home() / "snapshots")):
         remove_leftovers(folder)
     dead = sync.dead(home())

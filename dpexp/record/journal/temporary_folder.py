@@ -1,26 +1,34 @@
-"""Temporary folder: in the temporary directory, and removed by the next process where its own was killed."""
+"""Temporary folder: in the temporary directory, and removed by the next process where its own was killed.
+
+Its process holds a lock on it. Where the file system has no locks, the process that its name names counts.
+"""
 
 import fcntl
 import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_NAME = re.compile(r"dpexp-[a-z]+-\w+\.held")
-"""Of folders that are locked as long as they are used; earlier versions made others."""
+_NAME = re.compile(r"\.?dpexp-[a-z]+-(?:([0-9]+)_([0-9a-f]{8})_)?\w+\.held")
+"""Of folders that are locked as long as they are used; before version 0.3 without process and machine."""
 
 
 @contextmanager
-def temporary_folder(what: str) -> Iterator[Path]:
-    """A new folder ``dpexp-WHAT-….held`` for this user, until the end of the block."""
-    remove_dead_folders()
+def temporary_folder(what: str, within: Path | None = None) -> Iterator[Path]:
+    """A new folder ``dpexp-WHAT-….held`` for this user, until the end of the block.
+
+    One ``within`` a folder of DPEXP_HOME is hidden from those who list it.
+    """
+    remove_dead_folders(within)
+    prefix = f"{'.' if within else ''}dpexp-{what}-{os.getpid()}_{_machine()}_"
     while True:
         # One that cannot be removed, as without a file descriptor, is left to the next process.
-        with tempfile.TemporaryDirectory(".held", f"dpexp-{what}-", ignore_cleanup_errors=True) as name:
-            held = _lock(name)
+        with tempfile.TemporaryDirectory(".held", prefix, within, ignore_cleanup_errors=True) as name:
+            held = _lock(name, is_new=True)
             if held is None:  # another process removes it
                 continue
             try:
@@ -44,9 +52,9 @@ def temporary_files(what: str) -> Iterator[None]:
             tempfile.tempdir = before
 
 
-def remove_dead_folders() -> None:
-    """Remove those of this user whose processes have died."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
+def remove_dead_folders(within: Path | None = None) -> None:
+    """Remove those of dead processes of this user: in the temporary directory, or ``within`` another."""
+    with suppress(OSError), os.scandir(within or tempfile.gettempdir()) as found:
         for entry in found:
             if _NAME.fullmatch(entry.name):
                 with suppress(OSError):
@@ -59,20 +67,33 @@ def _remove_dead(folder: str) -> None:
         os.close(held)
 
 
-def _lock(folder: str) -> int | None:
+def _lock(folder: str, *, is_new: bool = False) -> int | None:
     """Lock a folder of this user; None where it is gone, in use or another user's. Raises OSError."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid() and os.path.exists(folder):
+    if os.fstat(descriptor).st_uid == os.getuid() and os.path.exists(folder):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
-    except BlockingIOError:
-        pass
-    except OSError:
-        os.close(descriptor)
-        raise
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            if is_new or _is_dead(folder):
+                return descriptor
     os.close(descriptor)
     return None
+
+
+def _is_dead(folder: str) -> bool:
+    """Whether a folder that cannot be locked was made on this machine, by a process that has ended."""
+    found = _NAME.fullmatch(os.path.basename(folder))
+    if found is None or found[2] != _machine():
+        return False
+    return not os.path.exists(f"/proc/{found[1]}")
+
+
+def _machine() -> str:
+    """This machine, or container, whose processes have ids of their own."""
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"

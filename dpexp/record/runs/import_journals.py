@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from dpexp.config.process import command
 from dpexp.record.journal.durable import make_folder, private_files, read_file, write_atomically
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
+from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import JournalError
 
@@ -60,9 +60,8 @@ def import_journal(journal: Path, runs: Path) -> Path:
 def _copy(journal: Path, folder: Path) -> None:
     """Copy all of the run's files, or none: the folder appears when it is complete."""
     make_folder(folder.parent, exist_ok=True)
-    within = tempfile.TemporaryDirectory(prefix=".import-", dir=folder.parent)
-    with within as temporary, private_files():
-        copied = Path(temporary) / folder.name
+    with temporary_folder("import", folder.parent) as temporary, private_files():
+        copied = temporary / folder.name
         copied.mkdir()
         shutil.copyfile(journal, copied / JOURNAL)
         for name in BESIDE:
