@@ -1,6 +1,7 @@
 """Own steps: those of the run itself, in its own type, at first and after the last one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
+from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError
@@ -222,6 +224,32 @@ def test_a_bug_in_the_run_s_type_is_found_in_its_first_step(dpexp_home: Path) ->
     assert "in the run's own first steps, in float32: step 1" in record.verification["cause"]
     assert "is of module 'block2': it is 1.001 times" in record.verification["cause"]
     assert record.steps["loss"] == []
+
+
+def raises_in_float32(model: Any, devices: Devices) -> nn.Module:
+    def fail(gradient: torch.Tensor) -> None:
+        if gradient.dtype == torch.float32:
+            raise RuntimeError("not in float32")
+
+    model.block1.weight.register_hook(fail)
+    return model  # type: ignore[no-any-return]
+
+
+def test_a_run_that_fails_in_its_own_first_step_does_not_contradict_itself(dpexp_home: Path) -> None:
+    config = RunConfig(
+        "custom", model="blocks", options={"layout": f"{__file__}:{raises_in_float32.__name__}"}, **STEPS
+    )
+    with pytest.raises(RuntimeError, match="not in float32"):
+        recorded(dpexp_home, config)
+    record = fold(dpexp_home / "runs" / "run" / "journal.jsonl")
+    assert (
+        record.verification["first_steps"] | {"steps": 0, "passed": True, "output_error": None}
+        == (record.verification["first_steps"])
+    )
+    record = replace(record, status="failed", ended=record.started)
+    assert contradictions(record) == []
+    record.steps["time_ms"] = [1.0]
+    assert "verification.first_steps passed without an output_error" in contradictions(record)
 
 
 def begins_late(model: Any, devices: Devices) -> nn.Module:

@@ -67,8 +67,13 @@ class Section:
         return dtype == "float64" or has_mps or f"compared in torch.{dtype}" in note
 
     def is_placed_only(self, record: Record, found: Row) -> bool:
-        """Whether there was no step of the warm-up to compare, and the model as it was placed is all."""
-        is_empty = self.path[-1] == "first_steps" and record.config.get("warmup") == 0
+        """Whether there was no step of the warm-up to compare, and the model as it was placed is all.
+
+        Or the run ended inside the first of them: before it measured a step, unless it had resumed.
+        """
+        is_first, config = self.path[-1] == "first_steps", record.config
+        has_ended = record.status != "finished" and (not record.steps["time_ms"] or config.get("resume"))
+        is_empty = is_first and bool(config.get("warmup") == 0 or has_ended)
         return is_empty and found.get("steps") == 0 and found.get("parameter_error") is not None
 
 
