@@ -16,6 +16,8 @@ from drawn_figures import axes_without_round_ticks, draw, illegible_texts, texts
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.text import Annotation
 from record_factory import PHASES, hybrid, time_phases, timeline_row, whole
 
 from dpexp import report
@@ -112,6 +114,38 @@ def test_modules_keep_their_end_and_their_layer() -> None:
         shown = next(text for text in texts if text.startswith(units.short_name(name, 40)))
         assert shown.endswith("40 B")
         assert len(shown) < 48
+
+
+def in_ring(count: int, batches: int = 4) -> Record:
+    """A run of ranks that each hold a part of every module, and send to the next one."""
+    record = whole(count)
+    devices = record.devices["used"]
+    record.devices["ranks"] = [{"rank": rank, "device": device} for rank, device in enumerate(devices)]
+    record.device_map = [
+        {**row, "device": device, "replicas": []} for row in record.device_map for device in devices
+    ]
+    sent = {"what": "all-gather", "phase": "forward", "backward": False, "bytes": 880}
+    record.summary["collectives"] = [
+        {"rank": rank, "batch": batch, **sent} for rank in range(count) for batch in range(batches)
+    ]
+    return record
+
+
+@pytest.mark.parametrize(
+    "record", [in_ring(2), in_ring(5), whole(4), hybrid()], ids=["2", "5", "whole", "hybrid"]
+)
+def test_no_arrow_of_a_layout_crosses_a_box(record: Record) -> None:
+    figure = layout_figure(RecordView(record))
+    draw(figure)
+    assert illegible_texts(figure) == []
+    notes = [note.arrow_patch for note in figure.findobj(Annotation)]
+    arrows = [arrow for arrow in (*notes, *figure.findobj(FancyArrowPatch)) if arrow is not None]
+    assert len(arrows) >= 2
+    drawn = [arrow.get_transform().transform_path(arrow.get_path()) for arrow in arrows]
+    paths = [type(path)(line) for path in drawn for line in path.to_polygons(closed_only=False)]
+    boxes = [box.get_window_extent() for box in figure.findobj(FancyBboxPatch)]
+    assert len(boxes) >= 2
+    assert not any(path.intersects_bbox(box, filled=False) for path in paths for box in boxes)
 
 
 def test_a_phase_of_0_percent_is_not_drawn() -> None:
