@@ -10,20 +10,23 @@ from command_lines import ROOT
 from dpexp.config.ranges import plural
 
 NOUNS = (
-    "batches|bytes|cells|devices|epochs|experiments|files|jobs|lines|modules|parameters|points|processes|"
-    "ranks|replicas|rounds|rows|runs|samples|steps|tensors|threads|times|values"
+    "batches|bytes|calls|cells|devices|epochs|experiments|files|ids|jobs|lines|modules|numbers|parameters|points|"
+    "processes|ranks|replicas|rounds|rows|runs|samples|sequences|steps|tensors|threads|times|values"
 )
 COUNTED = re.compile(rf" ({NOUNS})\b(?![/'])")
-ROOMS = ("commands", "distributed", "engine", "parallel", "report", "strategies", "study", "tracking")
-"""Descriptions of data and notes of verifications are recorded as they were: their rooms are left out."""
 NEVER_ONE = {
     "commands/command_line/config_options.py: {size} bytes": "more than a config has",
     "commands/sweep_results.py: {current.limit} rounds": "a sweep that looks has two rounds and more",
+    "data/sources/user_data.py: {samples} samples": "more than a run can take",
+    "data/sources/user_samples.py: {len(value)} tensors": "only of more than two",
     "distributed/device_selection.py: {count} devices": "the text of an example",
     "engine/dry_run.py: {ranks} ranks": "only of several ranks",
     "engine/prepare.py: {config.accumulate} batches": "only where --accumulate is more than one",
     "parallel/scatter_gather.py: {len(outputs)} replicas": "one replica's outputs are not joined",
     "parallel/scatter_gather.py: {other} rows": "beside another number of rows",
+    "record/consistency/figures.py: {calls} calls": "a number with a fraction, or zero",
+    "record/consistency/figures.py: {found['steps']} steps": "three steps are profiled",
+    "record/consistency/shapes.py: {sorted(leading)} rows": "several numbers",
     "report/analysis/stages.py: {figures['of_bound']} times": "a factor",
     "report/compare/grouping.py: {' and '.join(kinds)} runs": "no number",
     "report/figures/layout.py: {count} devices": "only of several devices",
@@ -34,6 +37,7 @@ NEVER_ONE = {
     "report/findings/steadiness.py: {usual.n} steps": "a drift, or outliers, of many",
     "report/findings/reliability.py: {usual.n} steps": "half of them lie in a range",
     "report/render/listing.py: {found['parameters']} parameters": "a text, as 1.2 million",
+    "report/render/listing.py: {row['calls']} calls": "only of several calls",
     "report/sections.py: {len(modules)} modules": "up to four modules are named",
     "report/sections.py: {len(sizes)} modules": "a part of several modules",
     "strategies/hybrid/hybrid.py: {len(devices)} devices": "only of several devices",
@@ -49,6 +53,11 @@ NEVER_ONE = {
     "study/sweep/grid.py: {repeats} rounds": "more than a sweep has, with cells",
     "study/sweep/order.py: {len(cells)} cells": "only of more than two cells",
     "tracking/content/tables.py: {n} rows": "only of more than 10,000 rows",
+    "verification/diagnosis/patterns.py: {named} rows": "those of several shards",
+    "verification/diagnosis/patterns.py: {scale} times": "a factor",
+    "verification/diagnosis/patterns.py: {shards} times": "a factor",
+    "verification/prove.py: {sorted(rows)} rows": "several numbers",
+    "verification/touched_rows.py: {len(tables[name].weight)} rows": "only of large tables",
 }
 """Counts beside a noun, and why they are never one."""
 
@@ -70,8 +79,9 @@ def is_constant(value: ast.expr) -> bool:
 
 def test_what_counts_things_in_a_text_knows_one_of_them() -> None:
     package = ROOT / "dpexp"
-    paths = [path for room in ROOMS for path in (package / room).rglob("*.py")]
-    found = [f"{path.relative_to(package)}: {count}" for path in paths for count in counts(path)]
+    found = [
+        f"{path.relative_to(package)}: {count}" for path in package.rglob("*.py") for count in counts(path)
+    ]
     assert set(found) - set(NEVER_ONE) == set()
     assert set(NEVER_ONE) - set(found) == set(), "these are no longer there"
 

@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
+from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST, place
@@ -118,8 +119,9 @@ def _process_group(mesh: Any) -> Iterator[ProcessGroup]:
     names = mesh.mesh_dim_names
     if names is None or mesh.size() != distributed.get_world_size():
         raise ConfigError(
-            f"prove: the mesh has dimensions {names} and {mesh.size()} of {distributed.get_world_size()} "
-            "ranks: name its dimensions (mesh_dim_names), and give it every rank"
+            f"prove: the mesh has dimensions {names} and {mesh.size()} of "
+            f"{plural(distributed.get_world_size(), 'rank')}: "
+            "name its dimensions (mesh_dim_names), and give it every rank"
         )
     group = distributed.new_group(backend="gloo")
     try:

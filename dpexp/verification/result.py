@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dpexp.config.alike import listed
+from dpexp.config.ranges import plural
 from dpexp.verification.limits.compare import Difference, worst
 from dpexp.verification.modes.mode import IN_EVAL_MODE, Mode, RowsTogether
 
@@ -50,7 +51,8 @@ class Result:
 
     def __str__(self) -> str:
         """The summary: the verdict, the largest error of each kind, and what is not covered or is noted."""
-        steps = f"{self.steps + self.training_steps} steps in {str(self.dtype).removeprefix('torch.')}"
+        count = plural(self.steps + self.training_steps, "step")
+        steps = f"{count} in {str(self.dtype).removeprefix('torch.')}"
         verdict = f"NOT THE SAME: {self.cause}" if self.cause else "the same as on a single device"
         errors = [
             f"  {kind:10}  {each.error:.1e}, limit {each.limit:.0e}{each.tensor and f', in {each.tensor}'}"
@@ -100,7 +102,7 @@ class Result:
             for kind in kinds
         }
         own = [note.partition(": ")[0] if note.startswith(IN_EVAL_MODE) else note for note in self.notes]
-        added = [f"in training mode, chunk by chunk: {training.steps} steps more", *training.notes]
+        added = [f"in training mode, chunk by chunk: {plural(training.steps, 'step')} more", *training.notes]
         notes = [*own, *(note for note in added if note not in self.notes)]
         cause = f"in training mode, {training.cause}" if training.cause else ""
         return replace(

@@ -9,6 +9,7 @@ from dpexp.config.factories.registry import Registry
 from dpexp.config.factories.spec import SpecField
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option
+from dpexp.config.ranges import plural
 from dpexp.config.strategy_options import LaunchOptions, StrategyEntry
 
 
@@ -75,7 +76,7 @@ class CustomOptions(LaunchOptions):
         mesh = self._mesh or super().mesh_of(world_size)
         if mesh.size != world_size:
             raise ConfigError(
-                f"--mesh {self.mesh} has {mesh.size} ranks, and {world_size} run: start {mesh.size}, "
-                "or give sizes whose product is the number of ranks"
+                f"--mesh {self.mesh} has {plural(mesh.size, 'rank')}, and {world_size} run: "
+                f"start {mesh.size}, or give sizes whose product is the number of ranks"
             )
         return mesh

@@ -36,7 +36,7 @@ class ArraysSource(TensorSource):
 
     def load(self, seed: int) -> tuple[str, Samples, Samples | None]:
         (inputs,), _ = self.train
-        description = f"{self.path.name}: {len(inputs)} samples, x {tuple(inputs.shape[1:])}"
+        description = f"{self.path.name}: {plural(len(inputs), 'sample')}, x {tuple(inputs.shape[1:])}"
         return description, self.train, self.test
 
     def _read(self) -> dict[str, Array]:

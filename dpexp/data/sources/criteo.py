@@ -67,9 +67,8 @@ class CriteoSource(Source):
 
     def dataset(self, model: nn.Module, seed: int) -> CriteoDataset:
         self.view_for(model)
-        description = (
-            f"{self.log.index.lines} lines of {self.log.path}, in their order, ids below {self.rows}"
-        )
+        lines = plural(self.log.index.lines, "line")
+        description = f"{lines} of {self.log.path}, in their order, ids below {self.rows}"
         return CriteoDataset("criteo", description, self.objective(model), None, self.log, self.rows)
 
 

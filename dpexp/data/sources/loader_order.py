@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.ranges import plural
 from dpexp.data.rng import EpochOrder, generator, kept_globals, seed_globals
 
 Indices = Sequence[int] | torch.Tensor
@@ -99,7 +100,7 @@ class LoaderOrder:
             why = "drop_last" if self.drops_last else "its sampler"
             raise ConfigError(
                 f"{self.what} gives a DataLoader with an empty epoch or batch, by {why}: the data set has "
-                f"{samples} samples, and --batch-size is {batch_size}"
+                f"{plural(samples, 'sample')}, and --batch-size is {batch_size}"
             )
         return rows
 
@@ -114,7 +115,7 @@ class LoaderOrder:
         sampler = type(self.batches if self.batches is not None else self.sampler).__name__
         changed = []
         if self.batch_size not in (None, batch_size):
-            changed.append(f"batches have {batch_size} rows (--batch-size), not {self.batch_size}")
+            changed.append(f"batches have {plural(batch_size, 'row')} (--batch-size), not {self.batch_size}")
         if self.batches is not None:
             changed.append(f"batches are those of its {sampler}, whatever --batch-size says")
         if self.is_shuffled:

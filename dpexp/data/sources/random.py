@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.ranges import plural
 from dpexp.data.base import Samples, Source
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.rng import generator
@@ -50,7 +51,7 @@ class RandomSource(Source):
         origin = "" if self.shape is not None else f", as its first layer {name or 'itself'} takes"
         made = f"random {kind} of shape {shape}{origin}"
         self.note = f"{made}; {objective.without_targets}"
-        description = f"{self.samples} samples, {made}, seed {seed}"
+        description = f"{plural(self.samples, 'sample')}, {made}, seed {seed}"
         return TensorDataset("random", description, objective, None, (inputs,), None)
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
@@ -78,7 +79,8 @@ class RandomSource(Source):
                 return inputs, returned[1]
         raise ConfigError(
             f"{self.where}: {name}.example must return (inputs, targets), tensors or a tuple of tensors, "
-            f"each with {self.samples} rows; found {type(returned).__name__} with tensors {shapes(returned)}"
+            f"each with {plural(self.samples, 'row')}; "
+            f"found {type(returned).__name__} with tensors {shapes(returned)}"
         )
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dpexp.config.features import PADDING, Features
+from dpexp.config.ranges import plural
 from dpexp.data.base import Samples, TensorSource
 from dpexp.data.rng import generator, mix
 
@@ -38,7 +39,7 @@ class SequencesSource(SyntheticSource):
     def __init__(self, where: str, samples: int, length: int, width: int, classes: int) -> None:
         super().__init__(where)
         self.samples, self.classes = samples, classes
-        self.description = f"{samples} sequences of 1 to {length} steps"
+        self.description = f"{plural(samples, 'sequence')} of 1 to {plural(length, 'step')}"
         self.features: Features = Features("sequence", (length, width), classes=classes, stepwise=True)
 
     def draw(self, samples: int, seed: int, rng: torch.Generator) -> Samples:
@@ -78,7 +79,7 @@ class ClicksSource(SyntheticSource):
     def __init__(self, where: str, samples: int, dense: int, tables: int, rows: int, skew: float) -> None:
         super().__init__(where)
         self.samples, self.skew, self.rows, self.tables = samples, skew, rows, tables
-        self.description = f"{samples} samples of {tables} ids below {rows}"
+        self.description = f"{plural(samples, 'sample')} of {plural(tables, 'id')} below {rows}"
         self.features: Features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
 
     def draw(self, samples: int, seed: int, rng: torch.Generator) -> Samples:

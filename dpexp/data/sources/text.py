@@ -41,8 +41,8 @@ class TextSource(Source):
         size = sum(file.stat().st_size for file in self.files)
         if size <= length:
             raise ConfigError(
-                f"{where}: {self.path} has {size} bytes; length={length} needs at least {length + 1}, "
-                "for a sample and its last target"
+                f"{where}: {self.path} has {plural(size, 'byte')}; "
+                f"length={length} needs at least {length + 1}, for a sample and its last target"
             )
         self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
@@ -80,7 +80,7 @@ class TextSource(Source):
         parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
         text: _Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
         files = plural(len(self.files), "file")
-        description = f"{len(text)} bytes of {self.path} ({files}), {self.length} a sample"
+        description = f"{plural(len(text), 'byte')} of {self.path} ({files}), {self.length} a sample"
         return TextDataset("text", description, self.objective(model), None, text, self.length)
 
 

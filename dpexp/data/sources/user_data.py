@@ -62,7 +62,7 @@ class UserSource(Source):
 
     def dataset(self, model: nn.Module, seed: int) -> UserDataset:
         def part(name: str, of: MapStyle, test: Dataset | None) -> UserDataset:
-            description = f"{name}: {len(of.dataset)} samples"
+            description = f"{name}: {plural(len(of.dataset), 'sample')}"
             return UserDataset(name, description, objective, test, of, forward)
 
         objective, forward = self.objective(model), forward_signature(model)

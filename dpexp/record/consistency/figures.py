@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dpexp.config.ranges import be, plural
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.phase_times import rows_of, step_spans
 from dpexp.record.figures.registry import figures
@@ -93,7 +94,8 @@ def _observed(record: Record) -> Iterator[str]:
             yield f"work.flops.{name} is {count}, not a number of operations"
     energy, measured = record.work.get("energy"), len(record.steps["time_ms"])
     if energy and not 0 < energy["steps"] <= measured:
-        yield f"work.energy.steps is {energy['steps']}, but {measured} steps are measured"
+        steps = f"{plural(measured, 'step')} {be(measured)}"
+        yield f"work.energy.steps is {energy['steps']}, but {steps} measured"
 
 
 def _operators(record: Record) -> Iterator[str]:

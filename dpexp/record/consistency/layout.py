@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from dpexp.config.ranges import plural
 from dpexp.record.device_map import model_rows, optimizer_rows
 from dpexp.record.record import Record, Row
 
@@ -29,7 +30,8 @@ def _bytes(record: Record) -> Iterator[str]:
         count = math.prod(row["local_shape"] if "local_shape" in row else row["shape"])
         size = ITEM_BYTES.get(row["dtype"])
         if size is not None and row["bytes"] != count * size:
-            yield f"{_name(row)} has {row['bytes']} bytes, but {count} numbers of {row['dtype']}"
+            found, numbers = plural(row["bytes"], "byte"), plural(count, "number")
+            yield f"{_name(row)} has {found}, but {numbers} of {row['dtype']}"
 
 
 def _shards(record: Record) -> Iterator[str]:
@@ -79,7 +81,7 @@ def _memory(record: Record) -> Iterator[str]:
             if category in row and row[category] != found[kind] and (kind != "optimizer" or has_state):
                 where = row["device"] if row.get("rank") is None else f"rank {row['rank']}"
                 yield (
-                    f"memory_use.{category} of {where} is {row[category]} bytes, "
+                    f"memory_use.{category} of {where} is {plural(row[category], 'byte')}, "
                     f"but its device_map gives {found[kind]}"
                 )
 

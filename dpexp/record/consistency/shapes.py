@@ -43,7 +43,8 @@ def _rows(record: Record) -> Iterator[str]:
         if len(leading) > 1:
             yield f"shapes of batch {row['batch']} have {sorted(leading)} rows in one call of the model"
         elif row["scope"] == "outside" and leading != {rows}:
-            yield f"shapes of batch {row['batch']} have {leading.pop()} rows, but the batch has {rows}"
+            number = plural(leading.pop(), "row")
+            yield f"shapes of batch {row['batch']} have {number}, but the batch has {rows}"
         elif row["scope"] == "replica" and record.devices.get("ranks"):
             ranks.setdefault(row["batch"], {}).setdefault(row["replica"], leading.pop())
     for batch, found in ranks.items():
@@ -163,7 +164,7 @@ def _counts(record: Record) -> Iterator[str]:
         ids = sum(map(math.prod, row["inputs"]))
         for key, count in (("looked_up", row.get("looked_up", 0)), ("asked", sum(row.get("asked", ())))):
             if not 0 <= count <= ids:
-                yield f"shapes of {row['module']} have {key} {count}, of {ids} ids"
+                yield f"shapes of {row['module']} have {key} {count}, of {plural(ids, 'id')}"
     ranks = len(record.devices.get("ranks", ()))
     for row in record.summary.get("collectives", ()):
         if not (0 <= row["rank"] < ranks and 0 <= row.get("to", 0) < ranks and row["bytes"] >= 0):

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.ranges import be, plural
 from dpexp.record import clock
 from dpexp.record.journal.durable import (
     check_writable,
@@ -179,7 +180,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         except OSError as error:
             (self.folder / RESERVE).unlink(missing_ok=True)
             raise JournalError(
-                f"{self.path}: {error.strerror or error}; {self._seq} lines are safe"
+                f"{self.path}: {error.strerror or error}; {plural(self._seq, 'line')} {be(self._seq)} safe"
             ) from error
 
     def _append(self, values: Row | None, lists: Lists | None, cut: dict[str, int] | None) -> None:

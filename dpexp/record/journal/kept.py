@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dpexp.config.ranges import be, plural
 from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.seal import made_from, unseal
 
@@ -12,7 +13,9 @@ KEPT = "record.before-damage.json"
 def lost_bytes(record: Path, run_id: str, size: int) -> list[str]:
     """The damage of a journal of this size, if ``record.json`` or the kept one was made from more of it."""
     had = max(_source_bytes(path, run_id, size) for path in (record, record.with_name(KEPT)))
-    return [f"the journal has lost its end or other lines: {size} of {had} bytes are left"] * (size < had)
+    return [
+        f"the journal has lost its end or other lines: {size} of {plural(had, 'byte')} {be(size)} left"
+    ] * (size < had)
 
 
 def keep(record: Path, run_id: str, size: int, *, is_damaged: bool = False) -> None:

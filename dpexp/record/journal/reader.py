@@ -105,7 +105,7 @@ class JournalReader:
         with contextlib.suppress(FileNotFoundError):
             rest = self.path.stat().st_size - self.offset
             if rest:
-                return [f"line {self.lines + 1}: cut off after {rest} bytes"]
+                return [f"line {self.lines + 1}: cut off after {plural(rest, 'byte')}"]
         return []
 
 

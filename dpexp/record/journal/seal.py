@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.process import command
+from dpexp.config.ranges import plural
 from dpexp.record import json_text
 from dpexp.record.journal.durable import read_file
 
@@ -79,7 +80,7 @@ def changed(source: dict[str, Any], journal: Path, *, by_length: bool = False) -
     if not journal.exists():
         return ""
     if (size := journal.stat().st_size) != source["bytes"]:
-        return f"it was made from {source['bytes']} bytes of a journal of {size}"
+        return f"it was made from {plural(source['bytes'], 'byte')} of a journal of {size}"
     if not by_length and not checksum(journal).items() <= source.items():
         return "the journal has changed since it was made"
     return ""

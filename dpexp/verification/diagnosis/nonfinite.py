@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.tensors import walk
 from dpexp.verification.steps.recorder import Step
@@ -20,7 +21,8 @@ def check_finite(computed: Step, batch: Batch, step: int) -> None:
     advice = ": try a smaller learning rate" if step > 1 else ""
     raise NonfiniteError(
         f"the loss of a single device is {computed.loss} in step {step} of the verification "
-        f"({batch.rows} rows); the first NaN or infinity comes from {_source(computed, batch)}{advice}"
+        f"({plural(batch.rows, 'row')}); "
+        f"the first NaN or infinity comes from {_source(computed, batch)}{advice}"
     )
 
 

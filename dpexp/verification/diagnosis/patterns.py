@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dpexp.config.ranges import consecutive, span
+from dpexp.config.ranges import consecutive, plural, span
 
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
@@ -157,7 +157,7 @@ def _as_real_rows(rows: torch.Tensor) -> torch.Tensor:
 
 def _of_shapes(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     if found and expected and found[1:] == expected[1:] and found[0] < expected[0]:
-        return f"it has {found[0]} rows instead of {expected[0]}: rows are dropped"
+        return f"it has {plural(found[0], 'row')} instead of {expected[0]}: rows are dropped"
     return f"its shape is {found} instead of {expected}"
 
 
