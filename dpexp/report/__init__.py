@@ -59,7 +59,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     The folder is created if missing.
     """
     from dpexp.report.analysis import timeline
-    from dpexp.report.figures import chrome_trace, style
+    from dpexp.report.figures import chrome_trace
     from dpexp.report.figures.layout import layout_figure
     from dpexp.report.figures.phases import phases_figure
     from dpexp.report.figures.timeline import timeline_figure
@@ -78,7 +78,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
         figures["layout.png"] = layout_figure(view)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        style.save_png(figure, folder / name)
+        figure.save(folder / name)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in (*figures, *texts)]

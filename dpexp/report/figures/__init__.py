@@ -1,6 +1,7 @@
 """Figures: a Record drawn: layout, phases and timeline as PNG, and a Chrome trace.
 
-``style`` and ``palette`` hold the look that every figure shares, those of ``compare`` and ``study`` too, and
-do not import matplotlib; ``layout``, ``phases`` and ``timeline`` do. The rest of ``report`` and ``study``
-import it; it may import the rest of ``report`` and ``record``. Start reading in ``timeline``.
+``picture`` draws them by Pillow: shapes at places in pixels; ``chart`` has the rows and the axis of two of
+them, ``fonts`` measures texts. ``style`` and ``palette`` hold the look that every figure shares, those of
+``compare`` and ``study`` too, which matplotlib draws. The rest of ``report`` and ``study`` import it; it may
+import the rest of ``report`` and ``record``. Start reading in ``timeline``.
 """

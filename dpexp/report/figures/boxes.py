@@ -2,28 +2,26 @@
 
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
-
 from dpexp.config.ranges import plural
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.figures import style
+from dpexp.report.figures.fonts import DPI, widest
+from dpexp.report.figures.picture import Card, Picture, Text, pixels
 
 MOST_BOXES = 8
 """So many devices with copies get a box each; of more, those with the same content share one."""
 MOST_MODULES = 10
 MOST_LETTERS = 40
 """Longer names of modules are shortened; a box is as wide as its lines."""
-LINE_HEIGHT, _PADDING, _GAP = 0.2, 0.16, 0.22
+LINE_HEIGHT, _PADDING, _GAP = 0.22, 0.16, 0.22
 LEAST_WIDTH, INDENT = 2.0, 0.12
 _TITLE, LETTERS = 9.5, 8.5
 
 
 @dataclass(eq=False)
 class Box:
-    """One device, or several with the same content: its lines, and its place in the figure (inches)."""
+    """One device, or several with the same content: its lines, and its place, in inches from above left."""
 
     devices: list[str]
     lines: list[str]
@@ -39,7 +37,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        return self.top - self.height / 2
+        return self.top + self.height / 2
 
     @property
     def title(self) -> str:
@@ -93,38 +91,30 @@ def stack_height(column: list[Box]) -> float:
     return sum(box.height for box in column) + _GAP * (len(column) - 1)
 
 
-def stack(column: list[Box], x: float, height: float) -> float:
+def stack(column: list[Box], x: float, upper: float, height: float) -> float:
     """Place the boxes of a column from top to bottom, centred; a single box fills the height.
 
     Returns the right edge of the column, which is as wide as its longest line.
     """
-    titles = [style.text_width(box.title, _TITLE, "bold") for box in column]
-    lines = [style.text_width(line, LETTERS) for box in column for line in box.lines]
-    width = max(LEAST_WIDTH, 3 * INDENT + max(titles + lines))
+    titles = widest((box.title for box in column), _TITLE, is_bold=True)
+    lines = widest((line for box in column for line in box.lines), LETTERS)
+    width = max(LEAST_WIDTH, 3 * INDENT + max(titles, lines) / DPI)
     if len(column) == 1:
         column[0].min_height = height
-    top = height - (height - stack_height(column)) / 2
+    top = upper + (height - stack_height(column)) / 2
     for box in column:
         box.x, box.top, box.width = x, top, width
-        top -= box.height + _GAP
+        top += box.height + _GAP
     return x + width
 
 
-def draw(axes: Axes, box: Box) -> None:
+def draw(picture: Picture, box: Box) -> None:
     """Draw a box where it has been placed; that of several devices has a shadow."""
-    for shift in (0.08, 0.0) if len(box.devices) > 1 else (0.0,):
-        corner = (box.x + shift, box.top - box.height + shift / 2)
-        axes.add_patch(
-            FancyBboxPatch(
-                corner, box.width - 0.08, box.height,
-                boxstyle="round,pad=0,rounding_size=0.08", facecolor="white", edgecolor=style.SOFT,
-            )
-        )  # fmt: skip
-    y = box.top - _PADDING - LINE_HEIGHT / 2
-    left = box.x + INDENT
-    axes.text(
-        left, y, style.escape(box.title), fontsize=_TITLE, fontweight="bold", color=style.INK, va="center"
-    )
+    for shift in (0.07, 0.0) if len(box.devices) > 1 else (0.0,):
+        left, upper = pixels(box.x + shift), pixels(box.top - shift / 2)
+        picture.add(Card((left, upper, left + pixels(box.width - 0.08), upper + pixels(box.height))))
+    x, y = pixels(box.x + INDENT), box.top + _PADDING + LINE_HEIGHT / 2
+    picture.add(Text(x, pixels(y), box.title, _TITLE, is_bold=True))
     for line in box.lines:
-        y -= LINE_HEIGHT
-        axes.text(left, y, style.escape(line), fontsize=LETTERS, color=style.INK, va="center")
+        y += LINE_HEIGHT
+        picture.add(Text(x, pixels(y), line, LETTERS))

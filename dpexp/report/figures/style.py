@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config.printable import printable, printable_line
+from dpexp.config.printable import printable
 from dpexp.report import ticks, units
-from dpexp.report.figures import palette
+from dpexp.report.figures import fonts, palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
-DPI = 110
 MARKERS = "osD^vPX*"
+_ROOM = 1.03
+"""matplotlib draws a text up to so many times as wide as it is."""
 _TITLE, BELOW = 11.0, 9.0
 """The letters of a title and of the line below it, in points."""
 LINE_INCHES = 0.19
@@ -57,7 +57,7 @@ def save_png(figure: Figure, path: Path) -> None:
     """Write the figure as ``savefig`` does, which draws it once more for its layout."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure.set_dpi(DPI)
+    figure.set_dpi(fonts.DPI)
     FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
@@ -141,23 +141,12 @@ def title(axes: Axes, text: str, below: str = "") -> None:
 
 def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> str:
     """The text in lines of at most this width, escaped; between words where it can be."""
-    letters = len(text)
-    while True:
-        lines = textwrap.wrap(text, max(1, letters))
-        widest = max((text_width(line, size, weight) for line in lines), default=0.0)
-        if widest <= inches or letters <= 1:
-            return escape("\n".join(lines))
-        letters = min(letters - 1, int(letters * inches / widest))
+    return escape("\n".join(fonts.wrapped(text, inches * fonts.DPI / _ROOM, size, weight == "bold")))
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """The width of a line of text in inches."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextToPath
-
-    font = FontProperties(size=size, weight=weight)
-    width, _, _ = TextToPath().get_text_width_height_descent(printable_line(text), font, ismath=False)
-    return 1.03 * float(width) / 72  # drawn in pixels it is up to 3% wider
+    return _ROOM * fonts.text_pixels(text, size, weight == "bold") / fonts.DPI
 
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:

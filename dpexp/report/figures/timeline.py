@@ -2,25 +2,23 @@
 
 import itertools
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from dpexp.config.ranges import plural
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
 from dpexp.report.analysis.phases import SMALLEST_SHARE
 from dpexp.report.analysis.timeline import Bar, Lane, TimelineStep, typical_step
-from dpexp.report.figures import palette, style
+from dpexp.report.figures import chart, palette, style
+from dpexp.report.figures.fonts import text_pixels
+from dpexp.report.figures.picture import Picture, Text, pixels
 
-_WIDTH, LANE, _MARGIN = 10.0, 0.3, 1.45
+_WIDTH, LANE = 10.0, 0.34
 MOST_LEVELS = 40
 """Further levels of lanes are left out of the figure (and their lanes counted below it); the page has all."""
-LETTER = 0.0085
-"""Width of a letter as a share of the lane: decides whether a label fits into its bar."""
+_LETTERS, _PADDING = 8.0, 8
 
 
-def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Figure:
+def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Picture:
     """The typical step of the run; ``steps`` must not be empty."""
     record, step = view.record, typical_step(steps)
     assert step is not None
@@ -29,28 +27,34 @@ def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Figure:
     def is_drawn(bar: Bar) -> bool:  # a share that reads 0.0% is not a bar
         return bar.ms > 0 and bar.ms >= SMALLEST_SHARE * step.ms
 
-    figure, axes = style.figure_with_axes(_WIDTH, _MARGIN + LANE * places[-1])
-    shown: list[Bar] = []
+    drawn = [
+        (place, bar)
+        for first, lane in zip(places, lanes, strict=False)
+        for place, level in enumerate(lane.levels[: MOST_LEVELS - first], first)
+        for bar in filter(is_drawn, level)
+    ]
     colors = palette.colors({bar.phase for bar in step.bars})
-    for first, lane in zip(places, lanes, strict=False):
-        for place, level in enumerate(lane.levels[: MOST_LEVELS - first], first):
-            bars = list(filter(is_drawn, level))
-            shown += bars
-            for bar in bars:
-                _draw(axes, bar, place, step.ms, colors[bar.phase])
-    style.label_rows(axes, [lane.name for lane in lanes], places=places)
-    axes.set_xlim(0, step.ms or 1)
-    style.time_axis(axes)
-    axes.xaxis.tick_top()
+    in_order = sorted((bar for _, bar in drawn), key=lambda bar: (bar.start, -bar.ms))
+    shown = {bar.phase: colors[bar.phase] for bar in in_order}
+    width = pixels(_WIDTH)
+    legend, omitted = chart.legend_lines(shown, width - 2 * chart.LEFT), len(step.lanes) - len(lanes)
+    below = [f"and {plural(omitted, 'more lane')}, in timeline.html"] if omitted else []
     rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     where = f"{record.strategy} on {layout.stage(record)}"
     like = plural(sum(each.is_usual for each in steps), "step")
-    style.title(axes, f"{where}: one step, of {units.ms(step.ms)}{rows} (typical of {like})")
-    if omitted := len(step.lanes) - len(lanes):
-        axes.set_xlabel(f"and {plural(omitted, 'more lane')}, in timeline.html", color=style.SOFT)
-    shown.sort(key=lambda bar: (bar.start, -bar.ms))
-    style.legend(axes, {bar.phase: colors[bar.phase] for bar in shown})
-    return figure
+    made = chart.rows_of(
+        f"{where}: one step, of {units.ms(step.ms)}{rows} (typical of {like})",
+        dict(zip(places, (lane.name for lane in lanes), strict=False)),
+        places[-1], pixels(LANE), width, step.ms or 1.0,
+        right=width - 10, is_axis_above=True, below=chart.TITLE_LINE * (len(legend) + len(below)),
+    )  # fmt: skip
+    for place, bar in drawn:
+        _draw(made, bar, place, colors[bar.phase])
+    y = round(made.y(places[-1] - 0.5)) + chart.TITLE_LINE
+    for line in below:
+        made.picture.add(Text(chart.LEFT, y, line, chart.NAMES, style.SOFT))
+    chart.add_legend(made.picture, legend, shown, y + chart.TITLE_LINE * len(below))
+    return made.picture
 
 
 def _lanes(step: TimelineStep) -> tuple[list[Lane], list[int]]:
@@ -61,14 +65,16 @@ def _lanes(step: TimelineStep) -> tuple[list[Lane], list[int]]:
     return step.lanes[:count], places[: count + 1]
 
 
-def _draw(axes: Axes, bar: Bar, place: int, step_ms: float, color: str) -> None:
-    axes.barh(place, bar.ms, left=bar.start, height=0.78, color=color, **style.EDGE)
-    label = _label(bar, bar.ms / step_ms if step_ms else 0)
+def _draw(rows: chart.Rows, bar: Bar, place: int, color: str) -> None:
+    left, _, right, _ = rows.bar(place, bar.start, bar.end, color, 0.78).ends
+    label = _label(bar, right - left - _PADDING)
     if label:
-        style.text_on(axes, bar.start + bar.ms / 2, place, label, color, 8)
+        middle = ((left + right) / 2, rows.y(place))
+        rows.picture.add(Text(*middle, label, _LETTERS, palette.ink(color), "mm"))
 
 
-def _label(bar: Bar, share: float) -> str:
-    """Name and time of a bar, or its name, or nothing: the longest text that fits into the bar."""
+def _label(bar: Bar, width: float) -> str:
+    """Name and time of a bar, or its name, or nothing: the longest text that fits into this width."""
     name = units.shapes_text(bar.inputs) if bar.name != bar.phase and bar.inputs else bar.name
-    return next((text for text in (f"{name} {units.ms(bar.ms)}", name) if len(text) * LETTER < share), "")
+    texts = (f"{name} {units.ms(bar.ms)}", name)
+    return next((text for text in texts if text_pixels(text, _LETTERS) <= width), "")

@@ -17,7 +17,6 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import timeline
 from dpexp.report.figures import palette, style
-from dpexp.report.figures.phases import phases_figure
 from dpexp.report.render import lanes
 from dpexp.report.render import page as pages
 from dpexp.report.section import Section, Table
@@ -227,7 +226,12 @@ def test_a_page_with_wide_tables_and_pictures_does_not_scroll_sideways(
 ) -> None:
     table = Table(tuple(DEEP), (tuple(DEEP),))
     body = pages.section(Section("Shapes", table=table))
-    figure = phases_figure(RecordView(whole(2)))
+    figure, axes = style.figure_with_axes(10.0, 4.0)
+    axes.plot(range(8), range(8))
+    style.label_rows(axes, [f"layer {number}" for number in range(8)])
+    style.time_axis(axes)
+    style.title(axes, "Layers")
+    style.legend(axes, {"forward": palette.PHASES["forward"]})
     picture = f'<p role="img">{style.themed_svg(figure)}</p>'
     page.emulate_media(color_scheme=system)
     page.set_viewport_size({"width": 600, "height": 600})
