@@ -11,6 +11,7 @@ from typing import Any
 from dpexp.config.process import ROOT
 
 _PACKAGE = ROOT / "dpexp"
+_STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARIES = ("site-packages", "dist-packages", "importlib")
 
 
@@ -125,6 +126,7 @@ def _user_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         is_library = any(part in frame.filename for part in _LIBRARIES) or not path.is_file()
+        is_library |= _STANDARD_LIBRARY in path.parents
         is_ours = _PACKAGE in path.resolve().parents or path.parent.name == "scripts" or path.name == "dpexp"
         if not is_library and not is_ours:
             return f" ({frame.filename}, line {frame.lineno})"

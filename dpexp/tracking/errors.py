@@ -42,8 +42,8 @@ _MESSAGES = {
 """Messages for texts that libraries bury in long errors; the first match counts."""
 _OS_ERROR = re.compile(r"""\[Errno (\d+)\] [^:]+: (['"])(.+?)\2""")
 _ABOUT_FILES = {
-    errno.EACCES: "is not writable for this user: change its mode, or run as its owner",
-    errno.EPERM: "is not writable for this user: change its mode, or run as its owner",
+    errno.EACCES: "is not accessible for this user: change its mode, or run as its owner",
+    errno.EPERM: "is not accessible for this user: change its mode, or run as its owner",
     errno.EROFS: "is on a file system that is read-only",
     errno.ENOTDIR: "needs a folder where there is something else: rename that",
     errno.EEXIST: "needs a folder where there is something else: rename that",

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import journals
@@ -16,17 +16,21 @@ from dpexp.record.journal.journal import JOURNAL
 WITHOUT_PRIVILEGES = """
 import ctypes, os, sys
 if os.getuid() == 0:  # root reads everything: leave out the capabilities by which it does
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    for capability in (1, 2, 3):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
         assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+UNREACHABLE = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+
+
+def script(
+    name: str, *words: str, variables: Mapping[str, str] = UNREACHABLE
+) -> subprocess.CompletedProcess[str]:
     """Run a script as a user whom the modes of files bind."""
     command = [sys.executable, "-c", WITHOUT_PRIVILEGES, str(ROOT / "scripts" / name), *words]
-    unreachable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    return subprocess.run(command, env=os.environ | unreachable, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -65,3 +69,32 @@ def test_check_reports_a_run_of_another_user_once(closed: Path) -> None:
     assert checked.returncode == 1
     assert "2 runs checked, 1 problem" in checked.stdout
     assert "other  journal: journal.jsonl: Permission denied; cannot be repaired" in checked.stdout
+
+
+@pytest.mark.parametrize("command", ["list", "reap", "sync", "check", "report"])
+def test_a_home_of_another_user_is_named_in_one_line(closed: Path, command: str) -> None:
+    runs = closed.parent
+    runs.chmod(0)
+    done = script("report.py") if command == "report" else script("runs.py", command)
+    runs.chmod(0o700)
+    assert done.returncode == 2
+    message = f"error: {runs} cannot be read: Permission denied; DPEXP_HOME is the folder of the runs\n"
+    assert (done.stdout, done.stderr) == ("", message)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_what_another_user_of_a_shared_home_has_delivered_is_delivered_again(home_with_store: Path) -> None:
+    shared, nobody = {"DPEXP_SHARED": "1"}, 65534
+    finish(journals.complete(home_with_store / "runs", "whole"))
+    before = os.umask(0)
+    try:
+        assert script("runs.py", "sync", variables=shared).returncode == 0
+        for path in home_with_store.rglob("*"):
+            os.chown(path, nobody, nobody)
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        again = script("runs.py", "sync", "--again", "whole", variables=shared)
+        assert again.returncode == 0, again.stderr
+        assert again.stdout.startswith("whole  delivered: ")
+        assert script("runs.py", "check", "--store", variables=shared).returncode == 0
+    finally:
+        os.umask(before)

@@ -1,6 +1,7 @@
 """The Typer app of a script: its help, how it is run, and the exit code of each error."""
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -212,6 +213,8 @@ def print_unexpected(error: BaseException) -> None:
 
 def print_error(error: BaseException, message: str) -> None:
     """Print the message on stderr, after the traceback with ``--debug``; without credentials."""
+    if os.strerror(errno.EMFILE) in message and "ulimit" not in message:
+        message += "; this process may open more with a higher ulimit -n"
     if DEBUG in sys.argv:
         say(redact("".join(traceback.format_exception(error))), err=True, nl=False)
     say(f"error: {shortened(redact(message))}", err=True)

@@ -29,12 +29,16 @@ class UnknownRunError(ConfigError):
 
 
 def folders(runs: Path) -> list[Path]:
-    """The folders of all runs, by run id; none before the first run."""
+    """The folders of all runs, by run id; none before the first. Raises JournalError for another user's."""
     try:
         with os.scandir(runs) as found:
             paths = sorted(e.path for e in found if not e.name.startswith(".") and e.is_dir())
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise JournalError(
+            f"{runs} cannot be read: {error.strerror}; DPEXP_HOME is the folder of the runs"
+        ) from error
     return list(map(Path, paths))
 
 

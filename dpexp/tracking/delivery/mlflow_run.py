@@ -98,7 +98,7 @@ class MlflowRun:
     def write_figures(self, view: RecordView, comparison: Path) -> list[str]:
         """Write what is drawn from the Record, and a sweep's comparison. Returns what could not be drawn."""
         if comparison.is_dir():
-            self.store.client.log_artifacts(self.run_id, str(comparison), comparison.name)
+            self._log_files(comparison, comparison.name)
             self._confirm([comparison.name])
         return _attempt(view, {"trace": self._traces, "figures": self._figures})
 
@@ -151,8 +151,15 @@ class MlflowRun:
     def _figures(self, view: RecordView) -> None:
         with temporary_folder("figures") as folder:
             if report.write_files(view, folder):
-                self.store.client.log_artifacts(self.run_id, str(folder))
+                self._log_files(folder)
                 self._confirm(os.listdir(folder))
+
+    def _log_files(self, folder: Path, within: str | None = None) -> None:
+        """Write the files of a folder, one by one: MLflow's copy of a folder sets the times of the files that
+        it replaces, which only their owner may, and in a shared home that may be another user.
+        """
+        for file in sorted(folder.iterdir()):
+            self.store.client.log_artifact(self.run_id, str(file), within)
 
     def _confirm(self, names: Iterable[str]) -> None:
         """Raises StoreError where artifacts are not listed which an answer said were stored."""

@@ -66,5 +66,9 @@ def test_few_file_descriptors_are_named_and_nothing_is_lost_or_left(home_with_st
     assert failed.returncode == 0
     assert limit > 14
     assert python("-c", LIMITED, 7, "runs.py", "list").returncode == 0
+    refused = python("-c", LIMITED, 7, "run.py", "single", "--steps", "1", "--no-check")
+    assert refused.returncode == 1
+    assert "Too many open files" in refused.stderr
+    assert "ulimit -n" in refused.stderr
     assert script("runs.py", "reap").returncode == 0
     assert is_whole(home_with_store, uri, folder)
