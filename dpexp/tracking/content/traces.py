@@ -52,14 +52,19 @@ def log_traces(uri: str, experiment_id: str, mlflow_run_id: str, record: Record 
         raise StoreError(short_message(failures[0]))
 
 
-def span_counts(view: RecordView) -> list[int]:
-    """The number of spans of each trace that ``log_traces`` logs, ascending."""
-    return sorted(1 + len(step.bars) for step in select_steps(steps(view)))
+def span_counts(view: RecordView) -> dict[str, int]:
+    """{name of each trace that ``log_traces`` logs: the number of its spans}."""
+    return {_name(step): 1 + len(step.bars) for step in select_steps(steps(view))}
+
+
+def name_of(trace: Trace) -> str:
+    """The name of the trace's root span."""
+    return str(trace.info.tags.get("mlflow.traceName", ""))
 
 
 def is_of_step(trace: Trace) -> bool:
     """Whether ``log_traces`` has logged this trace, not a user."""
-    return str(trace.info.tags.get("mlflow.traceName", "")).startswith(_STEP)
+    return name_of(trace).startswith(_STEP)
 
 
 @contextmanager
@@ -102,7 +107,7 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
     rows = {} if step.rows is None else {"rows": step.rows}
     begin = _begin_ns(record) + round(step.start * MS)
     root = mlflow.start_span_no_context(
-        f"{_STEP}{step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else ""),
+        _name(step),
         span_type="CHAIN",
         inputs={"strategy": record.strategy, "execution": record.execution, **rows},
         attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},
@@ -128,6 +133,10 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
         outputs = {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
         span.end(outputs=outputs, end_time_ns=begin + round(bar.end * MS))
     root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
+
+
+def _name(step: TimelineStep) -> str:
+    return f"{_STEP}{step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else "")
 
 
 def _enclosing(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:

@@ -71,11 +71,11 @@ class MlflowRun:
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""
-        self._delete_traces()
+        self._delete_traces(self.stored_traces(include_spans=False))
         self.store.client.delete_run(self.run_id)
 
-    def _delete_traces(self) -> None:
-        ids = [trace.info.trace_id for trace in self.stored_traces(include_spans=False)]
+    def _delete_traces(self, surplus: list[Any]) -> None:
+        ids = [trace.info.trace_id for trace in surplus]
         if ids:
             self.store.client.delete_traces(self.experiment_id, trace_ids=ids)
 
@@ -130,23 +130,34 @@ class MlflowRun:
 
     def _traces(self, view: RecordView) -> None:
         expected = traces.span_counts(view)
-        if self._span_counts() == expected:
+        if self._has_traces(expected):
             return
-        self._delete_traces()  # of a delivery that was cut off
         self.store.bounded(lambda: traces.log_traces(self.store.uri, self.experiment_id, self.run_id, view))
-        if (stored := self._span_counts()) != expected:
-            raise StoreError(f"traces are missing: the store has spans {stored} instead of {expected}")
+        if not self._has_traces(expected):
+            raise StoreError("traces are missing, or spans of them, which MLflow seemed to have stored")
 
-    def _span_counts(self) -> list[int]:
-        """The number of spans of each trace that the store has, ascending."""
-        return sorted(len(trace.data.spans) for trace in self.stored_traces(include_spans=True))
+    def _has_traces(self, expected: Mapping[str, int]) -> bool:
+        """Whether each trace is there, with all its spans. Deletes what a delivery that was cut off left, and
+        of those that two machines have stored the second by its id.
+        """
+        spans = {each.info.trace_id: len(each.data.spans) for each in self.stored_traces(include_spans=True)}
+        kept: set[str] = set()
+        surplus = []
+        for trace in self.stored_traces(include_spans=False):  # also those which MLflow finds incomplete
+            name = traces.name_of(trace)
+            if name not in kept and spans.get(trace.info.trace_id) == expected.get(name, 0):
+                kept.add(name)
+            else:
+                surplus.append(trace)
+        self._delete_traces(surplus)
+        return kept == expected.keys()
 
     def stored_traces(self, include_spans: bool) -> list[Any]:
-        """The traces of this run's steps that the store has; users may have added others."""
+        """The traces of this run's steps that the store has, by their ids; users may have added others."""
         found = self.store.client.search_traces(
             locations=[self.experiment_id], run_id=self.run_id, max_results=100, include_spans=include_spans
         )
-        return [trace for trace in found if traces.is_of_step(trace)]
+        return sorted(filter(traces.is_of_step, found), key=lambda trace: str(trace.info.trace_id))
 
     def _figures(self, view: RecordView) -> None:
         with temporary_folder("figures") as folder:

@@ -55,7 +55,7 @@ def test_artifacts_that_cannot_be_written_are_named_and_come_later(
 @pytest.mark.usefixtures("temporary_folder")
 def test_few_file_descriptors_are_named_and_nothing_is_lost_or_left(home_with_store: Path, uri: str) -> None:
     folder = journals.complete(home_with_store / "runs").parent
-    for limit in (5, 8, 14, *range(16, 40)):  # how many are enough depends on the machine
+    for limit in (5, 8, *range(10, 40, 2)):  # how many are enough depends on the machine
         failed = python("-c", LIMITED, limit, "runs.py", "sync")
         if failed.returncode == 0:
             break
@@ -64,7 +64,7 @@ def test_few_file_descriptors_are_named_and_nothing_is_lost_or_left(home_with_st
         assert "sqlalche.me" not in failed.stderr, (limit, failed.stderr)
         assert "ulimit -n" in failed.stderr, (limit, failed.stderr)
     assert failed.returncode == 0
-    assert limit > 14
+    assert limit > 8
     assert python("-c", LIMITED, 7, "runs.py", "list").returncode == 0
     refused = python("-c", LIMITED, 7, "run.py", "single", "--steps", "1", "--no-check")
     assert refused.returncode == 1

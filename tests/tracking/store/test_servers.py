@@ -260,6 +260,7 @@ def test_two_machines_that_deliver_one_journal_create_one_run(tmp_path: Path, se
         output = wait(sync)
         assert sync.returncode == 0, output
     assert steps_of(address, "copied") == list(range(100))
+    assert everything(address, "copied")["traces"] == 2
 
 
 def test_the_experiment_and_the_login_of_mlflows_variables_are_used(proxy: Proxy) -> None:
