@@ -149,6 +149,8 @@ def execute(
     if world is not None:
         end_with_launcher()
     is_recorder = world is None or world.rank == 0
+    from dpexp.record.runs.check import check_end
+
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
         uploader = Uploader.start(home()) if config.track and is_recorder else None
@@ -170,6 +172,7 @@ def execute(
             uploader.complete()
         if record is not None:
             on_record(record, error)
+            check_end(journal.folder, record)  # while the rest is delivered
         if uploader is None:
             return Outcome(record, None, error)
         with ProgressBar(hidden=quiet) as progress:

@@ -18,6 +18,7 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, encode_line
 from dpexp.record.journal.reader import JournalReader
 from dpexp.record.journal.seal import checksum, seal, unseal
 from dpexp.record.record import Record, Row
+from dpexp.record.runs.check import check_end
 from dpexp.record.runs.index import folders
 from dpexp.record.runs.origin import sign
 from dpexp.tracking.delivery import ledger
@@ -46,7 +47,7 @@ class Template:
         return cls(entries, Record.from_dict(data), ledger.read_ledger(folder)[store])
 
     def copy(self, home: Path, run_id: str) -> Path:
-        """Write this run under another id, not delivered; returns its folder."""
+        """Write this run under another id, checked as at its end, not delivered; returns its folder."""
         own = {"run_id": run_id, "origin": sign(home, run_id, self.record.config)}
         folder = home / "runs" / run_id
         folder.mkdir(mode=0o700)
@@ -55,8 +56,9 @@ class Template:
                 known = entry.get("set", {})
                 changed = {key: own[key] for key in own.keys() & known.keys()}
                 journal.write(encode_line(entry | {"set": known | changed} if changed else entry))
-        text = replace(self.record, **own).to_json()
-        (folder / RECORD).write_bytes(seal(text, checksum(folder / JOURNAL)))
+        record = replace(self.record, **own)
+        (folder / RECORD).write_bytes(seal(record.to_json(), checksum(folder / JOURNAL)))
+        check_end(folder, record)
         return folder
 
 

@@ -3,7 +3,8 @@
 ``python experiments/tracking_throughput/scale.py [--runs 10000] [--repeats 3]`` writes ``scale.json`` and
 README's table; ``--only check`` and the like measure one line of it. Processor time (user and system, of the
 command and its children) hardly depends on what else the machine does. The runs of the home have been
-compared with the store before, as by every ``sync``; ``check`` is the first one, ``check again`` any later one.
+compared with the store before, as by every ``sync``; ``check`` is the first one, ``check again`` any later one,
+``check an older home`` the first one of runs that were not checked at their end, or by another version.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import typer
 from large_home import NEW, Template, make
 from measure import begin, end, record_steps, write_between
 
+from dpexp.record.runs.clean_files import NOTE
+
 HERE = Path(__file__).resolve().parent
 OF_MANY_RUNS = {
     "list the first time": 1.0,
@@ -38,6 +41,7 @@ OF_MANY_RUNS = {
     "report": 2.0,
     "check": 10.0,
     "check again": 10.0,
+    "check an older home": 10.0,
     "sync of 20 new runs": 5.0,
 }
 OF_A_LONG_RUN = {
@@ -53,6 +57,7 @@ ONCE = (
     "list the first time",
     "report the first time",
     "check",
+    "check an older home",
     "deliver a million steps",
     "verify 5,000 modules",
 )
@@ -113,6 +118,13 @@ def first_check(home: Path, *runs: str) -> float:
     return cpu_s(home, "runs.py", "check", *runs)
 
 
+def check_older(home: Path) -> float:
+    """``check`` where the runs have noted nothing at their end."""
+    for path in home.glob(f"runs/*/{NOTE}"):
+        path.unlink()
+    return first_check(home)
+
+
 def sync_new(home: Path, templates: list[Template], repeat: int) -> float:
     """``sync`` of runs that are new in the home, after an earlier one."""
     if repeat == 0:
@@ -134,6 +146,7 @@ def of_many_runs(home: Path, runs: int) -> Lines:
     yield "report", lambda repeat: again(home, repeat, "report.py")
     yield "check", lambda _: first_check(home)
     yield "check again", lambda _: cpu_s(home, "runs.py", "check")
+    yield "check an older home", lambda _: check_older(home)
     yield "sync of 20 new runs", lambda repeat: sync_new(home, templates, repeat)
 
 

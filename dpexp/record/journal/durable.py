@@ -122,23 +122,26 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def write_atomically(path: Path, content: bytes, *, private: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, *, private: bool = True, sync: bool = True) -> None:
     """Write to a temporary file, sync, rename: a reader sees the old content or the new, never a part.
 
-    A file outside of DPEXP_HOME is not ``private``. Raises OSError, and leaves no temporary file behind.
-    That of a killed process is no longer locked: ``remove_temporary`` removes it.
+    A file outside of DPEXP_HOME is not ``private``. One that may be lost with the machine, and whose reader
+    notices a part of it, needs no ``sync``, which may take long. Raises OSError, and leaves no temporary
+    file behind. That of a killed process is no longer locked: ``remove_temporary`` removes it.
     """
     temporary, opened = open_temporary(path, private=private)
     with opened as file:
         try:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def open_temporary(path: Path, *, private: bool = True) -> tuple[Path, BinaryIO]:

@@ -3,11 +3,15 @@
 ``dpexp.tracking.delivery.check`` compares them with what the MLflow store holds.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.errors import describe
+from dpexp.config.printable import printable_line
+from dpexp.config.process import command
 from dpexp.record import json_text
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.durable import read_file
@@ -17,13 +21,15 @@ from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.profiler_trace import PROFILER_TRACE, wrong_trace
 from dpexp.record.record import JournalError, Record
-from dpexp.record.runs import sweep_records
+from dpexp.record.runs import clean_files, sweep_records
 from dpexp.record.runs.clean_files import CleanFiles
 
 WRITE_AGAIN = "write it again from the journal"
 OF_RUN = "write it again from the journal of its run, if that is here"
 _BY_VERSION = ("summary", "damage")
 """Keys of a Record that another version of dpexp may have computed otherwise; a summary may not be wrong."""
+_MOST_BYTES = 1_000_000
+"""The longest journal that is checked at the run's end: for about 0.2 s."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,28 @@ class Problem:
     kind: str
     what: str
     repair: str = ""
+
+
+def check_end(folder: Path, record: Record) -> None:
+    """Check the files of a run that has just ended, read back from the disk; a sentence says what is wrong.
+
+    That nothing is spares the next ``check`` this work (see ``clean_files``). To it a journal is left that
+    would delay the end, and a Record whose ``damage`` the user sees anyway.
+    """
+    journal, found = folder / JOURNAL, []
+    try:
+        if record.damage or journal.stat().st_size > _MOST_BYTES or is_open(journal):
+            return
+        before = clean_files.digest(folder)
+        read_back = fold(journal)
+        if not (found := [problem.what for problem in _own_problems(folder, read_back)]):
+            clean_files.note(folder, before, read_back)
+    except Exception as error:  # whatever it is: the run has ended, and is recorded
+        found = [f"its files could not be checked: {describe(error)}"]
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        text = f"warning: run {folder.name}: {found[0]}{more}; {command('runs')} check {folder.name} shows it"
+        logging.getLogger(__name__).warning("%s", printable_line(text))
 
 
 def record_problems(folder: Path, clean: CleanFiles | None = None) -> list[Problem]:

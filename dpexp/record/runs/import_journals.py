@@ -11,6 +11,7 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
 from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import JournalError
+from dpexp.record.runs.check import check_end
 
 SYSTEM = "system.jsonl"
 """The system metrics of a run."""
@@ -53,7 +54,7 @@ def import_journal(journal: Path, runs: Path) -> Path:
     elif not journal.samefile(folder / JOURNAL):
         _merge(journal, folder)
     if not (folder / RECORD).exists() and not is_open(folder / JOURNAL):
-        finish(folder / JOURNAL)
+        check_end(folder, finish(folder / JOURNAL))
     return folder
 
 

@@ -10,6 +10,7 @@ A file of another key or version, or that is damaged, is as none, and a home tha
 """
 
 import contextlib
+import functools
 import hmac
 import os
 from pathlib import Path
@@ -36,16 +37,29 @@ class SignedFile:
             content = read_file(self._path)
         except OSError:
             return b""
-        signature, body = content[:_SIGNED_BYTES], content[_SIGNED_BYTES:]
-        return body if hmac.compare_digest(signature, self._signature(body)) else b""
+        return self.opened(content)
 
     def write(self, body: bytes) -> None:
         """Replace the file; nothing happens where that fails, as on a full disk."""
         with contextlib.suppress(OSError):
-            write_atomically(self._path, self._signature(body) + body)
+            write_atomically(self._path, self.sealed(body))
+
+    def sealed(self, body: bytes) -> bytes:
+        """The content of a file with this body, as ``write`` writes it; of no use where there is no key."""
+        return self._signature(body) + body
+
+    def opened(self, content: bytes) -> bytes:
+        """The body in such a content; empty where its signature is another."""
+        signature, body = content[:_SIGNED_BYTES], content[_SIGNED_BYTES:]
+        return body if hmac.compare_digest(signature, self._signature(body)) else b""
+
+    @functools.cached_property
+    def key(self) -> bytes:
+        """The home's key; empty where there can be none."""
+        return key_of(self._path.parent)
 
     def _signature(self, body: bytes) -> bytes:
         """The signature of a body; a random one where there is no key."""
-        signed = hmac.new(key_of(self._path.parent) or os.urandom(_SIGNED_BYTES), self._signed, _DIGEST)
+        signed = hmac.new(self.key or os.urandom(_SIGNED_BYTES), self._signed, _DIGEST)
         signed.update(body)
         return signed.digest()

@@ -20,6 +20,7 @@ from dpexp.record import clock
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
 from dpexp.record.record import Row
+from dpexp.record.runs.check import check_end
 from dpexp.record.runs.sweep_records import OF_SWEEP, RECORDS, write_record
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import BALANCED, SWEEP
@@ -84,5 +85,6 @@ def _new(folder: Path, experiment: Experiment, limit: int | None) -> Journal:
 
 
 def _write_record(folder: Path, journal: Journal) -> None:
-    finish(journal.path)
+    record = finish(journal.path)
     write_record(folder, OF_SWEEP, journal.path)
+    check_end(folder, record)

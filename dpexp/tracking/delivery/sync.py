@@ -14,6 +14,7 @@ from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.temporary_folder import temporary_files
 from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
+from dpexp.record.runs.check import check_end
 from dpexp.record.runs.index import folders
 from dpexp.tracking.delivery import check, ledger, permission, stored
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
@@ -160,6 +161,7 @@ def close(folder: Path) -> DeliveryResult:
         return DeliveryResult(folder.name, SKIPPED, str(error))
     if not (folder / RECORD).exists():
         return DeliveryResult(folder.name, NOT_DELIVERED, record.damage[-1])
+    check_end(folder, record)
     steps = len(present(record.steps["time_ms"]))
     return DeliveryResult(folder.name, "closed", f"{record.status}, {plural(steps, 'step')} recorded")
 

@@ -6,52 +6,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import journals
 import pytest
-from record_factory import whole
+from clean_home import OTHERS, Other, count_folds, ended, fill, forget, rows
 
-from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, Journal
-from dpexp.record.journal.kept import KEPT
-from dpexp.record.journal.seal import checksum
-from dpexp.record.profiler_trace import write_trace
+from dpexp.record.journal.fold import fold
+from dpexp.record.journal.journal import JOURNAL, RECORD, Journal
 from dpexp.record.record import Record, Row
 from dpexp.record.runs import check, clean_files
 from dpexp.record.runs.index import folders
-from dpexp.record.runs.sweep_records import write_program, write_record
-from dpexp.tracking.delivery import ledger
-from dpexp.tracking.delivery.ledger import LedgerEntry
-from dpexp.tracking.delivery.repair import checked, run_problems
+from dpexp.tracking.delivery.repair import run_problems
 
-DAMAGES = 100
+DAMAGES = 60
 
 
 @pytest.fixture
 def home(dpexp_home: Path) -> Path:
-    """Five runs without a fault: a sweep and its run, a delivered one, one with a trace, a shorter one."""
-    runs = dpexp_home / "runs"
-    sweep = journals.begin(runs, "sweep", strategy=SWEEP_STRATEGY, config={}, verification={"checked": False})
-    finish(journals.end(sweep))
-    for run_id, facts in {"child": {"name": "single.r1", "parent": "sweep"}, "alone": {}}.items():
-        journal = journals.complete(runs, run_id, **facts)
-        finish(journal)
-        now = checksum(journal)
-        entry = LedgerEntry("1", "2", True, now["bytes"], now["crc"])
-        ledger.write_entry(journal.parent, "there", entry)
-    write_record(sweep.folder, "single.r1", runs / "child" / JOURNAL)
-    write_program(sweep.folder, "quick.r1", whole(2, run_id="quick", parent="sweep"))
-    profiled = journals.begin(runs, "profiled")
-    profiled.set({"work.operators": {"trace": write_trace(profiled.folder, b'{"traceEvents":[]}')}})
-    finish(journals.end(profiled))
-    finish(journals.complete(runs, "kept", steps=50))
-    shutil.copy(runs / "alone" / RECORD, runs / "kept" / KEPT)  # of another run: it says nothing of this one
+    fill(dpexp_home)
     return dpexp_home
-
-
-def rows(home: Path) -> list[Row]:
-    """What ``runs.py check`` finds."""
-    found = checked(home, folders(home / "runs"), with_store=False, mend=False)
-    return [{key: row[key] for key in row if key != "repaired"} for row in found]
 
 
 def of_a_first_check(home: Path) -> list[Row]:
@@ -90,11 +61,18 @@ def damage(home: Path, rng: random.Random) -> list[Path]:
     return chosen
 
 
-def test_a_check_after_a_clean_check_finds_what_a_first_check_finds(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["checked", "ended"])
+def test_a_check_after_a_clean_check_finds_what_a_first_check_finds(
+    home: Path, tmp_path: Path, before: str
+) -> None:
+    if before == "ended":
+        assert all((folder / clean_files.NOTE).exists() for folder in ended(home))
     assert rows(home) == of_a_first_check(home) == []
     shutil.copytree(home, tmp_path / "whole")
     rng, number_of_findings = random.Random(31), 0
     for number in range(DAMAGES):
+        if before == "ended":
+            forget(home)
         paths = damage(home, rng)
         found = rows(home)
         assert found == of_a_first_check(home), (number, paths)
@@ -105,31 +83,15 @@ def test_a_check_after_a_clean_check_finds_what_a_first_check_finds(home: Path, 
     assert number_of_findings > DAMAGES / 2
 
 
-def _other_key(home: Path, _: pytest.MonkeyPatch) -> None:
-    (key,) = home.glob(".origin-key-*")
-    key.write_bytes(bytes(32))
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return count_folds(monkeypatch)
 
 
-def _no_key(home: Path, _: pytest.MonkeyPatch) -> None:
-    (key,) = home.glob(".origin-key-*")
-    key.chmod(0o644)
-
-
-def _other_code(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_files, "_code", lambda: "that of another version")
-
-
-@pytest.mark.parametrize("other", [_other_key, _no_key, _other_code])
+@OTHERS
 def test_files_are_clean_for_the_code_and_the_home_that_found_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[Path, pytest.MonkeyPatch], None]
+    home: Path, monkeypatch: pytest.MonkeyPatch, folded: list[str], other: Other
 ) -> None:
-    folded: list[str] = []
-
-    def counted(journal: Path) -> Record:
-        folded.append(journal.parent.name)
-        return fold(journal)
-
-    monkeypatch.setattr(check, "fold", counted)
     every = [folder.name for folder in folders(home / "runs")]
     assert (rows(home), folded) == ([], every)
     assert (rows(home), folded) == ([], every)
