@@ -163,6 +163,7 @@ class Measurement:
         if snapshots is not None and (saves or stops):
             state = {"step": done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
             is_asked = self._config.options.snapshot_every is not None
+            snapshots.leave_out(self.trainer.not_kept())
             snapshots.save(done, state | self.trainer.state_dict(), must=is_asked)
         if stops:
             self.signals.terminate()

@@ -99,15 +99,36 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value.detach().cpu() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for key, value in values.items()
-        if isinstance(value, PLAIN) or _is_plain(value) or type(value) is torch.Tensor
+        if _is_kept(value)
     }
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) is dict:
-        return all(map(_is_plain, (*value, *value.values())))
-    if type(value) in _CONTAINERS:
-        return all(map(_is_plain, value))
+def not_kept(optimizers: Optimizers) -> list[str]:
+    """The names of what ``groups`` and ``attributes`` leave out, but for parameters, code and torch's own."""
+    of_torch = {"params", *vars(torch.optim.Optimizer([torch.empty(1)], {}))}
+    values = [values for each in optimizers.members for values in (vars(each), *each.param_groups)]
+    left_out = {
+        name: None
+        for each in values
+        for name, value in each.items()
+        if name not in of_torch and not (_is_kept(value) or callable(value) or _is_of_parameters(value))
+    }
+    return list(left_out)
+
+
+def _is_of_parameters(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, nn.Parameter) for each in value)
+
+
+def _is_kept(value: Any) -> bool:
+    return type(value) is torch.Tensor or _is_plain(value)
+
+
+def _is_plain(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether numbers and texts are all that is in it; not so for a list that is ``within`` itself."""
+    if type(value) in (dict, *_CONTAINERS):
+        inside = (*value, *value.values()) if type(value) is dict else value
+        return id(value) not in within and all(_is_plain(each, (*within, id(value))) for each in inside)
     is_of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject
     return isinstance(value, PLAIN) and not is_of_objects
 

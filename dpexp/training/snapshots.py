@@ -7,7 +7,7 @@ import contextlib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,18 @@ class Snapshots:
     group: ProcessGroup
     refused: dict[Path, str] = field(default_factory=dict)
     """Why this process did not resume from a file; the user was told."""
+    left_out: set[str] = field(default_factory=set)
+    """What snapshots do not keep of the optimizers; the user was told."""
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Tell the user, once, what snapshots do not keep of the optimizers."""
+        new = [name for name in names if name not in self.left_out]
+        self.left_out.update(new)
+        if new and self.group.is_first:
+            _warn(
+                f"snapshots do not keep the optimizer's {', '.join(new)}: a run that resumes has what its "
+                "constructor makes. Keep it as a tensor, or as lists, sets and dicts of numbers and texts"
+            )
 
     def save(self, step: int, state: State, *, must: bool = True) -> None:
         """Write the state after ``step`` steps; returns when every host has a copy.

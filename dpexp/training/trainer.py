@@ -27,6 +27,7 @@ from dpexp.training.optimizer_state import (
     load_attributes,
     load_full_state,
     load_groups,
+    not_kept,
 )
 
 
@@ -155,6 +156,10 @@ class Trainer:
             "buffers": self.group.complete({name: each.cpu() for name, each in self.buffers().items()}),
             "random": self.group.all_gather(devices.rng_states(self.placed.devices)),
         }
+
+    def not_kept(self) -> list[str]:
+        """The names of what the optimizers keep and ``state_dict`` leaves out."""
+        return not_kept(self.optimizers) if self.optimizers is not None else []
 
     def misfit(self, state: dict[str, Any]) -> str:
         """Why ``load_state_dict`` cannot load this state, as of another model; empty if it can."""

@@ -21,6 +21,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.timing import Timer
+from dpexp.training.optimizer_names import OPTIMIZERS
 from dpexp.training.snapshot_file import DamagedError, State, UnreadableStateError, read_snapshot
 from dpexp.training.snapshots import Snapshots, add_snapshot
 from dpexp.training.trainer import Trainer
@@ -139,8 +140,52 @@ def test_a_run_says_at_its_first_snapshot_what_could_not_be_read(dpexp_home: Pat
     done = run(*arguments)
     assert done.returncode == 1
     assert "a snapshot cannot hold optimizer/0.weight/value, a fractions.Fraction" in done.stderr
+    assert done.stderr.count("warning: snapshots do not keep the optimizer's first: ") == 1
     (folder,) = (dpexp_home / "runs").iterdir()
     assert json.loads((folder / "record.json").read_bytes())["error"]["type"] == "UnreadableStateError"
+
+
+def test_what_snapshots_leave_out_of_an_optimizer_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = trainer(steps=1)
+    assert trained.not_kept() == []
+    assert trained.optimizers is not None
+    (optimizer,) = trained.optimizers.members
+    endless: list[Any] = [1]
+    endless.append(endless)
+    left_out = {
+        "endless": endless,
+        "objects": KINDS["object_array"],
+        "listed": [KINDS["object_array"]],
+        "tensors": [torch.zeros(2)],
+    }
+    vars(optimizer).update(left_out, shared=[[1]] * 2, code=len, all=list(trained.parameters().values()))
+    optimizer.param_groups[0]["fractions"] = {"of": Fraction(1, 3)}
+    assert trained.not_kept() == [*left_out, "fractions"]
+    kept = trained.state_dict()["attributes"][0]["attributes"]
+    assert kept.keys() & vars(optimizer).keys() >= {"shared", "past"}
+    assert not kept.keys() & left_out.keys()
+    snapshots = Snapshots(tmp_path, ProcessGroup())
+    for _ in range(2):
+        snapshots.leave_out(trained.not_kept())
+    message = capsys.readouterr().err
+    assert message.startswith(
+        f"warning: snapshots do not keep the optimizer's {', '.join(left_out)}, fractions: "
+    )
+    assert message.count("\n") == 1
+    snapshots.save(1, state_of(trained, 1))
+    assert snapshots.newest() is not None
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS])
+def test_of_the_optimizers_with_a_name_snapshots_leave_nothing_out(name: str) -> None:
+    values = {"strategy": "single", "devices": "cpu", "optimizer": name}
+    prepared = prepare(RunConfig.from_dict(values), one_batch=False)
+    trained = prepared.trainer(prepared.strategy.place(prepared.model, prepared.selection.used, Timer()))
+    for _, batch in zip(range(2), prepared.endless_batches(), strict=False):
+        trained.step(batch)
+    assert trained.not_kept() == []
 
 
 # --- files that are no snapshots ----------------------------------------------------------------------
