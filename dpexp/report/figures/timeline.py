@@ -14,7 +14,7 @@ from dpexp.report.figures.picture import Picture, Text, pixels
 
 _WIDTH, LANE = 10.0, 0.34
 MOST_LEVELS = 40
-"""Further levels of lanes are left out of the figure (and their lanes counted below it); the page has all."""
+"""Further levels are left out of the figure: their lanes, or bars, are counted below it. The page has all."""
 _LETTERS, _PADDING = 8.0, 8
 
 
@@ -37,8 +37,11 @@ def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Picture:
     in_order = sorted((bar for _, bar in drawn), key=lambda bar: (bar.start, -bar.ms))
     shown = {bar.phase: colors[bar.phase] for bar in in_order}
     width = pixels(_WIDTH)
-    legend, omitted = chart.legend_lines(shown, width - 2 * chart.LEFT), len(step.lanes) - len(lanes)
-    below = [f"and {plural(omitted, 'more lane')}, in timeline.html"] if omitted else []
+    legend = chart.legend_lines(shown, width - 2 * chart.LEFT)
+    cut = sum(map(is_drawn, itertools.chain(*lanes[-1].levels[MOST_LEVELS - places[-2] :]))) if lanes else 0
+    omitted = {"more lane": len(step.lanes) - len(lanes), "more bar": cut}
+    more = [plural(count, what) for what, count in omitted.items() if count]
+    below = [f"and {' and '.join(more)}, in timeline.html"] if more else []
     rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     where = f"{record.strategy} on {layout.stage(record)}"
     like = plural(sum(each.is_usual for each in steps), "step")

@@ -174,6 +174,27 @@ def test_a_phase_of_0_percent_is_not_drawn() -> None:
         assert len(bars(figure)) == count
 
 
+@pytest.mark.parametrize(("levels", "more"), [(40, None), (41, "1 more bar"), (60, "20 more bars")])
+def test_bars_and_lanes_that_are_left_out_are_counted(levels: int, more: str | None) -> None:
+    record = whole(1)
+    record.timeline = [
+        {
+            "step": 0,
+            "phase": f"nested{n}",
+            "replica": None,
+            "device": device,
+            "start_us": 0,
+            "end_us": 9000 - n,
+        }
+        for device, count in (("cpu:0", levels), ("cpu:1", 3))
+        for n in range(count)
+    ]
+    figure = timeline_figure(RecordView(record), timeline.steps(record))
+    assert len(bars(figure)) == 40
+    below = " and ".join(["and 1 more lane", more] if more else ["and 1 more lane"])
+    assert f"{below}, in timeline.html" in {text.text for text in figure.texts}
+
+
 def test_no_figure_is_larger_than_a_page(figures: list[Picture]) -> None:
     for figure in figures:
         assert max(figure.width, figure.height) <= 16 * DPI
