@@ -1,6 +1,7 @@
 """Earlier: the metrics that version 1 of the content had, by which MLflow runs of then are checked.
 
-A run that is delivered again is replaced by one with the content of today.
+A run that is delivered again is replaced by one with the content of today. A sweep, which is the parent of
+others, keeps its MLflow run: what stands there of version 1 is written with the values of today.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         key: {step: value for step, value in enumerate(values) if _is_number(value)}
         for key, values in content.series(record).items()
     }
-    single = {} if content.is_unfinished(record) else _summary_metrics(RecordView(record))
+    single = {} if content.is_unfinished(record) else summary_metrics(RecordView(record))
     expected = {key: points for key, points in by_step.items() if points}
     expected |= {key: {0: value} for key, value in single.items()}
     return {
@@ -58,7 +59,7 @@ def is_own_metric(record: Record, key: str) -> bool:
     return key in _HEADLINES or content.is_own_metric(record, key)
 
 
-def _summary_metrics(view: RecordView) -> dict[str, float]:
+def summary_metrics(view: RecordView) -> dict[str, float]:
     """Every number of the summary under its path, as ``summary/step_ms/median``, and four columns."""
     record, (step_ms, *others) = view.record, _HEADLINES
     more = {"bytes_moved": view.bytes_moved, "peak_memory": record.memory, "verification": view.errors}

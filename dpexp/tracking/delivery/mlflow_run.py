@@ -11,6 +11,7 @@ from typing import Any
 
 from dpexp import report
 from dpexp.config import names
+from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of, wrong_trace
 from dpexp.record.record import Record
@@ -46,13 +47,20 @@ class MlflowRun:
             self.store.client.log_dict(self.run_id, long_values, content.LONG_VALUES)
 
     def write_summary(self, view: RecordView) -> None:
-        """Write the summary's numbers that differ from the store's."""
+        """Write the summary's numbers that differ from the store's.
+
+        A sweep keeps its MLflow run, and what version 1 wrote there is not left as it was before a resume.
+        """
         record = view.record
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
-        known = _summary(self.store.client.get_run(self.run_id).data.metrics)
+        stored = self.store.client.get_run(self.run_id).data.metrics
+        values, known = content.summary_metrics(view), _summary(stored)
+        if record.strategy == SWEEP_STRATEGY:
+            then = {key: value for key, value in earlier.summary_metrics(view).items() if key in stored}
+            values, known = then | values, stored
         new = [
             Point(key, value, ended, 0)
-            for key, value in content.summary_metrics(view).items()
+            for key, value in values.items()
             if key not in known or not content.is_same_value(known[key], value)
         ]
         for start in range(0, len(new), BATCH):

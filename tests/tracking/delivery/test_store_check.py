@@ -450,6 +450,26 @@ def test_a_run_of_an_earlier_version_is_stored_and_is_replaced_when_it_is_delive
     assert checked(home, folder) == []
 
 
+def test_a_sweep_of_an_earlier_version_that_was_resumed_has_no_number_of_then(home: Path, uri: str) -> None:
+    sweep = journals.begin(home / "runs", "swept", strategy="sweep", config={"question": "?", "track": True})
+    sweep.set(summary={"done": 2, "rounds": 1, "wall_s.single.r1": 3.5})
+    folder = sweep.folder
+    finish(journals.end(sweep))
+    assert [result.state for result in sync.deliver(home, [folder])] == ["delivered"]
+    changed(home, "swept", f"DELETE FROM tags WHERE key = '{content.VERSION_TAG}' AND run_uuid = ?")
+    run, client = only_run(uri, "swept"), Store.from_environment(home).client
+    for key, value in {"summary/done": 1.0, "summary/rounds": 1.0, "mine": 7.0}.items():
+        client.log_metric(run.info.run_id, key, value, timestamp=1000)  # at the end of then
+    for _ in range(2):
+        list(sync.deliver(home, [folder], again=True))
+        found = only_run(uri, "swept")
+        assert found.info.run_id == run.info.run_id
+        assert found.data.tags[content.VERSION_TAG] == content.VERSION
+        assert found.data.metrics.items() >= {"summary/done": 2.0, "summary/rounds": 1.0, "mine": 7.0}.items()
+        assert "summary/wall_s.single.r1" not in found.data.metrics
+        assert checked(home, folder) == []
+
+
 def test_a_run_delivered_before_there_were_headlines_is_stored(home: Path) -> None:
     folder = delivered(home, "without")
     for table in ("metrics", "latest_metrics"):
