@@ -82,6 +82,18 @@ def test_a_home_of_another_user_is_named_in_one_line(closed: Path, command: str)
     assert (done.stdout, done.stderr) == ("", message)
 
 
+def test_a_sweep_in_a_home_of_another_user_is_refused_in_one_line(closed: Path) -> None:
+    runs = closed.parent
+    runs.chmod(0)
+    done = script("sweep.py", "single", "--repeat", "1", "--steps", "1")
+    runs.chmod(0o700)
+    assert done.returncode == 2
+    message = (
+        f"error: cannot write a journal at {runs}: Permission denied; DPEXP_HOME is the folder of the runs"
+    )
+    assert done.stderr.splitlines()[-1] == message
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 def test_what_another_user_of_a_shared_home_has_delivered_is_delivered_again(home_with_store: Path) -> None:
     shared, nobody = {"DPEXP_SHARED": "1"}, 65534

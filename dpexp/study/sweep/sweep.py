@@ -16,6 +16,7 @@ gets everything after the last one.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -105,7 +106,7 @@ class Sweep:
         It may have died before it had, and what it has may be damaged.
         Raises ConfigError if RUNS, or a file that it names, has changed since the sweep.
         """
-        if self.records.exists():
+        if os.path.exists(self.records):  # False where it is not allowed to look
             wrong = {*sweep_records.wrong_records(self.folder)}
             lacking = {run.name for run in planned if run.name in wrong or not self._has_finished(run)}
             for name in lacking:

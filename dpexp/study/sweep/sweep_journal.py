@@ -8,6 +8,7 @@
     NotStartedError                     a new sweep leaves nothing, a resumed one stays as it was
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def parent_journal(
 
     ``track`` says whether the sweep and its runs may be delivered.
     """
-    earlier = load(folder) if folder.exists() else None
+    earlier = load(folder) if os.path.exists(folder) else None  # False where it is not allowed to look
     try:
         with Journal.reopen(folder) if earlier else _new(folder, experiment, limit) as journal:
             (folder / RECORDS / SWEEP).unlink(missing_ok=True)
