@@ -131,6 +131,15 @@ def test_the_printed_link_lands_on_the_runs(visit: Visit) -> None:
         expect(visit.page.get_by_text(column, exact=True).first).to_be_visible()
 
 
+def test_the_time_of_a_run_has_room_in_its_column(visit: Visit) -> None:
+    visit.runs()
+    time = visit.page.get_by_text(re.compile("ago$")).first
+    assert time.evaluate(
+        "text => { text.lastChild.textContent = '59 minutes ago'; const box = text.parentElement;"
+        " return box.clientWidth && box.scrollWidth <= box.clientWidth; }"
+    )
+
+
 def test_the_charts_of_a_printed_link_begin_with_loss_and_step_time(visit: Visit) -> None:
     visit.runs()
     visit.page.locator("label:has(input[value='CHART'])").or_(

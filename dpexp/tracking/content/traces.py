@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dpexp.config.ranges import plural
+from dpexp.record.figures.figure import rounded
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -130,9 +131,9 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
     for bar, span in reversed(spans):
         size = {} if bar.bytes is None else {"bytes": bar.bytes}
         shapes = units.repeated(map(units.shape, bar.outputs))
-        outputs = {"device": bar.device, "shapes": shapes, "ms": round(bar.ms, 6), **size}
+        outputs = {"device": bar.device, "shapes": shapes, "ms": rounded(bar.ms), **size}
         span.end(outputs=outputs, end_time_ns=begin + round(bar.end * MS))
-    root.end(outputs={"ms": round(step.ms, 6)}, end_time_ns=begin + round(step.ms * MS))
+    root.end(outputs={"ms": rounded(step.ms)}, end_time_ns=begin + round(step.ms * MS))
 
 
 def _name(step: TimelineStep) -> str:

@@ -18,7 +18,7 @@ _NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "dur
 _FIRST = ("step_ms", "speed_up", "samples_per_s")
 _WIDTHS = {
     _NAME: 202,
-    _CREATED: 138,
+    _CREATED: 148,
     "tags.`dpexp.strategy`": 124,
     "tags.`dpexp.verified`": 124,
     **{f"metrics.`{name}`": 114 for name in (*_FIRST, *(figure.name for figure in figures(At.COLUMN)))},

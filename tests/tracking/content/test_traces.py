@@ -85,6 +85,16 @@ def test_spans_have_the_durations_of_the_record(store: tuple[str, str]) -> None:
     assert backward.end_time_ns - backward.start_time_ns == pytest.approx(500_000, abs=2)
 
 
+def test_spans_show_four_digits(store: tuple[str, str]) -> None:
+    record = whole(2)
+    for row in record.timeline:
+        row["end_us"] += 0.123456
+    trace, *_ = delivered(store, record)
+    shown = [span.outputs["ms"] for span in trace.data.spans]
+    assert shown == [float(f"{ms:.4g}") for ms in shown]
+    assert len(shown) > 5
+
+
 def test_hybrid_shows_the_transfer_with_its_bytes(store: tuple[str, str]) -> None:
     trace = delivered(store, hybrid())[0]
     transfer = next(span for span in trace.data.spans if span.name == "transfer")
