@@ -1,9 +1,11 @@
 """Figures of a comparison: step time by phase, and scaling over devices with the ideal line."""
 
+from math import isfinite
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.figures.phase_times import REST
 from dpexp.record.journal.fold import load
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -14,38 +16,55 @@ from dpexp.report.compare.tables import dates, labels, run_ids, shown_cells
 from dpexp.report.figures import palette, style
 
 MOST_BARS = 24
+_NOISY, _UNKNOWN = "too noisy to divide", "shares not known"
+"""Why a bar is one part."""
 _WIDEST = 10
 """An interval is drawn up to this many times the largest speed-up."""
 
 
 def stacked_phases_figure(group: Group) -> Figure | None:
-    """A stacked bar for each cell: the median of each phase of a step, without phases inside others."""
-    stacks: list[tuple[Cell, list[Phase]]] = []
+    """A bar for each cell, as long as its step time, divided as the phase-timed steps of its first run are.
+
+    Without phases inside others. The bar of a run that cannot be judged is not divided.
+    """
+    stacks: list[tuple[Cell, dict[str, float]]] = []
     for cell in shown_cells(group)[:MOST_BARS]:
-        top_level = [phase for phase in RecordView(load(cell.folder)).phases if phase.depth == 0]
-        if top_level:
-            stacks.append((cell, top_level))
+        view = RecordView(load(cell.folder))
+        if view.phases:
+            stacks.append((cell, _parts(view)))
     if not stacks:
         return None
     figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
-    colors = palette.colors({phase.name for _, stack in stacks for phase in stack})
-    for row, (_, stack) in enumerate(stacks):
-        left = 0.0
-        for phase in (phase for phase in stack if is_visible(phase)):
-            axes.barh(row, phase.median, left=left, height=0.66, color=colors[phase.name], **style.EDGE)
-            left += phase.median
-        axes.text(left, row, f"  {units.ms(left)}", va="center", fontsize=8.5, color=style.INK)
+    colors = palette.colors({name for _, parts in stacks for name in parts} - {_NOISY, _UNKNOWN})
+    for row, (cell, parts) in enumerate(stacks):
+        left, full = 0.0, sum(parts.values())
+        for name, share in parts.items():
+            ms = cell.typical_ms * share / full
+            axes.barh(
+                row, ms, left=left, height=0.66, color=colors.get(name, palette.PHASES[REST]), **style.EDGE
+            )
+            left += ms
+        text = ", ".join([units.ms(cell.typical_ms), *(name for name in parts if name not in colors)])
+        axes.text(left, row, f"  {text}", va="center", fontsize=8.5, color=style.INK)
     drawn = [cell for cell, _ in stacks]
     style.label_rows(
         axes, [f"{label}\n{ids}" for label, ids in zip(labels(drawn), run_ids(drawn), strict=True)]
     )
-    axes.margins(x=0.12)
+    axes.margins(x=0.3)
     style.time_axis(axes)
     axes.xaxis.tick_top()
     where = f"{group.execution} on {group.machine[0]}"
-    style.title(axes, f"Step time by phase, {where}, {dates(drawn)} (medians)")
-    style.legend(axes, {phase.name: colors[phase.name] for _, stack in stacks for phase in stack})
+    style.title(axes, f"Step time by phase, {where}, {dates(drawn)}")
+    style.legend(axes, {name: colors[name] for _, parts in stacks for name in parts if name in colors})
     return figure
+
+
+def _parts(view: RecordView) -> dict[str, float]:
+    """{phase, or the rest: its share of a step}; one part where a step has no shares."""
+    found = [phase for phase in (*view.phases, *filter(None, [view.rest])) if phase.depth == 0]
+    parts = {phase.name: phase.share for phase in found if is_visible(phase) and isfinite(phase.share)}
+    is_noisy = view.noise or view.phase_noise
+    return {_NOISY: 1.0} if is_noisy else parts or {_UNKNOWN: 1.0}
 
 
 def scaling_figure(group: Group) -> Figure | None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from command_lines import python
 from drawn_figures import axes_without_round_ticks, draw, illegible_texts
+from matplotlib.patches import Rectangle
 from record_factory import hybrid, whole
 
 from dpexp import report
@@ -25,10 +27,12 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.runs.stored_record import KEYS, TABLES, RecordReader
+from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
 from dpexp.report.compare.grouping import Comparison, Group, compare
+from dpexp.report.compare.tables import shown_cells
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content.content import summary_metrics
 
@@ -348,6 +352,28 @@ def test_figures_of_a_comparison_are_legible(save: Save) -> None:
             draw(figure)
             assert illegible_texts(figure) == []
             assert axes_without_round_ticks(figure) == []
+
+
+def test_bars_of_phases_are_as_long_as_the_step_times_of_the_table(save: Save) -> None:
+    """Where the phase-timed steps were slower, too; and a run that cannot be judged is not divided."""
+    noisy = whole(4, step_ms=3.0)
+    noisy.steps["time_ms"] = [ms * (1 + 9 * (step % 3)) for step, ms in enumerate(noisy.steps["time_ms"])]
+    records = [single(step_ms=1.0), whole(2, step_ms=2.0), noisy]
+    group = compare([save(record, number) for number, record in enumerate(records)]).groups[0]
+    figure = stacked_phases_figure(group)
+    assert figure is not None
+    lengths, counts = Counter[int](), Counter[int]()
+    for bar in (patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)):
+        lengths[round(bar.get_y() + 0.33)] += bar.get_width()
+        counts[round(bar.get_y() + 0.33)] += 1
+    shown = {cell.devices: (lengths[row], counts[row]) for row, cell in enumerate(shown_cells(group))}
+    texts = " ".join(text.get_text() for text in figure.axes[0].texts)
+    for cell in group.cells:
+        assert shown[cell.devices][0] == pytest.approx(cell.typical_ms)
+        assert units.ms(cell.typical_ms) in texts
+    assert shown[1][1] > 2 < shown[2][1]
+    assert shown[4][1] == 1
+    assert texts.count("too noisy to divide") == 1
 
 
 def test_the_figures_of_each_comparison_stand_beside_its_table(save: Save, tmp_path: Path) -> None:
