@@ -165,7 +165,10 @@ class Comparison:
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
         names = ("model", "data", "batch size", "dtype", "eval", "contents")
         columns = zip(names, map(_distinct, zip(*works, strict=True)), strict=False)
-        differences = "; ".join(f"{name} {' / '.join(values)}" for name, values in columns if len(values) > 1)
+        found = {name: " / ".join(values) for name, values in columns if len(values) > 1}
+        differences = "; ".join(f"{name} {values}" for name, values in found.items())
+        if "model" in found:  # each strategy has a default of its own
+            differences += "; one --model for all makes them comparable"
         differing = [
             (kinds, f"{' and '.join(kinds)} runs", emulated),
             (machines, "runs of different machines", hosts),

@@ -306,7 +306,8 @@ def test_different_machines_are_not_ranked(save: Save) -> None:
 def test_different_work_is_not_ranked(save: Save) -> None:
     compared = compare([save(whole(2), 0), save(hybrid(), 1)])
     assert compared.refusals() == [
-        "runs that do different work are not ranked against each other: model linear / embedding"
+        "runs that do different work are not ranked against each other: model linear / embedding; "
+        "one --model for all makes them comparable"
     ]
 
 
