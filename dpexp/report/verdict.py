@@ -86,9 +86,10 @@ def remarks(record: Record) -> list[str]:
 
 def _layout(record: Record) -> str:
     used = record.devices["used"]
-    names = f": {units.span(used)}" if used else ""
-    output = record.devices["output"] or (used or ["cpu"])[0]
-    return f"strategy {record.strategy} on {layout.stage(record)}{names}; results on {output}"
+    if not used:
+        return f"strategy {record.strategy}; devices not recorded"
+    output = record.devices["output"] or used[0]
+    return f"strategy {record.strategy} on {layout.stage(record)}: {units.span(used)}; results on {output}"
 
 
 def _work(record: Record) -> str:

@@ -277,6 +277,13 @@ def test_a_failed_run_starts_with_its_error() -> None:
     assert report.summary(record, width=100).splitlines()[1] == "  FAILED: ValueError: no"
 
 
+def test_a_run_that_failed_before_its_devices_were_recorded_names_none() -> None:
+    record = Record(name="early", strategy="custom", status="failed", execution="virtual")
+    text = report.summary(record)
+    assert "strategy custom; devices not recorded" in text
+    assert "on the host" not in text
+
+
 def test_markup_in_names_is_text_in_the_note() -> None:
     record = whole(2, name="<img src=x onerror=alert(1)> [a](javascript:b) `c` | d")
     heading = report.note(record).splitlines()[0]
