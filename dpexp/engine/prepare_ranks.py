@@ -89,7 +89,8 @@ def _resume_error(state: State | None, prepared: Prepared, snapshots: Snapshots)
     """Why this run cannot resume from the state, the same in every rank."""
     run_id = snapshots.folder.name
     if state is None:
-        return ConfigError(f"--resume {run_id}: {snapshots.folder} has no snapshot that can be read")
+        why = "has no snapshot that can be read; a run that has finished keeps none"
+        return ConfigError(f"--resume {run_id}: {snapshots.folder} {why}")
     try:
         check_same_computation(state["config"], prepared.config, run_id)
         _check_same_data(state.get("data"), prepared, run_id)

@@ -256,6 +256,24 @@ def test_a_run_resumes_only_on_the_samples_with_which_it_began(dpexp_home: Path,
     assert record_of_the_run(dpexp_home).status == "killed"
 
 
+def test_a_finished_run_is_said_to_have_no_snapshot(dpexp_home: Path) -> None:
+    words = (
+        "single",
+        "--devices",
+        "cpu",
+        "--steps",
+        "4",
+        "--no-check",
+        "--no-track",
+        "--snapshot-every",
+        "2",
+    )
+    assert run(*words).returncode == 0
+    refused = run(*words, "--resume", "last")
+    assert refused.returncode == 2
+    assert "a run that has finished keeps none" in refused.stderr
+
+
 def test_an_unknown_run_cannot_be_resumed(dpexp_home: Path) -> None:
     done = run("ddp", "--devices", "1", "--resume", "nothing")
     assert done.returncode == 2
