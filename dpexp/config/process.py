@@ -71,6 +71,18 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def rarer_garbage_collection(objects: int) -> Iterator[None]:
+    """Garbage is searched for after so many new objects, if that is more than usual."""
+    usual, *others = gc.get_threshold()
+    if usual:  # else it is off
+        gc.set_threshold(max(usual, objects), *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(usual, *others)
+
+
 @functools.cache
 def c_library() -> ctypes.CDLL:
     """The C library. It is loaded before a fork: a thread that the child lacks may hold the loader's lock."""

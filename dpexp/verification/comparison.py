@@ -31,7 +31,7 @@ from dpexp.verification.paths.reaching import rows_of
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
-from dpexp.verification.steps.recorder import Step, computed
+from dpexp.verification.steps.recorder import Step, computed, fewer_collections
 from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
@@ -92,6 +92,10 @@ class Comparison:
         return self._compared(limits, locates=False).failed
 
     def _compared(self, limits: Limits, *, locates: bool = True, is_last: bool = False) -> Result:
+        with fewer_collections(self.model):
+            return self._stepped(limits, locates, is_last)
+
+    def _stepped(self, limits: Limits, locates: bool, is_last: bool) -> Result:
         layout = self._layout(self.mode)
         mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
         reference, notes = self._single_device(mode)

@@ -124,12 +124,16 @@ def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ())
             continue
         if isinstance(module, Wrapper):
             around = (*around, module)
-        inner = wrapped_key(module)
-        inside = [
-            Part(name if inner and key == inner else joined(name, key), child, around)
-            for key, child in module.named_children()
-        ]
-        left += reversed(inside)
+        left += reversed([Part(inside, child, around) for inside, child in _children(name, module)])
+
+
+def _children(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(name, module) of what is in a module of this name, each once; what a wrapper wraps has its name."""
+    inner, found = wrapped_key(module), dict[nn.Module, str]()
+    for key, child in module._modules.items():
+        if child is not None and child not in found:
+            found[child] = name if inner and key == inner else joined(name, key)
+    return [(inside, child) for child, inside in found.items()]
 
 
 def joined(name: str, key: str) -> str:
@@ -139,13 +143,16 @@ def joined(name: str, key: str) -> str:
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a placed model by their names in the model as written; a shared one once."""
-    owners: dict[int, tuple[str, str]] = {}
-    return {
-        joined(part.name, key): parameter
-        for part in parts(module)
-        for key, parameter in part.module._parameters.items()
-        if parameter is not None and owners.setdefault(id(parameter), (part.name, key)) == (part.name, key)
-    }
+    found, seen, left = dict[str, nn.Parameter](), set[int](), [("", module)]
+    while left:
+        name, part = left.pop()
+        for key, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[joined(name, key)] = parameter
+        if part._modules:
+            left += reversed(_children(name, part))
+    return found
 
 
 def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -57,19 +57,21 @@ def _matrix(tensors: list[torch.Tensor], size: int) -> torch.Tensor:
     return flat.detach().to(torch.float64).view(-1, size)
 
 
+_STRIDED, _TYPES = torch.strided, (torch.Tensor, nn.Parameter)
+"""Read once: there are thousands of tensors, and most of the time goes into such checks."""
+
+
+def _is_dense(tensor: torch.Tensor | None) -> bool:
+    return type(tensor) in _TYPES and tensor.layout is _STRIDED and tensor.is_cpu  # type: ignore[union-attr]
+
+
 def _is_small(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in (torch.Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and tensor.is_floating_point()
-        and 0 < tensor.numel() <= SMALL
-    )
+    return _is_dense(tensor) and 0 < tensor.numel() <= SMALL and tensor.is_floating_point()
 
 
 def _is_like(other: torch.Tensor | None, tensor: torch.Tensor) -> bool:
-    return (
-        other is not None and other.shape == tensor.shape and other.dtype == tensor.dtype and _is_small(other)
+    return other is tensor or (
+        other is not None and _is_dense(other) and other.dtype is tensor.dtype and other.shape == tensor.shape
     )
 
 

@@ -25,6 +25,7 @@ from dpexp.verification.own_steps.sides import NotComparableError, OwnSides
 from dpexp.verification.own_steps.state import read_by_rows
 from dpexp.verification.result import TOLERANCE
 from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.steps.recorder import fewer_collections
 from dpexp.verification.steps.side_by_side import Failure, Report, SingleDeviceError, no_report
 from dpexp.verification.touched_rows import touched_rows
 
@@ -114,6 +115,10 @@ class OwnSteps:
             return self._taken(zip(batches, parts, strict=False))
 
     def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> OwnResult:
+        with fewer_collections(self._copy):
+            return self._compared(pairs)
+
+    def _compared(self, pairs: Iterable[tuple[Batch, Batch]]) -> OwnResult:
         for batch, part in pairs:
             if not self.note:
                 try:

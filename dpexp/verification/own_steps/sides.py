@@ -26,10 +26,10 @@ from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.compare import Difference, Noise
 from dpexp.verification.limits.errors import Errors
-from dpexp.verification.limits.norms import Tensors
+from dpexp.verification.limits.norms import Tensors, bounded, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.limits.rounding import DRAWS, largest
-from dpexp.verification.limits.small_tensors import distances, magnitudes
+from dpexp.verification.limits.small_tensors import alike, distances, finite_norms
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.rounded import Kinds, Rounded
 from dpexp.verification.own_steps.rows import RankStates, random_states
@@ -189,9 +189,8 @@ class OwnSides(SideBySide):
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
         """What the step has changed, without the rounding of the sum: some last bits of what has changed."""
         own = {name: found[name].cpu() for name in expected if name in found}
-        written = {name: _written(each, expected[name], self._initial[name]) for name, each in own.items()}
         changed, apart = distances(expected, self._initial), distances(own, expected)
-        sizes = magnitudes(written)
+        sizes = _written(own, expected, self._initial)
         rounded = {
             name: ROUNDED * self._additions[name] * torch.finfo(expected[name].dtype).eps * size
             for name, size in sizes.items()
@@ -247,9 +246,21 @@ class OwnSides(SideBySide):
         return recorder.step
 
 
-def _written(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
-    """The numbers of a parameter that the step has changed on either side."""
+def _written(found: Tensors, expected: Tensors, initial: Tensors) -> dict[str, float]:
+    """The norm of the numbers of each parameter that the step has changed on either side."""
+    sizes = dict.fromkeys(found, -1.0)
+    for some in alike(found, expected, initial):
+        of_found, of_expected, before = some.sides
+        changed = (of_found != before) | (of_expected != before)
+        sizes.update(zip(some.names, map(bounded, finite_norms(of_expected)), strict=True))
+        for row in (~changed.all(1)).nonzero().flatten().tolist():
+            sizes[some.names[row]] = magnitude(of_expected[row][changed[row]])
+    others = (name for name, size in sizes.items() if size < 0)
+    return sizes | {name: _written_of(found[name], expected[name], initial[name]) for name in others}
+
+
+def _written_of(found: torch.Tensor, expected: torch.Tensor, initial: torch.Tensor) -> float:
     if found.shape != expected.shape:
-        return expected
+        return magnitude(expected)
     changed = (found != initial) | (expected != initial)
-    return expected if bool(changed.all()) else expected[changed]
+    return magnitude(expected if bool(changed.all()) else expected[changed])

@@ -27,6 +27,7 @@ from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.verification.paths.looked_up import Lookup, looked_up
+from dpexp.verification.steps.model_copy import empty_containers
 from dpexp.verification.touched_rows import large_tables
 
 SMALL_TABLE = 4096
@@ -88,7 +89,7 @@ def reaching(model: nn.Module, objective: Objective, first: Batch, pieces: Piece
     with torch.random.fork_rng(devices=[]):
         single = _SingleDevice.of(model, objective, trains)
         try:
-            wanted = single.reached(first)
+            wanted = single.reached(first, pieces)
         except Exception as error:  # of any kind: it is the user's model, which verification calls next
             return Reached((), {"every made batch": describe(error)})
         made = [each for make in (_of_rows, _of_ids) for each in make(single.model, first, pieces)]
@@ -182,23 +183,26 @@ class _SingleDevice:
     @classmethod
     def of(cls, model: nn.Module, objective: Objective, trains: bool) -> _SingleDevice:
         memo: dict[int, Any] = {id(each.weight): each.weight for each in large_tables(model).values()}
-        copied = on_one_device(copy.deepcopy(model, memo))
+        copied = on_one_device(copy.deepcopy(model, empty_containers(model) | memo))
         return cls(copied if trains else copied.eval(), objective, trains)
 
-    def reached(self, batch: Batch) -> frozenset[int]:
-        """The parameters, by ``id``, that the loss depends on. Raises what model and loss raise."""
+    def reached(self, batch: Batch, pieces: Pieces) -> frozenset[int]:
+        """The parameters, by ``id``, that the loss depends on, where ranks compute pieces; else none.
+
+        Raises what model and loss raise.
+        """
         with torch.set_grad_enabled(self.trains):
             outputs = self.model(*batch.inputs)
             loss = self.objective.on_one_device(outputs, batch.targets)
         if not math.isfinite(float(loss.detach())):
             raise FloatingPointError(f"the loss is {float(loss.detach())}")
-        return _reached_from(loss)
+        return _reached_from(loss) if pieces.ranks > 1 else frozenset()
 
     def refusal(self, batch: Batch, pieces: Pieces, wanted: frozenset[int]) -> str:
         """Why the batch is left out; empty if it is not."""
         try:
             split = pieces.of(batch) if pieces.count > 1 else ()
-            found = [self.reached(each) for each in (batch, *split)]
+            found = [self.reached(each, pieces) for each in (batch, *split)]
         except Exception as error:  # of any kind: it is the user's model
             return f"a single device refuses it: {describe(error)}"
         has_idle = len(torch.arange(batch.rows).chunk(pieces.ranks)) < pieces.ranks

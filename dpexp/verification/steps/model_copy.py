@@ -13,7 +13,7 @@ from dpexp.strategies.modules.hooks import carry_hooks
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A deep copy with parameters and buffers of this type; each tensor is cast while it is copied."""
-    memo = _empty(model)
+    memo = empty_containers(model)
     originals = list(model.parameters())
     for tensor in (*originals, *model.buffers()):
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf:
@@ -27,7 +27,7 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def check_copyable(model: nn.Module) -> None:
     """Raises what ``copied`` would raise; makes no copies of parameters and buffers."""
     tensors_of_model = (*model.parameters(), *model.buffers())
-    memo = _empty(model)
+    memo = empty_containers(model)
     memo |= {
         id(tensor): tensor
         for tensor in tensors_of_model
@@ -38,7 +38,7 @@ def check_copyable(model: nn.Module) -> None:
         carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
 
 
-def _empty(model: nn.Module) -> dict[int, Any]:
+def empty_containers(model: nn.Module) -> dict[int, Any]:
     """Copies of what is empty in the modules, most of what they have; ``deepcopy`` is slow to find that."""
     return {
         id(value): type(value)()

@@ -1,7 +1,7 @@
 """Recorder: what a step computed before its optimizer, and a step that ends there."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dpexp import devices, tensors
+from dpexp.config.process import rarer_garbage_collection
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import StepEndedError, StepObserver
@@ -122,6 +123,11 @@ def remove_all(handles: Iterable[RemovableHandle]) -> None:
 
 def _versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
     return {name: parameter._version for name, parameter in parameters.items()}
+
+
+def fewer_collections(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside, garbage is searched for some times a step: what is recorded of a step grows with the model."""
+    return rarer_garbage_collection(4 * sum(1 for _ in model.modules()))
 
 
 def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
