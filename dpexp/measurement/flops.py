@@ -20,13 +20,18 @@ from torch.utils.flop_counter import flop_registry
 aten = torch.ops.aten
 
 
-def operator_flops(operator: Any, args: Any, kwargs: Any, outputs: Any) -> int | None:
-    """The FLOPs of a call of an operator (an overload packet); None without a formula for it."""
+def flops_of(operator: Any) -> Callable[[Any, Any, Any], int | None]:
+    """Gives the FLOPs of a call of an operator (an overload packet); None without a formula for it.
+
+    The call is known by its arguments, those with a name, and outputs.
+    """
     if operator in FORMULAS:
-        return FORMULAS[operator](*args)
+        formula = FORMULAS[operator]
+        return lambda args, kwargs, outputs: formula(*args)
     if operator in flop_registry:
-        return int(flop_registry[operator](*args, **kwargs, out_val=outputs))
-    return None
+        registered = flop_registry[operator]
+        return lambda args, kwargs, outputs: int(registered(*args, **kwargs, out_val=outputs))
+    return lambda args, kwargs, outputs: None
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:

@@ -13,9 +13,11 @@ The mode also adds up the floating-point operations of products of matrices, con
 (``flops``). PyTorch's ``FlopCounterMode`` would keep gradients.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from dpexp import tensors
 from dpexp.devices import HOST, current_device, label, placed_on
-from dpexp.measurement.flops import operator_flops
+from dpexp.measurement.flops import flops_of
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper
 
@@ -45,7 +47,38 @@ class Made:
 
     size: int
     device: str | None = None
-    reference: "weakref.ref[torch.UntypedStorage] | None" = None
+    reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is to be known of an operator, found once: a step calls a few of them tens of thousands of times.
+
+    ``flops`` gives those of a call, from its arguments and outputs. ``only_moves``: it has no arithmetic.
+    """
+
+    function: Any
+    name: str
+    flops: Callable[[Any, Any, Any], int | None]
+    only_moves: bool
+    is_aside: bool
+    copies: bool
+    is_empty: bool
+
+    @classmethod
+    def of(cls, function: Any) -> Operator:
+        """Of one overload of an operator."""
+        packet = getattr(function, "_overloadpacket", function)
+        is_aside = getattr(function, "namespace", "") in ASIDE
+        return cls(
+            function,
+            str(packet).removeprefix("aten."),
+            flops_of(packet),
+            packet in MOVES or is_aside or bool(getattr(function, "is_view", False)),
+            is_aside,
+            packet in COPIES,
+            packet is aten.empty,
+        )
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,6 +95,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._given = {each._cdata for tensor in given for each in storages(tensor)}
         self._output_device, self._is_only = output_device, is_only
+        self._operators: dict[int, Operator] = {}
         self._live: dict[int, Made] = {}
         self._empty: dict[int, str] = {}
         """The devices of storages without contents: for activations, or for what other ranks send."""
@@ -84,7 +118,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """PyTorch's switch: else the first operator imports ``torch._dynamo``, which takes 0.7 s."""
         return False
 
-    def __enter__(self) -> "LiveStorages":
+    def __enter__(self) -> LiveStorages:
         hooks: Any = nn.modules.module
         self._hooks.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
         self._hooks.callback(hooks.register_module_forward_hook(self._leave, always_call=True).remove)
@@ -103,23 +137,27 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # a DTensor: its operators on local tensors come next
         kwargs = kwargs or {}
-        before = {each._cdata for tensor in tensors.walk((args, kwargs)) for each in storages(tensor)}
+        before = {each._cdata for tensor in _found((args, kwargs)) for each in storages(tensor)}
         outputs = func(*args, **kwargs)
-        packet, is_aside = getattr(func, "_overloadpacket", func), getattr(func, "namespace", "") in ASIDE
-        if not any(tensor.is_meta for tensor in tensors.walk(outputs)):  # there only shapes are computed
-            flops = operator_flops(packet, args, kwargs, outputs)
+        operator = self._operators.get(id(func))
+        if operator is None:
+            operator = self._operators[id(func)] = Operator.of(func)
+        returned = _found(outputs)
+        if not any(tensor.is_meta for tensor in returned):  # there only shapes are computed
+            flops = operator.flops(args, kwargs, outputs)
             self.flops += flops or 0
-            if flops is None and not (packet in MOVES or is_aside or getattr(func, "is_view", False)):
-                self.not_counted.add(str(packet).removeprefix("aten."))
-        self._fill(before, is_aside)
-        is_copy = packet in COPIES and not before.isdisjoint(self._given) and self._is_between_modules()
-        for tensor in tensors.walk(outputs):
+            if flops is None and not operator.only_moves:
+                self.not_counted.add(operator.name)
+        if self._empty:
+            self._fill(before, operator.is_aside)
+        is_copy = operator.copies and not before.isdisjoint(self._given) and self._is_between_modules()
+        for tensor in returned:
             for storage in storages(tensor):
                 if storage._cdata not in before and storage._cdata not in self._live:
                     made = self._add(storage, label(tensor.device))
-                    if packet is aten.empty:
+                    if operator.is_empty:
                         self._empty[storage._cdata] = self._device(tensor)
-                    elif not (is_copy or is_aside):
+                    elif not (is_copy or operator.is_aside):
                         self._activate(made, self._device(tensor))
         return outputs
 
@@ -130,7 +168,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not is_aside:
                 self._activate(self._live[key], device)
 
-    def _add(self, storage: torch.UntypedStorage, physical: str) -> "Made":
+    def _add(self, storage: torch.UntypedStorage, physical: str) -> Made:
         key, made = storage._cdata, Made(storage.nbytes())
 
         def end(_: Any) -> None:
@@ -145,7 +183,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak[physical] = max(self.peak[physical], self._now[physical])
         return made
 
-    def _activate(self, made: "Made", device: str) -> None:
+    def _activate(self, made: Made, device: str) -> None:
         """Count a storage among the activations of the device."""
         made.device = device
         self._active[device] += made.size
@@ -173,11 +211,23 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules.pop()
 
 
-def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     """The storages of a tensor: several of a sparse one, this rank's of a DTensor."""
-    for part in dense_parts(tensor):
-        if part.layout is torch.strided:
-            yield part.untyped_storage()
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all are
+        return [tensor.untyped_storage()]
+    return [part.untyped_storage() for part in dense_parts(tensor) if part.layout is torch.strided]
+
+
+_PLAIN, _NUMBERS = (torch.Tensor, nn.Parameter), (int, float, bool, type(None))
+
+
+def _found(value: Any) -> list[torch.Tensor]:
+    """Every tensor of what an operator gets or returns."""
+    if type(value) in _PLAIN:
+        return [value]
+    if type(value) in (tuple, list):
+        return [tensor for entry in value for tensor in _found(entry)]
+    return [] if type(value) in _NUMBERS else list(tensors.walk(value))
 
 
 def dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
