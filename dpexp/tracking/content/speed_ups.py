@@ -41,7 +41,9 @@ def _of(record: Record) -> dict[str, float]:
 
 
 def _write(run: MlflowRun, record: Record, value: float | None) -> None:
-    known = run.store.client.get_run(run.run_id).data.metrics.get(SPEED_UP)
-    if value is not None and (known is None or not content.is_same_value(known, value)):
+    if value is None:
+        return
+    known = run.stored().metrics.get(SPEED_UP)
+    if known is None or not content.is_same_value(known, value):
         ended = content.to_epoch_ms(record.ended) or 0
         run.store.log_points(run.run_id, [Point(SPEED_UP, value, ended, 0)])

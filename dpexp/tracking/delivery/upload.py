@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dpexp.config import names
 from dpexp.record.journal.fold import load, load_closed
@@ -24,7 +25,7 @@ from dpexp.tracking.content.content import Point
 from dpexp.tracking.content.samples import MetricSamples, is_system
 from dpexp.tracking.delivery import ledger, permission, stored
 from dpexp.tracking.delivery.ledger import LedgerEntry
-from dpexp.tracking.delivery.mlflow_run import MlflowRun
+from dpexp.tracking.delivery.mlflow_run import MlflowRun, is_of_other_end
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.process.uploader import Delivery
 from dpexp.tracking.store.store import BATCH, Store
@@ -104,7 +105,7 @@ class Upload:
         if self._run is None:
             if not self.is_permitted():
                 raise StoreError(f"run {self.folder.name} is not tracked: nothing is delivered")
-            self._run = self._from_ledger() or self._search() or self._create()
+            self._run = self._from_ledger() or self._find_or_create()
         if self._in_doubt:
             found = self.store.active_run(self._run.run_id, self._record.run_id)
             if found is None:  # a user deleted it, or another machine's run replaces it
@@ -134,19 +135,23 @@ class Upload:
             return None
         return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
 
-    def _search(self) -> MlflowRun | None:
+    def _find_or_create(self) -> MlflowRun:
+        experiment = self._experiment()
+        return self._search(experiment) or self._create(experiment)
+
+    def _search(self, experiment: str) -> MlflowRun | None:
         """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
         if not self._may_exist:
             return None
-        experiment, query = self._experiment(), f"tags.`{content.RUN_ID_TAG}` = '{self._record.run_id}'"
+        query = f"tags.`{content.RUN_ID_TAG}` = '{self._record.run_id}'"
         runs = self.store.client.search_runs([experiment], query, max_results=50)
         run_ids = sorted(run.info.run_id for run in runs)
         for surplus in run_ids[1:]:
             self.store.client.delete_run(surplus)
         return MlflowRun(self.store, experiment, run_ids[0]) if run_ids else None
 
-    def _create(self) -> MlflowRun:
-        record, experiment = self._record, self._experiment()
+    def _create(self, experiment: str) -> MlflowRun:
+        record = self._record
         user = names.fitted(record.environment.get("user") or "", "unknown")
         tags = {content.RUN_ID_TAG: record.run_id, "mlflow.user": user}
         parent = self._parent()
@@ -154,11 +159,11 @@ class Upload:
             tags["mlflow.parentRunId"] = parent.run_id
         started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
-        run = MlflowRun(self.store, experiment, str(created.info.run_id))
-        run = self._search() or run  # another machine's, or that of a call that seemed to fail
+        made = MlflowRun(self.store, experiment, str(created.info.run_id))
+        run = self._search(experiment) or made  # another machine's, or that of a call that seemed to fail
         entry = LedgerEntry(experiment, run.run_id, journal_bytes=self.journal.stat().st_size)
         ledger.write_entry(self.folder, self.store.name, entry)
-        run.write_config(record)
+        run.write_config(record, created.data if run == made else run.stored())
         return run
 
     def _experiment(self) -> str:
@@ -209,19 +214,20 @@ class Upload:
         ledger.write_entry(self.folder, self.store.name, entry)
         return problems
 
-    def _without_other_end(self, run: MlflowRun, view: RecordView) -> MlflowRun:
-        """The run, rebuilt if it has params or the summary of an earlier end, after which it was resumed,
-        or what an earlier version wrote.
+    def _without_other_end(self, view: RecordView) -> tuple[MlflowRun, Any]:
+        """The run and its stored data, rebuilt if it has params or the summary of an earlier end, after which
+        it was resumed, or what an earlier version wrote.
 
         A sweep keeps its MLflow run, which is the parent of others.
         """
-        if view.record.strategy == SWEEP_STRATEGY or self._is_behind:
-            return run
-        if not run.is_of_other_end(view):
-            return run
+        run = self.attach()
+        data = run.stored()
+        if view.record.strategy == SWEEP_STRATEGY or self._is_behind or not is_of_other_end(data, view):
+            return run, data
         self.rebuild()
         self.advance()
-        return self.attach()
+        run = self.attach()
+        return run, run.stored()
 
     def _was_replaced(self) -> bool:
         """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
@@ -235,12 +241,12 @@ class Upload:
         view, self._is_over = RecordView(record), True
         self._read()
         run = self.attach()
-        if not self._last_steps:
-            run.write_summary(view)
+        if not self._last_steps:  # it has no points
+            run.write_summary(view, {})
         self.advance()
-        run = self._without_other_end(self.attach(), view)
-        run.write_config(record, ledger.parent_tag(self.folder, record, self.store.name))
-        run.write_summary(view)
+        run, data = self._without_other_end(view)
+        run.write_config(record, data, ledger.parent_tag(self.folder, record, self.store.name))
+        run.write_summary(view, data.metrics)
         self.store.write_view(run.experiment_id)
         speed_ups.write_speed_ups(run, self.folder, record)
         if self._may_exist:
@@ -249,7 +255,8 @@ class Upload:
         problems = run.write_note(view)
         ended = content.to_epoch_ms(record.ended)
         self.store.client.set_terminated(run.run_id, record.status.upper(), ended)
-        if self._search() not in (None, run):  # another machine delivers it too, and its run stays
+        # Where another machine delivers it too, its run may be the one that stays.
+        if self._search(run.experiment_id) not in (None, run):
             self._forget()
             return self.facts()
         where = self.store.where(run.experiment_id, run.run_id)

@@ -422,7 +422,7 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     shutil.copytree(original.parent, tmp_path / "b" / "runs" / "both")
     copies = [tmp_path / name / "runs" / "both" / JOURNAL for name in ("a", "b")]
     first, second = (Upload(opened(path.parents[2]), path) for path in copies)
-    first._search = second._search = lambda: None  # type: ignore[method-assign]
+    first._search = second._search = lambda experiment: None  # type: ignore[method-assign]
     created = [first.attach().run_id, second.attach().run_id]
     assert len(mlflow_runs(uri, "both")) == 2
     del first._search, second._search
