@@ -1,6 +1,7 @@
 """Section: one part of a report, independent of the format."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from dpexp.record.figures.phase_times import Phase
 
@@ -27,6 +28,8 @@ class Table:
 class Section:
     """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command).
 
+    ``colors`` has that of each bar by its name.
+
     A terminal shows at most ``most`` lines, if that is not 0.
     """
 
@@ -35,6 +38,7 @@ class Section:
     mood: str = ""
     table: Table | None = None
     bars: tuple[Phase, ...] = ()
+    colors: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
     most: int = 0
 

@@ -19,6 +19,7 @@ from dpexp.report.analysis.noise import noise_text
 from dpexp.report.analysis.phases import phase_text
 from dpexp.report.analysis.shapes import call_texts, headline
 from dpexp.report.commands import next_commands
+from dpexp.report.figures import palette
 from dpexp.report.findings.rules import Finding, apply_rules, headlines
 from dpexp.report.section import Section, Table, shortest
 
@@ -208,7 +209,7 @@ def _phases(view: RecordView) -> Section | None:
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
     bars = (*phases, *([view.rest] if view.rest is not None else []))
-    return Section(title, (line, *stages.stage_lines(view)), bars=bars)
+    return Section(title, (line, *stages.stage_lines(view)), bars=bars, colors=palette.of_run(view))
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

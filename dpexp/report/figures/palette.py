@@ -11,6 +11,7 @@ from itertools import cycle
 from string import digits
 
 from dpexp.record.figures.phase_times import REST
+from dpexp.record.view import RecordView
 
 PHASES = {
     "scatter": "#BC8100",
@@ -37,22 +38,29 @@ PHASES = {
     REST: "#808890",
 }
 SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
-"""The colours of all other phases: buckets, and those that only a user's layout has."""
+"""The first colours of all other phases: buckets, and those that only a user's layout has."""
+_ALIKE = ("forward", "dense", "overlap", "all_to_all_vectors", REST)
+"""Phases that no other gets the colour of: two of them, or what is grey, may be taken for each other."""
+_FREE = tuple(dict.fromkeys([*SPARE, *(color for name, color in PHASES.items() if name not in _ALIKE)]))
+
+
+def of_run(view: RecordView) -> dict[str, str]:
+    """The colours of all phases of a run: on each screen a phase has the same one."""
+    timed = {str(row["phase"]) for row in view.record.timeline} - {"step"}
+    return colors({*view.record.phases, *timed, REST})
 
 
 def colors(phases: Iterable[str]) -> dict[str, str]:
     """{phase: its colour as ``#rrggbb``} for all phases of a run.
 
-    Numbered ones have the colours that are left in turn: those side by side have numbers that are near.
+    Those without one of their own get what no other has, as far as there are enough; numbered ones in turn:
+    those side by side have numbers that are near.
     """
-    names = sorted(phases, key=lambda name: (name.rstrip(digits), len(name), name))
+    is_numbered = {name: name.endswith(tuple(digits)) for name in phases}
+    names = sorted(is_numbered, key=lambda name: (is_numbered[name], name.rstrip(digits), len(name), name))
     known = {name: PHASES[name] for name in names if name in PHASES}
-    named = [name for name in names if name not in known and not name.endswith(tuple(digits))]
-    numbered = [name for name in names if name not in known and name not in named]
-    left = SPARE[len(named) :] or SPARE
-    return (
-        known | dict(zip(named, cycle(SPARE), strict=False)) | dict(zip(numbered, cycle(left), strict=False))
-    )
+    free = [color for color in _FREE if color not in known.values()]
+    return known | dict(zip((name for name in names if name not in known), cycle(free), strict=False))
 
 
 def ink(background: str) -> str:

@@ -25,7 +25,7 @@ def phases_figure(view: RecordView) -> Picture:
     samples = view.phase_samples | {REST: view.rest_samples}
     spreads = [quartiles(samples[bar.name]) for bar in bars]
     is_judged = view.noise is None and view.phase_noise is None
-    colors = palette.colors(bar.name for bar in bars)
+    colors = palette.of_run(view)
     texts = [
         (f"{units.percent(bar.share)}   " if is_judged else "")
         + f"{units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"

@@ -33,7 +33,7 @@ def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Picture:
         for place, level in enumerate(lane.levels[: MOST_LEVELS - first], first)
         for bar in filter(is_drawn, level)
     ]
-    colors = palette.colors({bar.phase for bar in step.bars})
+    colors = palette.of_run(view)
     in_order = sorted((bar for _, bar in drawn), key=lambda bar: (bar.start, -bar.ms))
     shown = {bar.phase: colors[bar.phase] for bar in in_order}
     width = pixels(_WIDTH)

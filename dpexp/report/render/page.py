@@ -37,7 +37,7 @@ def timeline_page(view: RecordView, steps: list[TimelineStep]) -> str:
     assert chosen is not None
     shown = _shown(steps, chosen)
     phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars if bar.ms)
-    colors = _colors(view, shown)
+    colors = palette.of_run(view)
     options = "".join(_option(step, step is chosen) for step in shown)
     data = json.dumps(step_data(shown, colors), separators=(",", ":")).replace("<", r"\u003c")
     content = (
@@ -62,7 +62,7 @@ def fragment(view: RecordView) -> str:
         titles = [part.title for part in content]
         place = titles.index("Findings") if "Findings" in titles else len(parts)
         title = f"Timeline of one step, {_step_name(chosen)}: the times of its bars are not medians"
-        parts.insert(place, f"<h4>{in_html(title)}</h4>{step_html(chosen, _colors(view, [chosen]))}")
+        parts.insert(place, f"<h4>{in_html(title)}</h4>{step_html(chosen, palette.of_run(view))}")
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
 
 
@@ -101,10 +101,6 @@ def _shown(steps: list[TimelineStep], chosen: TimelineStep) -> list[TimelineStep
     return sorted(found, key=lambda step: step.number)
 
 
-def _colors(view: RecordView, steps: list[TimelineStep]) -> dict[str, str]:
-    return palette.colors({*view.record.phases, *(bar.phase for step in steps for bar in step.bars)})
-
-
 def _legend_entry(phase: str, color: str, view: RecordView) -> str:
     median = view.phase_medians.get(phase)
     text = phase if median is None else f"{phase} {units.ms(median)}"
@@ -124,8 +120,7 @@ def section(section: Section) -> str:
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{in_html(line)}</li>" for line in section.lines) + "</ul>")
     if section.bars:
-        colors = palette.colors(bar.name for bar in section.bars)
-        parts.append(_rows(_phase(bar, colors[bar.name]) for bar in section.bars))
+        parts.append(_rows(_phase(bar, section.colors[bar.name]) for bar in section.bars))
     if section.table is not None and section.table.rows:
         parts.append(_table(section.table))
     if section.commands:

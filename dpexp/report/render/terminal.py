@@ -22,7 +22,6 @@ from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
 from dpexp.report.analysis.phases import is_visible, phase_text
-from dpexp.report.figures import palette
 from dpexp.report.section import Section, Table
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
@@ -99,7 +98,7 @@ def _section(section: Section, width: int) -> RenderableType:
     if section.title == "Findings":
         body = [_bullet(line) for line in body]
     if section.bars:
-        body.append(_bars(section.bars, width))
+        body.append(_bars(section, width))
     if section.table is not None and section.table.rows:
         body.append(_table(section.table, width - 2))
         if section.table.more:
@@ -163,18 +162,19 @@ def _list(table: Table) -> RenderableType:
     return Group(*lines)
 
 
-def _bars(bars: Sequence[Phase], width: int) -> RenderableType:
+def _bars(section: Section, width: int) -> RenderableType:
     """A line for each phase; a narrow terminal has no room for the bars themselves."""
+    bars = section.bars
     names, texts = (
         max(map(len, each)) for each in ([*map(_indented, bars)], [phase_text(bar) for bar in bars])
     )
     longest = min(40, width - names - texts - 15)  # 2 of indentation, 6 between, 5 of a share
     grid = Grid.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=names <= width // 2, overflow="fold")
-    colors = palette.colors(bar.name for bar in bars)
     for bar in bars:
         length = min(longest, max(1, round(min(1.0, bar.share) * longest))) if is_visible(bar) else 0
-        drawn = Text("█" * length, style=colors[bar.name]) + Text("·" * (longest - length), style="dim")
+        full, empty = "█" * length, "·" * (longest - length)
+        drawn = Text(full, style=section.colors[bar.name]) + Text(empty, style="dim")
         share = Text(units.percent(bar.share), justify="right")
         cells = (drawn, share) if longest >= _SHORTEST_BAR else (share,)
         grid.add_row(_text(_indented(bar)), *cells, _text(phase_text(bar)))

@@ -63,7 +63,7 @@ class MlflowRun:
         values, known = content.summary_metrics(view), _summary(stored)
         if record.strategy == SWEEP_STRATEGY:
             then = {key: value for key, value in earlier.summary_metrics(view).items() if key in stored}
-            values, known = then | values, stored
+            values, known = then | values, dict(stored)
         new = [
             Point(key, value, ended, 0)
             for key, value in values.items()

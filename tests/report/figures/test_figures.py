@@ -334,6 +334,24 @@ def test_phases_side_by_side_in_a_lane_have_different_colours(step: timeline.Tim
         assert difference(colors[first], colors[second], BLINDNESS["none"]) > 8, (first, second)
 
 
+def test_a_phase_has_one_colour_on_all_screens_of_a_run() -> None:
+    """Also where a screen lacks phases that another has: ``assemble`` is in the timeline only."""
+    record = whole(2, phases={**PHASES, "tidy": 2.0, "weigh": 1.0})
+    for place, phase in enumerate(("assemble", "tidy", "weigh")):
+        record.timeline.append(timeline_row(0, phase, None, "cpu", 40 * place, 40 * place + 40))
+    view = RecordView(record)
+    of_weigh = palette.of_run(view)["weigh"]
+    others = {color for phase, color in palette.of_run(view).items() if phase != "weigh"}
+    assert of_weigh not in others
+    for figure in (phases_figure(view), timeline_figure(view, timeline.steps(view))):
+        assert of_weigh in {bar.color for bar in bars(figure)}
+    for text in (page.fragment(view), page.timeline_page(view, timeline.steps(view))):
+        assert of_weigh in text
+    red, green, blue = (int(of_weigh[place : place + 2], 16) for place in (1, 3, 5))
+    shown = report.summary(view, color=True, width=100)
+    assert f"38;2;{red};{green};{blue}m" in shown
+
+
 COLORS = [*palette.PHASES.values(), *palette.SPARE]
 PAPERS = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
 """White and black, the card of figures, and the rows of tables in Jupyter's light and dark theme."""
