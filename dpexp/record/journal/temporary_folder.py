@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME = re.compile(r"\.?dpexp-[a-z]+-(?:([0-9]+)_([0-9a-f]{8})_)?\w+\.held")
-"""Of folders that are locked as long as they are used; before version 0.3 without process and machine."""
+"""Of folders that are locked as long as they are used; earlier ones have no process and machine."""
 
 
 @contextmanager
