@@ -6,6 +6,7 @@ from functools import cached_property
 
 from dpexp.record.figures.noise import SLOWER
 from dpexp.record.figures.phase_times import union_length
+from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import estimates
 from dpexp.report.analysis.intervals import CONFIDENCE, Interval
@@ -58,6 +59,12 @@ class Evidence:
         self.step_ms = statistics.median(self.timed or [0.0])
         phases = view.phases if self.are_phases_judged else []
         self.phases = {phase.name: phase for phase in phases if phase.iqr <= phase.median}
+
+    @property
+    def how_to_see(self) -> str:
+        """How to see what no phase and no replica explains."""
+        what = "--profile" if trace_of(self.record) is None else PROFILER_TRACE
+        return f"timeline.html shows the gaps, and {what} what fills them"
 
     def replicas_ms(self) -> float | None:
         """Median over steps of the time, ms, in which any replica computes; None without replicas."""

@@ -7,7 +7,7 @@ from dpexp.config.ranges import plural
 from dpexp.record import device_map
 from dpexp.report import units
 from dpexp.report.findings.evidence import Evidence, Growth
-from dpexp.report.findings.rules import HOW_TO_SEE, Finding, rule
+from dpexp.report.findings.rules import Finding, rule
 
 SMALL = 0.10
 """An overhead below this share of a step is not reported."""
@@ -118,7 +118,7 @@ def unknown_time(evidence: Evidence) -> Finding | None:
         f"Most of the forward's {units.ms(forward.ms)} has no known cause: replicas compute during "
         f"{units.ms(forward.computing)}, scatter, replicate and gather take {units.ms(forward.copies)}, and "
         f"in the other {units.ms(forward.around - forward.copies)} threads start, wait or are held up.",
-        f"To see the rest: {HOW_TO_SEE}; a larger --batch-size or model gives each device more to do.",
+        f"To see the rest: {evidence.how_to_see}. Or give each device more to do by a larger --batch-size.",
         forward.figures,
     )
 

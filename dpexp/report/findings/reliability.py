@@ -8,7 +8,7 @@ from dpexp.report import units
 from dpexp.report.analysis.noise import noise_text
 from dpexp.report.analysis.trends import ratio_within_run
 from dpexp.report.findings.evidence import ENOUGH, Evidence
-from dpexp.report.findings.rules import HOW_TO_SEE, Finding, rule
+from dpexp.report.findings.rules import Finding, rule
 
 NOISY = 0.2
 """Step times whose IQR is a larger share of their median are noisy."""
@@ -66,7 +66,7 @@ def phase_sum(evidence: Evidence) -> Finding | None:
         return Finding(
             f"The phases don't add up to the step: {units.percent(1 - coverage)} of "
             f"{units.ms(evidence.step_ms)} lies between them, for reasons that are not measured.",
-            f"Read the phases as parts of what they cover; {HOW_TO_SEE}.",
+            f"Read the phases as parts of what they cover; {evidence.how_to_see}.",
             {"coverage": coverage},
         )
     usual, timed = evidence.usual, evidence.timed

@@ -18,9 +18,6 @@ from dpexp.record.view import RecordView
 from dpexp.report import findings
 from dpexp.report.findings.evidence import Evidence
 
-HOW_TO_SEE = "timeline.html shows the gaps, and --profile what fills them"
-"""How to see what no phase and no replica explains."""
-
 
 @dataclass(frozen=True)
 class Finding:

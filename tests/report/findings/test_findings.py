@@ -162,6 +162,9 @@ def test_the_forward_around_a_block_is_explained_by_its_copies_only_where_they_a
     found = apply_rules(record)
     assert "overhead" not in found
     assert found["unknown_time"].text.startswith("Most of the forward's 25 ms has no known cause: ")
+    assert "--profile what fills them" in found["unknown_time"].advice
+    record.work["operators"] = {"trace": {"bytes": 1, "sha256": "ab"}}
+    assert "profiler_trace.json what fills them" in apply_rules(record)["unknown_time"].advice
 
 
 def test_sequential_replicas_are_not_overhead() -> None:
