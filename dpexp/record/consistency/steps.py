@@ -14,6 +14,9 @@ _ROUNDED_MS = 1e-5
 FEWEST_SAMPLES = 10
 """Steps and phases of fewer samples are not compared with each other: a busy moment may be all of them."""
 
+_BUSY = 10.0
+"""So many times as long may a busy machine make all phase-timed steps; three times was seen."""
+
 
 def batches_per_epoch(record: Record) -> int:
     """How many batches an epoch has, a smaller last one included; as many as a user's loader gives."""
@@ -81,17 +84,17 @@ def _wall_time(record: Record) -> Iterator[str]:
 
 
 def _longest_phase(record: Record) -> Iterator[str]:
-    """A step is at least as long as its longest phase.
+    """No phase is many times as long as a step.
 
-    Both are timed in passes of their own, on a machine that may do other things meanwhile, so that medians
-    need not agree: three quarters of the steps are compared with the shortest sample of each phase.
+    Both are timed in passes of their own, on a machine that may do other things during one of them: three
+    quarters of the steps are compared with the shortest sample of each phase.
     """
     view = RecordView(record)
     if view.usual is None or view.usual.n < FEWEST_SAMPLES:
         return
     _, _, most_ms = quartiles(view.usual.times)
     for name, times in view.phase_samples.items():
-        if len(times) >= FEWEST_SAMPLES and min(times) > most_ms:
+        if len(times) >= FEWEST_SAMPLES and min(times) > _BUSY * most_ms:
             yield (
                 f"steps.time_ms is at most {most_ms:g} ms in three quarters of the steps, "
                 f"but phases.{name} is at least {min(times):g} ms"
