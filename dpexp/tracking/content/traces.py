@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LiveSpan, Trace
 
 MS = 1_000_000  # nanoseconds
-_STEP = "step "
+_RUN_ID = "dpexp.run_id"
 _FAILURE = "Failed to send trace to MLflow backend"
 
 
@@ -63,9 +63,9 @@ def name_of(trace: Trace) -> str:
     return str(trace.info.tags.get("mlflow.traceName", ""))
 
 
-def is_of_step(trace: Trace) -> bool:
-    """Whether ``log_traces`` has logged this trace, not a user."""
-    return name_of(trace).startswith(_STEP)
+def is_own(trace: Trace) -> bool:
+    """Whether this version of ``log_traces`` has logged the trace, not a user."""
+    return _RUN_ID in trace.info.trace_metadata
 
 
 @contextmanager
@@ -111,8 +111,8 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
         _name(step),
         span_type="CHAIN",
         inputs={"strategy": record.strategy, "execution": record.execution, **rows},
-        attributes={"dpexp.run_id": record.run_id, "dpexp.execution": record.execution},
-        metadata={"mlflow.sourceRun": mlflow_run_id},
+        attributes={_RUN_ID: record.run_id, "dpexp.execution": record.execution},
+        metadata={"mlflow.sourceRun": mlflow_run_id, _RUN_ID: record.run_id},
         experiment_id=experiment_id,
         start_time_ns=begin,
     )
@@ -137,7 +137,7 @@ def _log(step: TimelineStep, experiment_id: str, mlflow_run_id: str, record: Rec
 
 
 def _name(step: TimelineStep) -> str:
-    return f"{_STEP}{step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else "")
+    return f"step {step.number}" + (f", {plural(step.rows, 'row')}" if step.rows else "")
 
 
 def _enclosing(bar: Bar, spans: list[tuple[Bar, LiveSpan]]) -> LiveSpan | None:

@@ -236,9 +236,9 @@ def _artifacts(record: Record, folder: Path, run: MlflowRun) -> str:
 
 
 def _traces(record: Record, run: MlflowRun) -> str:
-    expected = len(traces.span_counts(RecordView(record)))
-    stored = len(run.stored_traces(include_spans=False))
-    return "" if stored == expected else f"{plural(stored, 'trace')} instead of {expected}"
+    expected = traces.span_counts(RecordView(record))
+    stored = len(run.stored_traces(expected))
+    return "" if stored == len(expected) else f"{plural(stored, 'trace')} instead of {len(expected)}"
 
 
 def _differing(what: str, expected: Mapping[str, str], stored: Mapping[str, str]) -> str:

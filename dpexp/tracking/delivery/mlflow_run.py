@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -74,7 +74,7 @@ class MlflowRun:
 
     def delete(self) -> None:
         """Delete the run and its traces, as a user does: MLflow can restore it."""
-        self._delete_traces(self.stored_traces(include_spans=False))
+        self._delete_traces(self.stored_traces(()))
         self.store.client.delete_run(self.run_id)
 
     def _delete_traces(self, surplus: list[Any]) -> None:
@@ -143,10 +143,12 @@ class MlflowRun:
         """Whether each trace is there, with all its spans. Deletes what a delivery that was cut off left, and
         of those that two machines have stored the second by its id.
         """
-        spans = {each.info.trace_id: len(each.data.spans) for each in self.stored_traces(include_spans=True)}
+        found = self.stored_traces(expected)  # also those which MLflow finds incomplete
+        whole = self.stored_traces(expected, include_spans=True)
+        spans = {each.info.trace_id: len(each.data.spans) for each in whole}
         kept: set[str] = set()
         surplus = []
-        for trace in self.stored_traces(include_spans=False):  # also those which MLflow finds incomplete
+        for trace in found:
             name = traces.name_of(trace)
             if name not in kept and spans.get(trace.info.trace_id) == expected.get(name, 0):
                 kept.add(name)
@@ -155,12 +157,21 @@ class MlflowRun:
         self._delete_traces(surplus)
         return kept == expected.keys()
 
-    def stored_traces(self, include_spans: bool) -> list[Any]:
-        """The traces of this run's steps that the store has, by their ids; users may have added others."""
-        found = self.store.client.search_traces(
-            locations=[self.experiment_id], run_id=self.run_id, max_results=100, include_spans=include_spans
-        )
-        return sorted(filter(traces.is_of_step, found), key=lambda trace: str(trace.info.trace_id))
+    def stored_traces(self, names: Collection[str], *, include_spans: bool = False) -> list[Any]:
+        """The traces of this run that dpexp has stored, by their ids; of earlier versions, of these names.
+
+        Users may have added others.
+        """
+        found: list[Any] = []
+        token: str | None = ""
+        while token is not None:
+            page = self.store.client.search_traces(
+                locations=[self.experiment_id], run_id=self.run_id, include_spans=include_spans,
+                max_results=100, page_token=token or None,
+            )  # fmt: skip
+            found += (trace for trace in page if traces.is_own(trace) or traces.name_of(trace) in names)
+            token = page.token
+        return sorted(found, key=lambda trace: str(trace.info.trace_id))
 
     def _figures(self, view: RecordView) -> None:
         with temporary_folder("figures") as folder:

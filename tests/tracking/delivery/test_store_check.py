@@ -308,7 +308,7 @@ def add_trace_by_hand(uri: str, run_id: str) -> None:
     run = only_run(uri, run_id).info
     mlflow.set_tracking_uri(uri)
     span = mlflow.start_span_no_context(
-        "by hand", metadata={"mlflow.sourceRun": run.run_id}, experiment_id=run.experiment_id
+        "step by step", metadata={"mlflow.sourceRun": run.run_id}, experiment_id=run.experiment_id
     )
     span.end()
     mlflow.flush_trace_async_logging()
