@@ -7,6 +7,7 @@ from dpexp.config.errors import shortened
 from dpexp.config.ranges import plural
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures as registered
+from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
@@ -86,6 +87,8 @@ def remarks(record: Record) -> list[str]:
 
 def _layout(record: Record) -> str:
     used = record.devices["used"]
+    if record.strategy == SWEEP_STRATEGY:
+        return f"strategy {record.strategy}"
     if not used:
         return f"strategy {record.strategy}; devices not recorded"
     output = record.devices["output"] or used[0]

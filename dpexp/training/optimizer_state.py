@@ -111,9 +111,13 @@ def not_kept(optimizers: Optimizers) -> list[str]:
         name: None
         for each in values
         for name, value in each.items()
-        if name not in of_torch and not (_is_kept(value) or callable(value) or _is_of_parameters(value))
+        if name not in of_torch and not (_is_kept(value) or _is_code(value) or _is_of_parameters(value))
     }
     return list(left_out)
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) and not isinstance(value, nn.Module)
 
 
 def _is_of_parameters(value: Any) -> bool:

@@ -35,12 +35,12 @@ class Snapshots:
     folder: Path
     group: ProcessGroup
     refused: dict[Path, str] = field(default_factory=dict)
-    """Why this process did not resume from a file; the user was told."""
+    """Why this process did not resume from a file, of which it has warned."""
     left_out: set[str] = field(default_factory=set)
-    """What snapshots do not keep of the optimizers; the user was told."""
+    """What snapshots do not keep of the optimizers, of which it has warned."""
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Tell the user, once, what snapshots do not keep of the optimizers."""
+        """Warn, once, of what snapshots do not keep of the optimizers."""
         new = [name for name in names if name not in self.left_out]
         self.left_out.update(new)
         if new and self.group.is_first:

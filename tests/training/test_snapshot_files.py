@@ -159,6 +159,7 @@ def test_what_snapshots_leave_out_of_an_optimizer_is_named_once(
         "objects": KINDS["object_array"],
         "listed": [KINDS["object_array"]],
         "tensors": [torch.zeros(2)],
+        "average": nn.Linear(1, 1),
     }
     vars(optimizer).update(left_out, shared=[[1]] * 2, code=len, all=list(trained.parameters().values()))
     optimizer.param_groups[0]["fractions"] = {"of": Fraction(1, 3)}

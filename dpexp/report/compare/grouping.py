@@ -167,7 +167,8 @@ class Comparison:
         columns = zip(names, map(_distinct, zip(*works, strict=True)), strict=False)
         found = {name: " / ".join(values) for name, values in columns if len(values) > 1}
         differences = "; ".join(f"{name} {values}" for name, values in found.items())
-        if "model" in found:  # each strategy has a default of its own
+        # Each strategy has a model of its own by default, with its data.
+        if "model" in found and found.keys() <= {"model", "data", "contents"}:
             differences += "; one --model for all makes them comparable"
         differing = [
             (kinds, f"{' and '.join(kinds)} runs", emulated),

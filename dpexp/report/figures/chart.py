@@ -23,6 +23,7 @@ LEFT = 13
 """The left edge of the title and of the names, in pixels."""
 TITLE_LINE, _AXIS_HEIGHT, _GAP = 21, 22, 12
 LEAST_TICKS = 5
+_MOST_LETTERS = 61
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def names_width(names: Sequence[str]) -> int:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The names of rows, shortened."""
-    return units.short_names(names, LABEL_LETTERS)
+    """The names of rows, shortened; also those that only many letters keep apart."""
+    short = units.short_names(names, LABEL_LETTERS)
+    return [each if len(each) <= _MOST_LETTERS else f"{each[:30]}…{each[-30:]}" for each in short]
 
 
 def rows_of(
@@ -115,8 +117,8 @@ def legend_lines(colors: Mapping[str, str], width: int) -> list[list[str]]:
     """The names of the colours in as many lines as they need."""
     lines: list[list[str]] = [[]]
     x = 0.0
-    for name in colors:
-        needed = 40 + text_pixels(name, LEGEND)
+    for name, shown in zip(colors, short_names([*colors]), strict=True):
+        needed = 40 + text_pixels(shown, LEGEND)
         if lines[-1] and x + needed > width:
             lines.append([])
             x = 0.0
@@ -127,9 +129,10 @@ def legend_lines(colors: Mapping[str, str], width: int) -> list[list[str]]:
 
 def add_legend(picture: Picture, lines: Sequence[Sequence[str]], colors: Mapping[str, str], y: int) -> None:
     """The colours from the left, each with its name; ``y`` is the middle of the first line."""
+    short = dict(zip(colors, short_names([*colors]), strict=True))
     for number, names in enumerate(lines):
         x, middle = float(LEFT), y + TITLE_LINE * number
         for name in names:
             picture.add(Bar((x, middle - 6, x + 13, middle + 7), colors[name], outline=None))
-            picture.add(Text(x + 22, middle, name, LEGEND, INK))
-            x += 40 + text_pixels(name, LEGEND)
+            picture.add(Text(x + 22, middle, short[name], LEGEND, INK))
+            x += 40 + text_pixels(short[name], LEGEND)

@@ -117,8 +117,8 @@ def _connect_beside(picture: Picture, column: list[Box], arrows: list[Sent]) -> 
         if lane > 1:
             heights = [source.middle, target.middle]
         edge = source.x + source.width - 0.05
-        turn = edge + LANE * (lane + 1)
-        corners = ((edge, heights[0]), *((turn, height) for height in heights), (edge, heights[1]))
+        corner = edge + LANE * (lane + 1)
+        corners = ((edge, heights[0]), *((corner, height) for height in heights), (edge, heights[1]))
         picture.add(_arrow(sent, corners))
     for box in column:
         if gets := _gets(box, arrows):

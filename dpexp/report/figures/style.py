@@ -24,11 +24,11 @@ PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 MARKERS = "osD^vPX*"
 _ROOM = 1.03
 """matplotlib draws a text up to so many times as wide as it is."""
-_TITLE, BELOW = 11.0, 9.0
+_TITLE, _BELOW = 11.0, 9.0
 """The letters of a title and of the line below it, in points."""
-LINE_INCHES = 0.19
+_LINE_INCHES = 0.19
 """The height of a further line of a title."""
-MOST_LABELS = 1.4
+_MOST_LABELS = 1.4
 """The inches beside an axes that its labels may take where the line below a title must fit."""
 LABEL_LETTERS = 44
 """Longer labels of rows are shortened."""
@@ -93,19 +93,13 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def label_rows(
-    axes: Axes, labels: Sequence[str], margin: float = 0.6, places: Sequence[int] | None = None
-) -> None:
-    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened.
-
-    ``places``: where each label stands and how many rows there are, if not each row has a label.
-    """
+def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
+    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
     lines = [label.partition("\n") for label in labels]
     short = units.short_names([first for first, *_ in lines], LABEL_LETTERS)
     texts = [escape("".join([name, *rest])) for name, (_, *rest) in zip(short, lines, strict=True)]
-    places = range(len(labels) + 1) if places is None else places
-    axes.set_yticks(places[:-1], texts)
-    axes.set_ylim(places[-1] - 0.4, -margin)
+    axes.set_yticks(range(len(labels)), texts)
+    axes.set_ylim(len(labels) - 0.4, -margin)
 
 
 def time_axis(axes: Axes) -> None:
@@ -130,23 +124,18 @@ def title(axes: Axes, text: str, below: str = "") -> None:
     figure = axes.get_figure()
     assert figure is not None
     inches = figure.bbox.width / figure.get_dpi()
-    lines = wrapped(text, inches - 0.3, _TITLE, "bold")
+    lines = _wrapped(text, inches - 0.3, _TITLE, "bold")
     figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=_TITLE, fontweight="bold", color=INK)
     if below:
-        lines = wrapped(below, inches - MOST_LABELS, BELOW)
-        axes.set_title(lines, loc="left", fontsize=BELOW, color=SOFT)
+        lines = _wrapped(below, inches - _MOST_LABELS, _BELOW)
+        axes.set_title(lines, loc="left", fontsize=_BELOW, color=SOFT)
     if isinstance(figure, Figure):
-        figure.set_figheight(figure.get_figheight() + LINE_INCHES * lines.count("\n"))
+        figure.set_figheight(figure.get_figheight() + _LINE_INCHES * lines.count("\n"))
 
 
-def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> str:
+def _wrapped(text: str, inches: float, size: float, weight: str = "normal") -> str:
     """The text in lines of at most this width, escaped; between words where it can be."""
     return escape("\n".join(fonts.wrapped(text, inches * fonts.DPI / _ROOM, size, weight == "bold")))
-
-
-def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """The width of a line of text in inches."""
-    return _ROOM * fonts.text_pixels(text, size, weight == "bold") / fonts.DPI
 
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:

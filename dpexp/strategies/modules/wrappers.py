@@ -143,12 +143,12 @@ def joined(name: str, key: str) -> str:
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a placed model by their names in the model as written; a shared one once."""
-    found, seen, left = dict[str, nn.Parameter](), set[int](), [("", module)]
+    found, known, left = dict[str, nn.Parameter](), set[int](), [("", module)]
     while left:
         name, part = left.pop()
         for key, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
+            if parameter is not None and id(parameter) not in known:
+                known.add(id(parameter))
                 found[joined(name, key)] = parameter
         if part._modules:
             left += reversed(_children(name, part))

@@ -334,6 +334,16 @@ def test_phases_side_by_side_in_a_lane_have_different_colours(step: timeline.Tim
         assert difference(colors[first], colors[second], BLINDNESS["none"]) > 8, (first, second)
 
 
+def test_phases_whose_names_differ_in_their_first_letter_only_are_drawn() -> None:
+    record = whole(2, phases={"a" + 300 * "x": 2.0, "b" + 300 * "x": 1.0})
+    for place, phase in enumerate(record.phases):
+        record.timeline.append(timeline_row(0, phase, None, "cpu", 40 * place, 40 * place + 40))
+    view = RecordView(record)
+    for figure in (phases_figure(view), timeline_figure(view, timeline.steps(view))):
+        assert not [texts for texts in illegible_texts(figure) if len(texts) == 1]
+        assert [text for text in figure.texts if "xxx" in text.text]
+
+
 def test_a_phase_has_one_colour_on_all_screens_of_a_run() -> None:
     """Also where a screen lacks phases that another has: ``assemble`` is in the timeline only."""
     record = whole(2, phases={**PHASES, "tidy": 2.0, "weigh": 1.0})
