@@ -149,12 +149,14 @@ def execute(
     if world is not None:
         end_with_launcher()
     is_recorder = world is None or world.rank == 0
-    from dpexp.record.runs.check import check_end
-
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
         uploader = Uploader.start(home()) if config.track and is_recorder else None
         try:
+            from dpexp.record.runs.check import (
+                check_end,  # beside the uploader's start, before code may change
+            )
+
             with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
                 prepared, journal = _begin(config, world, signals, is_last or world is not None)
         except BaseException as raised:

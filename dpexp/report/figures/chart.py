@@ -113,26 +113,25 @@ def _add_axis(rows: Rows, bottom: int, y: int) -> None:
     rows.picture.add_line((rows.left, bottom, rows.right, bottom + 1), LINE)
 
 
-def legend_lines(colors: Mapping[str, str], width: int) -> list[list[str]]:
-    """The names of the colours in as many lines as they need."""
-    lines: list[list[str]] = [[]]
+def legend_lines(colors: Mapping[str, str], width: int) -> list[list[tuple[float, str, str]]]:
+    """(left edge in pixels, name, colour) of each colour, in as many lines as they need."""
+    lines: list[list[tuple[float, str, str]]] = [[]]
     x = 0.0
-    for name, shown in zip(colors, short_names([*colors]), strict=True):
-        needed = 40 + text_pixels(shown, LEGEND)
+    for name, color in zip(short_names([*colors]), colors.values(), strict=True):
+        needed = 40 + text_pixels(name, LEGEND)
         if lines[-1] and x + needed > width:
             lines.append([])
             x = 0.0
-        lines[-1].append(name)
+        lines[-1].append((x, name, color))
         x += needed
     return lines
 
 
-def add_legend(picture: Picture, lines: Sequence[Sequence[str]], colors: Mapping[str, str], y: int) -> None:
+def add_legend(picture: Picture, lines: Sequence[Sequence[tuple[float, str, str]]], y: int) -> None:
     """The colours from the left, each with its name; ``y`` is the middle of the first line."""
-    short = dict(zip(colors, short_names([*colors]), strict=True))
-    for number, names in enumerate(lines):
-        x, middle = float(LEFT), y + TITLE_LINE * number
-        for name in names:
-            picture.add(Bar((x, middle - 6, x + 13, middle + 7), colors[name], outline=None))
-            picture.add(Text(x + 22, middle, short[name], LEGEND, INK))
-            x += 40 + text_pixels(short[name], LEGEND)
+    for number, line in enumerate(lines):
+        middle = y + TITLE_LINE * number
+        for place, name, color in line:
+            x = LEFT + place
+            picture.add(Bar((x, middle - 6, x + 13, middle + 7), color, outline=None))
+            picture.add(Text(x + 22, middle, name, LEGEND, INK))

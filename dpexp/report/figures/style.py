@@ -124,7 +124,7 @@ def title(axes: Axes, text: str, below: str = "") -> None:
     figure = axes.get_figure()
     assert figure is not None
     inches = figure.bbox.width / figure.get_dpi()
-    lines = _wrapped(text, inches - 0.3, _TITLE, "bold")
+    lines = _wrapped(text, inches - 0.3, _TITLE, is_bold=True)
     figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=_TITLE, fontweight="bold", color=INK)
     if below:
         lines = _wrapped(below, inches - _MOST_LABELS, _BELOW)
@@ -133,9 +133,9 @@ def title(axes: Axes, text: str, below: str = "") -> None:
         figure.set_figheight(figure.get_figheight() + _LINE_INCHES * lines.count("\n"))
 
 
-def _wrapped(text: str, inches: float, size: float, weight: str = "normal") -> str:
+def _wrapped(text: str, inches: float, size: float, is_bold: bool = False) -> str:
     """The text in lines of at most this width, escaped; between words where it can be."""
-    return escape("\n".join(fonts.wrapped(text, inches * fonts.DPI / _ROOM, size, weight == "bold")))
+    return escape("\n".join(fonts.wrapped(text, inches * fonts.DPI / _ROOM, size, is_bold)))
 
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:

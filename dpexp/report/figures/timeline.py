@@ -56,7 +56,7 @@ def timeline_figure(view: RecordView, steps: list[TimelineStep]) -> Picture:
     y = round(made.y(places[-1] - 0.5)) + chart.TITLE_LINE
     for line in below:
         made.picture.add(Text(chart.LEFT, y, line, chart.NAMES, style.SOFT))
-    chart.add_legend(made.picture, legend, shown, y + chart.TITLE_LINE * len(below))
+    chart.add_legend(made.picture, legend, y + chart.TITLE_LINE * len(below))
     return made.picture
 
 

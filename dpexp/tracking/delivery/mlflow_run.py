@@ -144,7 +144,7 @@ class MlflowRun:
         of those that two machines have stored the second by its id.
         """
         found = self.stored_traces(expected)  # also those which MLflow finds incomplete
-        whole = self.stored_traces(expected, include_spans=True)
+        whole = self.stored_traces(expected, include_spans=True) if found else []
         spans = {each.info.trace_id: len(each.data.spans) for each in whole}
         kept: set[str] = set()
         surplus = []
