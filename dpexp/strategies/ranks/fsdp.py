@@ -104,9 +104,15 @@ class Fsdp(Strategy):
     options: FsdpOptions
 
     def blocks(self, model: nn.Module) -> list[str]:
-        """The names of the submodules to shard. Raises ConfigError for one that the model does not have."""
+        """The names of the submodules to shard. Raises ConfigError for one that the model does not have.
+
+        One that changes its input in place is left to the root, since FSDP2 refuses that.
+        """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
-        return [name for name in names if list(model.get_submodule(name).parameters())]
+        blocks = {name: model.get_submodule(name) for name in names}
+        return [
+            name for name, each in blocks.items() if list(each.parameters()) and not _begins_in_place(each)
+        ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         self.blocks(model)
@@ -154,6 +160,13 @@ class Fsdp(Strategy):
                 module.set_custom_reduce_scatter(reduce)
         sync = RowWeightedSync(self.group.dp_size)
         return Placed(model, device, device, (device,), sync, UnitShards(units), timer=timer)
+
+
+def _begins_in_place(block: nn.Module) -> bool:
+    """Whether the first layer of a block works in place: that of ``Sequential(Dropout(inplace=True), …)``."""
+    while isinstance(block, nn.Sequential) and len(block):
+        block = block[0]
+    return bool(getattr(block, "inplace", False))
 
 
 def units_of(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> dict[str, str]:
