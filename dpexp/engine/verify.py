@@ -139,7 +139,7 @@ def row_of(worst: Difference | None) -> Row | None:
     """A difference as in the Record."""
     if worst is None:
         return None
-    return {key: value for key, value in asdict(worst).items() if key not in ("apart", "share")}
+    return {key: value for key, value in asdict(worst).items() if key not in ("apart", "is_comparable")}
 
 
 def _equivalence(

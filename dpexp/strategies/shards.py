@@ -57,7 +57,10 @@ class DTensorShards(Shards):
 
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            sharded = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+            full, mesh = value.to(tensor.device), tensor.device_mesh
+            sharded = distribute_tensor(
+                full, mesh, tensor.placements, src_data_rank=None
+            )  # every rank has it
             tensor.to_local().copy_(sharded.to_local())
         else:
             tensor.copy_(value)

@@ -47,11 +47,6 @@ class OptimizerChoice:
         return self.factory.name
 
     @property
-    def amplifies(self) -> bool:
-        """Whether rounding errors may become large: Adam's steps do not depend on a gradient's size."""
-        return self.name not in ("sgd", "momentum")
-
-    @property
     def is_for_every_table(self) -> bool:
         """Whether its variant trains tables with dense gradients, too."""
         return self.name in FOR_EVERY_TABLE

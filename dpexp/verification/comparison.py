@@ -18,11 +18,19 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies import sharding_rules
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
-from dpexp.training.optimizer_choice import OptimizerChoice, OptimizerFactory
+from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.limits.compare import Difference, Limits, Noise
-from dpexp.verification.limits.rounding import DRAWS, MARGIN, MOST, OtherwiseRoundedTrainer, largest
+from dpexp.verification.limits.compare import HIDES, Difference, Limits, Noise
+from dpexp.verification.limits.rounding import (
+    CERTAIN,
+    DRAWS,
+    MARGIN,
+    NEGLIGIBLE,
+    OtherwiseRoundedTrainer,
+    largest,
+    of_rounding,
+)
 from dpexp.verification.modes.by_nature import WrittenByShards, hook_notes
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.paths.evaluation import evaluate, evaluations
@@ -35,9 +43,6 @@ from dpexp.verification.steps.recorder import Step, computed, fewer_collections
 from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
-
-IN_FLOAT64 = 1e-9
-"""What rounding in float64 may reach; larger, it is that of a narrower type."""
 
 
 @dataclass(frozen=True)
@@ -69,43 +74,54 @@ class Comparison:
         Every rank must call this, and gets the same result.
         """
         least = torch.finfo(self.dtype).eps if self.narrowed else TOLERANCE[self.dtype]
-        limits = Limits(least, MOST[self.dtype], eps=torch.finfo(self.dtype).eps)
+        limits = Limits(least, NEGLIGIBLE[self.dtype], eps=torch.finfo(self.dtype).eps)
         result, draws = self._compared(limits), list[Noise]()
-        while len(draws) < DRAWS:
-            failed = result.failed
-            if failed is None or failed.share > limits.most:
-                break
+        if result.failed is not None and not result.cause:
+            without_draw = self._noise(result.mode, None)
+        while result.failed is not None and not result.cause:
             draws.append(self._noise(result.mode, len(draws)))
-            noise = largest(draws)
-            if self._is_within(noise, failed):
-                result = self._compared(replace(limits, noise=noise), is_last=len(draws) == DRAWS)
+            noise, is_last = of_rounding(largest(draws), without_draw), len(draws) == DRAWS
+            if is_last or result.failed.apart <= self._allowed(result.failed, noise):
+                result = self._compared(replace(limits, noise=noise), is_last)
         return result
 
-    def _is_within(self, noise: Noise, failed: Difference) -> bool:
-        """Whether what differs may be rounding, on every rank."""
-        key = (failed.kind, failed.step, failed.tensor)
-        return all(self.group.all_gather(failed.apart <= max(noise.get(key, (0.0,)))))
+    def _allowed(self, failed: Difference, noise: Noise) -> float:
+        """What rounding explains of a difference, on every rank."""
+        own = max(noise.get((failed.kind, failed.step, failed.tensor), (0.0,)))
+        by_rank: list[float] = self.group.all_gather(own)
+        return min(by_rank)
 
-    def unmeasured(self) -> Difference | None:
-        """What differs, which may be rounding; every rank must call this."""
-        limits = Limits(TOLERANCE[self.dtype], MOST[self.dtype], eps=torch.finfo(self.dtype).eps)
-        return self._compared(limits, locates=False).failed
+    def _is_certain(self, sides: SideBySide, failure: Failure, mode: Mode) -> bool:
+        """Whether what differs is plainly no rounding, which is measured up to this step."""
+        failed, limits = failure.worst, sides.limits
+        if math.isinf(failed.apart) or limits.noise:
+            return math.isinf(failed.apart)
+        noise = largest([self._noise(mode, 0, failed.step)])
+        allowed = self._allowed(failed, noise)
+        if failed.apart <= CERTAIN * allowed or (not allowed and failed.error <= HIDES):
+            return False
+        failure.worst = replace(failed, limit=max(failed.limit, failed.error * allowed / failed.apart))
+        sides.limits = replace(limits, noise=noise)
+        return True
 
-    def _compared(self, limits: Limits, *, locates: bool = True, is_last: bool = False) -> Result:
+    def _compared(self, limits: Limits, is_last: bool = False) -> Result:
         with fewer_collections(self.model):
-            return self._stepped(limits, locates, is_last)
+            return self._stepped(limits, is_last)
 
-    def _stepped(self, limits: Limits, locates: bool, is_last: bool) -> Result:
+    def _stepped(self, limits: Limits, is_last: bool) -> Result:
         layout = self._layout(self.mode)
         mode = self.mode.of_layout(layout.placed, self.model, self.group, self.optimizer is not None)
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
         failure = sides.run(self._batches) or self._evaluated(sides)
-        cause = self._located(sides, failure, is_last) if failure is not None and locates else ""
+        cause = ""
+        if failure is not None and (is_last or self._is_certain(sides, failure, mode)):
+            cause = Locator(sides, failure, self.model, self.report).message()
         worst = sides.errors.of_all_ranks()
         notes += [
             *self._rounding_notes(limits, worst),
+            *sides.hidden_notes(),
             *sides.notes,
             *sharding_rules.notes(),
             *hook_notes(self.model, self.group.dp_size),
@@ -115,7 +131,7 @@ class Comparison:
         trains = self.optimizer is not None
         return Result(
             worst,
-            sides.steps,
+            sides.compared,
             notes,
             cause,
             mode,
@@ -124,11 +140,6 @@ class Comparison:
             unreached_modules=sides.unreached.modules(self.model),
             unreached_parameters=sides.unreached.parameters(self.model) if trains else (),
         )
-
-    def _located(self, sides: SideBySide, failure: Failure, is_last: bool) -> str:
-        """What differs, and where; reported unless it may still be rounding, which is measured next."""
-        is_certain = is_last or failure.worst.share > sides.limits.most
-        return Locator(sides, failure, self.model, self.report if is_certain else no_report).message()
 
     def dependence(self, mode: Mode) -> str:
         """How a step of the layout depends on when its collectives end; every rank must call this."""
@@ -184,7 +195,6 @@ class Comparison:
         mode: Mode,
         measures: bool = False,
     ) -> SideBySide:
-        amplifies = isinstance(self.optimizer, OptimizerChoice) and self.optimizer.amplifies
         return SideBySide(
             layout,
             reference,
@@ -193,7 +203,6 @@ class Comparison:
             limits,
             written,
             may_draw=mode.may_draw,
-            amplifies=amplifies,
             measures=measures,
             seeds=mode.seeds,
             made={**self.made, **evaluations(self._batches, len(self._batches))},
@@ -210,8 +219,11 @@ class Comparison:
         """Those of the run."""
         return [batch for step, batch in enumerate(self._batches, 1) if step not in self.made]
 
-    def _noise(self, mode: Mode, draw: int) -> Noise:
-        """How far apart a single device is from itself when every operation reads other last bits."""
+    def _noise(self, mode: Mode, draw: int | None, steps: int | None = None) -> Noise:
+        """How far apart a single device is from itself when every operation reads other last bits.
+
+        In so many steps, or in all, and evaluations. Without a draw (None) it reads the same.
+        """
         rounded, _ = self._single_device(mode, OtherwiseRoundedTrainer)
         assert isinstance(rounded, OtherwiseRoundedTrainer)
         rounded.draw = draw
@@ -219,20 +231,19 @@ class Comparison:
         written = WrittenByShards({}, 1, math.inf)
         one_process, limits = ProcessGroup(), Limits(math.inf)
         sides = self._sides(rounded, reference, one_process, limits, written, mode, measures=True)
-        sides.run(self._batches)
-        self._evaluated(sides)
-        return sides.errors.noise
+        sides.run(self._batches[:steps])
+        if steps is None or steps > len(self._batches):
+            self._evaluated(sides)
+        return largest([sides.errors.noise, sides.last_bits], 1) if draw is not None else sides.errors.noise
 
     def _rounding_notes(self, limits: Limits, worst: Mapping[str, Difference]) -> list[str]:
         """What was allowed because rounding was measured, and is therefore not seen."""
         limit = max((each.limit for each in worst.values()), default=0.0)
         if limit <= limits.tolerance:
             return [self.narrowed] if self.narrowed else []
-        in_short = "the forward computes in a narrower type than float64"
-        why = self.narrowed or (in_short if limit > IN_FLOAT64 else f"rounding exceeds {limits.tolerance:g}")
+        why = self.narrowed or f"rounding exceeds {limits.tolerance:g}"
         measured = f"a single device that rounds it otherwise differs from itself by {limit / MARGIN:.1e}"
-        cut = "cut to " if limit >= limits.most else ""
-        return [f"{why}; {measured}, and the limit is {cut}{limit:.1e}: smaller errors are not seen"]
+        return [f"{why}; {measured}, and the limit is {limit:.1e}: smaller errors are not seen"]
 
     @cached_property
     def _batches(self) -> list[Batch]:

@@ -21,7 +21,7 @@ from dpexp.strategies.placed import Loss
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.verification.comparison import Comparison, LayOut
 from dpexp.verification.limits.compare import Difference
-from dpexp.verification.limits.rounding import MOST, NARROWER
+from dpexp.verification.limits.rounding import NARROWER
 from dpexp.verification.modes.mode import Mode, RowsInChunks, RowsTogether
 from dpexp.verification.modes.random_draws import more_quiet
 from dpexp.verification.paths.reaching import Made
@@ -75,7 +75,7 @@ class Equivalence:
         """
         verified, found = self._in_a_type_that_computes()
         own = self.own_dtype
-        if found.failed is None or found.training_steps or own not in TOLERANCE or found.dtype == own:
+        if found.failed is None or found.mode_in_training or own not in TOLERANCE or found.dtype == own:
             return found
         return replace(found, cause=f"{found.cause}; {verified._in_types(found, found.failed, own)}")
 
@@ -96,17 +96,17 @@ class Equivalence:
         )
         try:
             with kept_globals(), scalars_of_replicas():
-                same = comparison.unmeasured()
+                same = comparison.result()
         except Exception as error:  # of any kind: the failure is known
             text = f"in {wrong}; in {other}, the run's own type, it raises {describe(error)}"
             if self.group.all_failed(f"verification: {other}", describe(error)):
                 return text
             cause = f"{found.cause}; {text}"
             raise VerificationError.of("the layout", found.tolerance, cause) from error
-        if same is None and failed.share > MOST[own]:
-            return f"in {wrong} only: in {other}, the run's own type, it is right"
-        if same is not None and same.share > MOST[own]:
+        if same.failed is not None:
             return f"in {wrong} and in {other}, the run's own type"
+        if failed.kind in same.worst and failed.error > same.worst[failed.kind].limit:
+            return f"in {wrong} only: in {other}, the run's own type, it is right"
         return f"in {wrong}; in {other}, the run's own type, an error of this size may be rounding"
 
     def _in_a_type_that_computes(self) -> tuple[Equivalence, Result]:

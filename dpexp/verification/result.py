@@ -77,7 +77,9 @@ class Result:
 
     @property
     def tolerance(self) -> float:
-        """The largest limit of an error: it is larger than usual where rounding was measured."""
+        """The limit of what failed, or else the largest: larger than usual where rounding was measured."""
+        if self.failed is not None:
+            return self.failed.limit
         limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]
         return max(limits, default=TOLERANCE[torch.float64])
 

@@ -71,8 +71,8 @@ def test_a_right_run_equals_a_single_device_in_its_own_type(
 
 def test_a_run_in_eval_mode_compares_outputs_and_loss(dpexp_home: Path) -> None:
     row = recorded(dpexp_home, RunConfig("whole", virtual=2, eval=True, **STEPS)).verification["last_step"]
-    assert (row["output_error"], row["gradient_error"]) == (0.0, None)
-    assert row["loss_error"] < 1e-6
+    assert row["gradient_error"] is None
+    assert max(row["output_error"], row["loss_error"]) < 1e-6
 
 
 def test_steps_that_a_short_warm_up_lacks_come_after_the_last(dpexp_home: Path) -> None:

@@ -98,7 +98,8 @@ class OwnVerification:
         row |= {key: _error(result, kind) for key, kind in KINDS.items()}
         worst = result.failed or max(result.worst.values(), key=lambda each: each.error, default=None)
         row |= {"tolerance": result.tolerance, "worst": row_of(worst)}
-        return row | {"note": "; ".join(filter(None, [result.note, *self._notes])), "cause": result.cause}
+        notes = filter(None, [result.note, *result.remarks, *self._notes])
+        return row | {"note": "; ".join(notes), "cause": result.cause}
 
     def _record(self, name: str, where: str, result: OwnResult) -> None:
         self._journal.set({f"verification.{name}": self._row(result)})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.record.consistency.tolerances import SHORT, TOLERANCES, Tolerance
+from dpexp.record.consistency.tolerances import MOST, SHORT, USUAL
 from dpexp.record.record import Record, Row
 
 EVALUATIONS = 2
@@ -48,13 +48,13 @@ class Section:
             found = found.get(key) or {}
         return found if isinstance(found, dict) else {}
 
-    def allowed(self, record: Record, dtype: str) -> Tolerance | None:
-        """The tolerances of the comparison; None for a type in which nothing is compared."""
+    def allowed(self, record: Record, dtype: str) -> float | None:
+        """The usual tolerance of the comparison; None for a type in which nothing is compared."""
         narrowest = record.config.get("autocast") or dtype
         on_gpu = any(device.startswith("cuda") for device in record.devices["used"])
         if self.is_own and (narrowest not in _EXACT or (narrowest == "float32" and on_gpu)):
             return SHORT
-        return TOLERANCES.get(dtype)
+        return USUAL.get(dtype)
 
     def may_have(self, record: Record, dtype: str, note: str) -> bool:
         """Whether the comparison is in this type: a run's own steps in the run's, others in float64.
@@ -97,9 +97,9 @@ def _errors(record: Record) -> Iterator[str]:
             yield f"{section.name}.dtype is {dtype}, in which nothing is compared"
         elif not section.may_have(record, dtype, _note(found)):
             yield f"{section.name}.dtype is {dtype}, and neither the run nor a note says why"
-        elif not isinstance(limit, float | int) or not 0 <= limit <= allowed.most * _ROUNDED:
-            yield f"{section.name}.tolerance is {limit}, not at most {allowed.most}, the largest in {dtype}"
-        elif not section.is_own and not limit <= max(allowed.usual, _measured(found)):
+        elif not isinstance(limit, float | int) or not 0 <= limit <= MOST * _ROUNDED:
+            yield f"{section.name}.tolerance is {limit}, not at most {MOST}, the largest"
+        elif not section.is_own and not limit <= max(allowed, _measured(found)):
             yield f"{section.name}.tolerance is {limit}, and no note says that so much rounding was measured"
         else:
             needed = "parameter_error" if section.is_placed_only(record, found) else "output_error"

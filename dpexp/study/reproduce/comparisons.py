@@ -77,7 +77,7 @@ def _raised(section: Section, then: Record, now: Record) -> str:
     limit, limit_now = before.get("tolerance"), after.get("tolerance")
     if known is None or limit is None or limit_now is None:
         return ""
-    is_raised = limit > max(known.usual, TIMES_ROUNDING * limit_now)
+    is_raised = limit > max(known, TIMES_ROUNDING * limit_now)
     return f"{section.name}: {limit:g} then, {limit_now:g} now" if is_raised else ""
 
 

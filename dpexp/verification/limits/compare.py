@@ -4,6 +4,9 @@
 
 So nothing hides beside a mask, a large logit or a scaled head. What a cancellation has left is a part, too:
 how far rounding may set it apart is measured (``rounding``). Integers are equal or wrong.
+
+A part that is zero but for rounding cannot be judged by itself: it is judged by its size beside its tensor,
+and such a tensor beside all of its kind. Where rounding is large beside these, too, nothing can be said.
 """
 
 import math
@@ -16,6 +19,9 @@ import torch
 from dpexp.verification.limits.norms import Tensors, distance, magnitude, not_nan
 from dpexp.verification.limits.parts import Parts, parts_of
 
+HIDES = 0.1
+"""Where rounding may change so much of a tensor, it hides a real error of this size."""
+
 NEAR, BITS = 2.0**40, 8
 """A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
 times what these are off by: of a sum that cancels, a small number is left."""
@@ -25,7 +31,8 @@ times what these are off by: of a sum that cancels, a small number is left."""
 class Difference:
     """The relative error of one tensor of a kind, and its limit.
 
-    ``apart`` is the absolute error, ``share`` its ratio to the norm of all tensors of the kind.
+    ``apart`` is the absolute error. ``is_comparable`` is False where rounding explains it and would also
+    hide a real error (``HIDES``).
     """
 
     kind: str
@@ -34,7 +41,7 @@ class Difference:
     step: int = 0
     limit: float = math.inf
     apart: float = math.inf
-    share: float = math.inf
+    is_comparable: bool = True
 
     @property
     def ratio(self) -> float:
@@ -50,12 +57,12 @@ Noise = Mapping[tuple[str, int, str], Sequence[float]]
 class Limits:
     """Errors up to ``tolerance`` are rounding, and so are those up to the ``noise`` that was measured.
 
-    Noise counts up to ``most`` of the norm of all tensors of the kind. ``eps`` is the last bit of the type:
-    beside larger numbers, numbers are exact to those numbers' last bits.
+    ``negligible``: rounding of so small a share of all tensors of a kind hides no error of the step.
+    ``eps`` is the last bit of the type: beside larger numbers, numbers are exact to those numbers' last bits.
     """
 
     tolerance: float
-    most: float = 1.0
+    negligible: float = 1.0
     noise: Noise = field(default_factory=dict)
     eps: float = sys.float_info.epsilon
 
@@ -64,32 +71,46 @@ class Limits:
         whole = _whole(tensors)
         return {name: self._worst(kind, step, name, each, whole) for name, each in tensors.items()}
 
-    def largest(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> Difference | None:
-        """The first of those with the largest multiple of its limit; None without tensors."""
-        whole, found, top = _whole(tensors), None, (-1.0, -1.0)
+    def largest(
+        self, kind: str, step: int, tensors: Mapping[str, Parts]
+    ) -> tuple[Difference | None, Difference | None]:
+        """The first of those with the largest multiple of its limit, and the first that is not comparable.
+
+        None where there is no such tensor.
+        """
+        whole, found, hidden, top = _whole(tensors), None, None, (-1.0, -1.0)
         for name, each in tensors.items():
             if len(each.norms) == 1 and not self.noise.get((kind, step, name)):  # nothing widens its limit
                 error = _ratio(each.apart[0], each.norms[0])
                 if (error / self.tolerance if error else 0.0, error) <= top:
                     continue
             difference = self._worst(kind, step, name, each, whole)
-            if (difference.ratio, difference.error) > top:
+            if not difference.is_comparable:
+                hidden = hidden or difference
+            elif (difference.ratio, difference.error) > top:
                 found, top = difference, (difference.ratio, difference.error)
-        return found
+        return found, hidden
 
     def _worst(self, kind: str, step: int, name: str, tensor: Parts, whole: float) -> Difference:
         noise = [*self.noise.get((kind, step, name), ()), *[0.0] * len(tensor.norms)]
-        of_parts = []
+        total, of_parts = math.hypot(*tensor.norms), []
         each_part = zip(tensor.norms, tensor.apart, tensor.counts, noise, strict=False)
         for norm, apart, count, measured in each_part:
-            beside = min(self._beside(tensor, norm, count), self.most * norm)  # more must be measured
-            allowed = beside if apart <= beside else min(max(measured, beside), self.most * whole)
-            is_rounding = apart <= allowed and (apart <= beside or allowed > self.most * norm)
-            size = max(norm, allowed / self.tolerance) if is_rounding else norm  # all that is left
-            limit = min(max(self.tolerance, _ratio(allowed, size)), max(self.tolerance, self.most))
-            error, share = _ratio(apart, size), _ratio(apart, whole)
-            of_parts.append(Difference(kind, error, name, step, limit, apart, share))
-        return worst(of_parts)
+            beside = min(self._beside(tensor, norm, count), self.negligible * norm)  # more must be measured
+            size, allowed, is_comparable = norm, max(beside, measured), True
+            if apart <= self.tolerance * norm:
+                allowed = 0.0
+            elif apart <= beside:
+                size, allowed = total, beside
+            elif apart <= measured:
+                beside_which = [each for each in (norm, total) if measured <= HIDES * each]
+                size = beside_which[0] if beside_which else whole
+                is_comparable = bool(beside_which) or measured <= self.negligible * whole
+            limit = max(self.tolerance, _ratio(allowed, size))
+            of_parts.append(Difference(kind, _ratio(apart, size), name, step, limit, apart, is_comparable))
+        hidden = next((each for each in of_parts if not each.is_comparable), None)
+        found = worst(of_parts)
+        return hidden if hidden is not None and found.ratio <= 1 else found
 
     def _beside(self, tensor: Parts, norm: float, count: int) -> float:
         """How far apart a part may be, since each of its numbers is as exact as larger ones beside it."""

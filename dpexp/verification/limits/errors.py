@@ -10,12 +10,14 @@ from dpexp.verification.limits.parts import Parts
 class Errors:
     """``worst`` has the worst difference of each kind over all steps, on this rank.
 
+    ``hidden`` has a difference of each step in which rounding would hide an error, the same on all ranks.
     With ``measures`` no error fails: how far apart both sides are is added to ``noise``.
     """
 
     def __init__(self, limits: Limits, group: ProcessGroup, measures: bool = False) -> None:
         self.limits, self.group, self._measures = limits, group, measures
         self.worst: dict[str, Difference] = {}
+        self.hidden: dict[int, Difference] = {}
         self.noise: dict[tuple[str, int, str], Sequence[float]] = {}
 
     def failed(self, step: int, kinds: Mapping[str, Mapping[str, Parts]]) -> Difference | None:
@@ -31,17 +33,22 @@ class Errors:
             }
             return None
         local = [self._add(kind, step, tensors) for kind, tensors in kinds.items()]
-        by_rank = self.group.all_gather(local)
-        of_ranks = (worst(each) for each in zip(*by_rank, strict=True))
+        of_kinds = [*zip(*self.group.all_gather(local), strict=True)]
+        hidden = next((each for of_kind in of_kinds for _, each in of_kind if each is not None), None)
+        if hidden is not None:
+            self.hidden.setdefault(step, hidden)
+        of_ranks = (worst([each for each, _ in of_kind]) for of_kind in of_kinds)
         return next((each for each in of_ranks if each.ratio > 1), None)
 
-    def _add(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> Difference:
-        found = self.limits.largest(kind, step, tensors)
+    def _add(
+        self, kind: str, step: int, tensors: Mapping[str, Parts]
+    ) -> tuple[Difference, Difference | None]:
+        found, hidden = self.limits.largest(kind, step, tensors)
         if found is None:
-            return Difference(kind, 0.0, step=step)
+            return Difference(kind, 0.0, step=step), hidden
         known = self.worst.get(kind)
         self.worst[kind] = worst([found, *([known] if known else [])])
-        return found
+        return found, hidden
 
     def of_all_ranks(self) -> dict[str, Difference]:
         """The worst difference of each kind on any rank; every rank must call this."""

@@ -16,7 +16,7 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import on_host
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.limits.compare import Difference, Limits
-from dpexp.verification.limits.rounding import MOST
+from dpexp.verification.limits.rounding import NEGLIGIBLE
 from dpexp.verification.modes.by_nature import WrittenByShards
 from dpexp.verification.modes.chunks import Chunks
 from dpexp.verification.modes.mode import Mode
@@ -35,7 +35,10 @@ FIRST = 4
 
 @dataclass(frozen=True)
 class OwnResult:
-    """The worst difference of each kind over these ``steps``; ``note`` says why none could be compared."""
+    """The worst difference of each kind over these ``steps``.
+
+    ``note`` says why none could be compared, ``remarks`` which could not be.
+    """
 
     dtype: str
     steps: int = 0
@@ -44,6 +47,7 @@ class OwnResult:
     failed: Difference | None = None
     cause: str = ""
     note: str = ""
+    remarks: Sequence[str] = ()
 
 
 class OwnSteps:
@@ -77,15 +81,15 @@ class OwnSteps:
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         loss = self._objective.on_one_device
         reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)
-        tolerance, most = base_tolerance(self._dtype, self._autocast, trainer)
+        tolerance, negligible = base_tolerance(self._dtype, self._autocast, trainer)
         self._layout = layout
         self._sides = OwnSides(
             layout,
             reference,
             self._objective,
             trainer.group,
-            Limits(tolerance, most, eps=torch.finfo(self._dtype).eps),
-            WrittenByShards({}, trainer.group.dp_size, most),
+            Limits(tolerance, negligible, eps=torch.finfo(self._dtype).eps),
+            WrittenByShards({}, trainer.group.dp_size, tolerance),
             optimizer=self._optimizer,
             autocast=self._autocast,
             dtype=self._dtype,
@@ -140,21 +144,26 @@ class OwnSteps:
 
     def _result(self, failure: Failure | None = None, cause: str = "") -> OwnResult:
         sides, dtype = self._sides, str(self._dtype).removeprefix("torch.")
-        worst = sides.errors.of_all_ranks()
+        worst, remarks = sides.errors.of_all_ranks(), sides.hidden_notes()
         tolerance = max((each.limit for each in worst.values()), default=sides.limits.tolerance)
         failed = failure.worst if failure is not None else None
-        return OwnResult(dtype, 0 if self.note else sides.steps, worst, tolerance, failed, cause, self.note)
+        if failed is not None:
+            tolerance = failed.limit
+        elif remarks and not sides.compared and not self.note:
+            self.note, remarks = remarks[0], []
+        steps = 0 if self.note else sides.compared
+        return OwnResult(dtype, steps, worst, tolerance, failed, cause, self.note, remarks)
 
 
 def base_tolerance(dtype: torch.dtype, autocast: str, trainer: Trainer) -> tuple[float, float]:
-    """(errors that are rounding, the largest limit) of the narrowest type that a run computes in."""
+    """(errors that are rounding, what of a kind is negligible) in the narrowest type of a run."""
     narrowest = min((dtype, getattr(torch, autocast or "float64")), key=lambda each: -torch.finfo(each).eps)
     eps = torch.finfo(narrowest).eps
     if narrowest == torch.float32 and _computes_in_tf32(trainer.placed.devices):
         eps = TF32
     if eps in (torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps):
-        return TOLERANCE[narrowest], MOST[narrowest]
-    return EPS * eps, min(MOST[torch.bfloat16], 100 * eps)
+        return TOLERANCE[narrowest], NEGLIGIBLE[narrowest]
+    return EPS * eps, min(NEGLIGIBLE[torch.bfloat16], 100 * eps)
 
 
 TF32 = 2.0**-10

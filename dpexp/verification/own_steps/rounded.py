@@ -1,80 +1,73 @@
-"""Rounded: how far a single device is from itself in one of the run's steps, when it rounds otherwise.
+"""Rounded: one of the run's steps again, on a single device that rounds otherwise, or in float64.
 
 Each ``draw`` is another way to round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from dpexp.data.batch import Batch
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
-from dpexp.verification.comparison import on_host
-from dpexp.verification.limits.compare import Noise
+from dpexp.verification.comparison import in_dtype, on_host
 from dpexp.verification.limits.norms import Tensors
-from dpexp.verification.limits.parts import Parts, parts_of
+from dpexp.verification.limits.parts import Parts
 from dpexp.verification.limits.rounding import OtherwiseRounded, OtherwiseRoundedTrainer
 from dpexp.verification.own_steps.rows import RandomStates, set_random_states
 from dpexp.verification.own_steps.state import State, give_gradients
 from dpexp.verification.steps.model_copy import copied
-from dpexp.verification.steps.recorder import Step, computed, optimizer_numbers
-from dpexp.verification.steps.step_parts import parts_of_step
+from dpexp.verification.steps.recorder import Step, computed
 
 Kinds = Mapping[str, Mapping[str, Parts]]
+Single = TypeVar("Single", bound=Trainer)
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Of the step ``number``, which begins with the state ``before`` and these random ``numbers``."""
+    """Of a step that begins with the state ``before`` and these random numbers."""
 
     reference: Trainer
     optimizer: OptimizerFactory | None
     autocast: str
     dtype: torch.dtype
-    number: int
     before: State
     random: RandomStates
 
-    def of_step(self, batch: Batch, expected: Step, draw: int) -> Noise:
-        """Of what is computed before the optimizer."""
-        rounded = self._trainer(draw)
-        step = computed(rounded, batch, with_loss=True)
-        buffers = parts_of(rounded.buffers(), self.reference.buffers())
-        return self._apart(parts_of_step(step, expected) | {"buffers": buffers})
+    def step(self, batch: Batch, draw: int | None) -> tuple[Step, Trainer]:
+        """What is computed before the optimizer, and by what."""
+        rounded = self._otherwise(draw)
+        return computed(rounded, batch, with_loss=True), rounded
 
-    def of_update(
-        self, given: Step, updates: Callable[[Tensors, Tensors], Mapping[str, Parts]], draw: int
-    ) -> Noise:
-        """Of what the optimizer makes of the gradients ``given``."""
-        rounded, expected = self._trainer(draw), self.reference.full_parameters()
-        give_gradients(rounded, given.gradients)
+    def exact_step(self, batch: Batch) -> tuple[Step, Trainer] | None:
+        """The same in float64, from the same state; None where the model does not compute in it."""
+        exact = self._loaded(Trainer, torch.float64, "")
+        try:
+            return computed(exact, in_dtype(batch, torch.float64), with_loss=True), exact
+        except (RuntimeError, NotImplementedError, TypeError):  # of operators that have no float64
+            return None
+
+    def updated(self, gradients: Tensors, draw: int) -> Trainer:
+        """After what the optimizer makes of these gradients."""
+        rounded = self._otherwise(draw)
+        give_gradients(rounded, gradients)
         with OtherwiseRounded(draw):
             rounded.update()
-        found = rounded.full_parameters()
-        return self._apart(
-            {
-                "parameters": parts_of(found, expected),
-                "updates": updates(found, expected),
-                "optimizer": parts_of(optimizer_numbers(rounded), optimizer_numbers(self.reference)),
-            }
-        )
-
-    def _trainer(self, draw: int) -> OtherwiseRoundedTrainer:
-        model = copied(self.reference.placed.module, self.dtype)
-        rounded = OtherwiseRoundedTrainer(on_host(model), self.reference.loss, self.optimizer, self.autocast)
-        rounded.draw = draw
-        with torch.no_grad():
-            self.before.load(rounded)
-        set_random_states(self.random)
         return rounded
 
-    def _apart(self, kinds: Kinds) -> Noise:
-        return {
-            (kind, self.number, name): each.apart
-            for kind, of_kind in kinds.items()
-            for name, each in of_kind.items()
-        }
+    def _otherwise(self, draw: int | None) -> Trainer:
+        rounded = self._loaded(OtherwiseRoundedTrainer, self.dtype, self.autocast)
+        rounded.draw = draw
+        return rounded
+
+    def _loaded(self, kind: type[Single], dtype: torch.dtype, autocast: str) -> Single:
+        model = copied(self.reference.placed.module, dtype)
+        single = kind(on_host(model), self.reference.loss, self.optimizer, autocast)
+        with torch.no_grad():
+            self.before.load(single)
+        set_random_states(self.random)
+        return single

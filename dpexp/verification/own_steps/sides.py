@@ -10,10 +10,10 @@ gradients, so that errors of rounding do not grow from step to step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
@@ -28,19 +28,22 @@ from dpexp.verification.limits.compare import Difference, Noise
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors, bounded, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
-from dpexp.verification.limits.rounding import DRAWS, largest
+from dpexp.verification.limits.rounding import DRAWS, MARGIN, largest, of_rounding
 from dpexp.verification.limits.small_tensors import alike, distances, finite_norms
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.rounded import Kinds, Rounded
 from dpexp.verification.own_steps.rows import RankStates, random_states
 from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
-from dpexp.verification.steps.recorder import Recorder, Step, computed
+from dpexp.verification.steps.recorder import Recorder, Step, computed, optimizer_numbers
 from dpexp.verification.steps.side_by_side import DiffersError, Failure, SideBySide, SingleDeviceError
-from dpexp.verification.steps.step_parts import parts_of_step
+from dpexp.verification.steps.step_parts import last_bits, parts_of_step
 from dpexp.verification.touched_rows import UnknownIdError
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after each addition to it."""
+
+TWICE = 2
+"""A run in a short type may be so many times as far from float64 as a single device in this type."""
 
 NO_MEMORY = "allocate memory"
 """In PyTorch's error where the host has none left: a single device needs more than the run."""
@@ -65,7 +68,7 @@ class OwnSides(SideBySide):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._exact = self.limits
+        self._unmeasured = self.limits
         self._is_chunked = isinstance(self.reference.placed.module, Chunked)
         self._is_on_host = all(devices.physical(each) == devices.HOST for each in self.layout.placed.devices)
         optimizers = self.reference.optimizers
@@ -73,7 +76,7 @@ class OwnSides(SideBySide):
 
     def restart(self) -> None:
         """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
-        self.steps, self.limits = 0, self._exact
+        self.steps, self.limits = 0, self._unmeasured
         self.errors = Errors(self.limits, self.group)
         if self.reference.optimizers is not None:
             self.reference.optimizers.restart()
@@ -123,6 +126,7 @@ class OwnSides(SideBySide):
         devices, or to the chunks. Every rank must call this.
         """
         self.steps += 1
+        self.rows[self.steps] = batch.rows
         expected = self._expected(batch)
         found = Recorder(
             self.layout, bool(part.rows), lambda: self._compare(found.step, expected, batch, part), True
@@ -135,9 +139,7 @@ class OwnSides(SideBySide):
         if self.reference.optimizers is None:
             return None
         with kept_globals():
-            failed = self._judged(
-                self._updated(), partial(self._rounded.of_update, found.step, self._updates)
-            )
+            failed = self._judged_update(found.step)
         return Failure(failed, batch, found.step, expected) if failed else None
 
     def _expected(self, batch: Batch) -> Step:
@@ -154,37 +156,27 @@ class OwnSides(SideBySide):
                     raise SingleDeviceError(error, "model") from error
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
             is_one = not (self.is_split or self.group.size > 1)
-            if before != random_states() and not (is_one or self._is_chunked):
+            self._draws = before != random_states()
+            if self._draws and not (is_one or self._is_chunked):
                 raise NotComparableError("it draws random numbers, and each shard draws its own")
         return expected
 
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
         with kept_globals():
             self._combine(found, expected, part)
-            kinds = parts_of_step(found, expected) | {"buffers": self._buffers()}
-            failed = self._judged(kinds, partial(self._rounded.of_step, batch, expected))
+            failed = self._judged_step(found, expected, batch)
             if failed:
                 raise DiffersError(Failure(failed, batch, found, expected))
             self._additions = additions(self.reference)
             give_gradients(self.reference, found.gradients)
 
-    def _buffers(self) -> dict[str, Parts]:
+    def _buffers(self, single: Trainer) -> Tensors:
         """Those of the first shard, where each has its own; without chunks only what no shard writes."""
-        found, of_chunk = self._completed(self.layout.buffers()), dict[str, torch.Tensor]()
-        module = self.reference.placed.module
-        if not isinstance(module, Chunked):
-            by_shards = self.written.names(self.layout, "buffers") if self.is_split else set()
-            of_chunk = {
-                name: each for name, each in self.reference.buffers().items() if name not in by_shards
-            }
-        elif self.group.dp_rank == 0:
-            of_chunk = dict(module.buffers_after[0])
-        return parts_of({name: found[name] for name in of_chunk if name in found}, of_chunk)
-
-    def _updated(self) -> Kinds:
-        """The single device's optimizer takes its step; both sides as their optimizers have left them."""
-        self.reference.update()
-        return self._after()
+        module = single.placed.module
+        if isinstance(module, Chunked):
+            return module.buffers_after[0] if self.group.dp_rank == 0 else {}
+        by_shards = self.written.names(self.layout, "buffers") if self.is_split else set()
+        return {name: each for name, each in single.buffers().items() if name not in by_shards}
 
     def _updates(self, found: Tensors, expected: Tensors) -> dict[str, Parts]:
         """What the step has changed, without the rounding of the sum: some last bits of what has changed."""
@@ -197,28 +189,104 @@ class OwnSides(SideBySide):
         }
         return {name: Parts([changed[name]], [max(0.0, apart[name] - off)]) for name, off in rounded.items()}
 
-    # --- rounding ---
+    # --- limits ---
 
-    def _judged(self, kinds: Kinds, noise: Callable[[int], Noise]) -> Difference | None:
+    def _judged_step(self, found: Step, expected: Step, batch: Batch) -> Difference | None:
+        """What differs before the optimizer, beside a single device in the run's type.
+
+        In a short type, what may be rounding is judged beside a single device in float64: the run may be
+        ``TWICE`` as far from it as a single device in the run's type.
+        """
+        buffers, own = self._completed(self.layout.buffers()), self._buffers(self.reference)
+        exact: list[tuple[Step, Tensors] | None] = []
+
+        def apart(step: Step, of_step: Tensors, wanted: Step, of_wanted: Tensors) -> Kinds:
+            outputs = {name: each for name, each in wanted.outputs.items() if name in expected.outputs}
+            shared = {name: of_step[name] for name in of_wanted if name in of_step}
+            kinds = parts_of_step(step, replace(wanted, outputs=outputs))
+            return kinds | {"buffers": parts_of(shared, of_wanted)}
+
+        def again(draw: int | None) -> tuple[Step, Tensors]:
+            rounded, trainer = self._rounded.step(batch, draw)
+            rounded.outputs = {name: rounded.outputs[name] for name in expected.outputs}
+            return rounded, self._buffers(trainer)
+
+        def measured(draw: int) -> tuple[Kinds, Noise]:
+            if not exact:
+                exact.append(self._exact(batch))
+            wanted, margin = exact[0] or (expected, own), TWICE if exact[0] else MARGIN
+            singles = [(expected, own), again(draw)]
+            draws = [self._noise(apart(*each, *wanted)) for each in singles]
+            noise = largest([*draws, last_bits(plain, expected, self.steps)], margin)
+            kinds = self._where_it_differs(plain, apart(found, buffers, *wanted))
+            return kinds, of_rounding(noise, self._noise(apart(*again(None), expected, own)))
+
+        plain = apart(found, buffers, expected, own)
+        return self._judged(plain, measured)
+
+    def _where_it_differs(self, plain: Kinds, exact: Kinds) -> Kinds:
+        """The latter of tensors that differ plainly, the former of all others."""
+        found = dict[str, dict[str, Parts]]()
+        for kind, of_kind in plain.items():
+            judged = self._unmeasured.judge(kind, self.steps, of_kind)
+            found[kind] = {
+                name: exact[kind].get(name, each) if judged[name].ratio > 1 else each
+                for name, each in of_kind.items()
+            }
+        return found
+
+    def _exact(self, batch: Batch) -> tuple[Step, Tensors] | None:
+        """The step in float64, unless the run's type is no shorter, or has random numbers of its own."""
+        is_short = self.dtype != torch.float64 or bool(self.autocast)
+        step = self._rounded.exact_step(batch) if is_short and not self._draws else None
+        if not all(self.group.all_gather(step is not None)):
+            return None
+        assert step is not None
+        return step[0], self._buffers(step[1])
+
+    def _judged_update(self, given: Step) -> Difference | None:
+        """What differs after both optimizers have made a step of the gradients of the run."""
+        self.reference.update()
+        expected, state = self.reference.full_parameters(), optimizer_numbers(self.reference)
+        kinds = self._after()
+
+        def measured(draw: int) -> tuple[Kinds, Noise]:
+            rounded = self._rounded.updated(given.gradients, draw)
+            found = rounded.full_parameters()
+            apart = {
+                "parameters": parts_of(found, expected),
+                "updates": self._updates(found, expected),
+                "optimizer": parts_of(optimizer_numbers(rounded), state),
+            }
+            return kinds, largest([self._noise(apart)])
+
+        return self._judged(kinds, measured)
+
+    def _judged(self, kinds: Kinds, measured: Callable[[int], tuple[Kinds, Noise]]) -> Difference | None:
         """What differs. Where it may be rounding, that of the single device is measured, and decides.
 
-        Rounding is measured in one way after the other, until one explains the difference.
+        Rounding is ``measured`` in one way after the other, until one explains the difference.
         """
-        known, exact, draws = dict(self.errors.worst), self.limits, list[Noise]()
+        known, before, draws = dict(self.errors.worst), self.limits, list[Noise]()
         failed = self.errors.failed(self.steps, kinds)
-        while failed is not None and failed.share <= exact.most and len(draws) < DRAWS:
-            draws.append(noise(len(draws)))
-            self.limits = replace(exact, noise={**exact.noise, **largest(draws)})
+        while failed is not None and math.isfinite(failed.apart) and len(draws) < DRAWS:
+            kinds, noise = measured(len(draws))
+            draws.append(noise)
+            self.limits = replace(before, noise={**before.noise, **largest(draws, 1)})
             self.errors.worst, self.errors.limits = dict(known), self.limits
             failed = self.errors.failed(self.steps, kinds)
         return failed
 
+    def _noise(self, kinds: Kinds) -> Noise:
+        return {
+            (kind, self.steps, name): each.apart
+            for kind, of_kind in kinds.items()
+            for name, each in of_kind.items()
+        }
+
     @property
     def _rounded(self) -> Rounded:
-        reference, optimizer = self.reference, self.optimizer
-        return Rounded(
-            reference, optimizer, self.autocast, self.dtype, self.steps, self._before, self._random
-        )
+        return Rounded(self.reference, self.optimizer, self.autocast, self.dtype, self._before, self._random)
 
     # --- after a failure ---
 

@@ -46,7 +46,7 @@ class State:
                 tensor.detach().copy_(values[name])
         for name, parameter in trainer.parameters().items():
             gradient = self.gradients.get(name)
-            parameter.grad = None if gradient is None else gradient.clone()
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype, copy=True)
         if trainer.optimizers is not None:
             trainer.optimizers.batches = self.batches
             self._load_optimizer(trainer.optimizers, trainer)

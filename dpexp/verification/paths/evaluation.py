@@ -9,6 +9,7 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.parts import parts_of
 from dpexp.verification.steps.recorder import Recorder, Step
 from dpexp.verification.steps.side_by_side import Failure, SideBySide
+from dpexp.verification.steps.step_parts import last_bits
 
 MODE = "in eval mode, without gradients"
 
@@ -26,6 +27,7 @@ def evaluate(sides: SideBySide, batches: Sequence[Batch]) -> Failure | None:
     steps = sides.steps
     for batch in _evaluated(batches):
         sides.steps += 1
+        sides.rows[sides.steps] = batch.rows
         state = torch.get_rng_state()
         expected = _outputs(sides.reference, batch)
         if not torch.equal(torch.get_rng_state(), state):
@@ -37,6 +39,8 @@ def evaluate(sides: SideBySide, batches: Sequence[Batch]) -> Failure | None:
             del expected.outputs[name]  # replicas have one each, as in training
             found.outputs.pop(name, None)
         kinds = {"outputs": parts_of(found.outputs, expected.outputs)}
+        if sides.measures:
+            sides.last_bits |= last_bits(kinds, expected, sides.steps)
         failed = sides.errors.failed(sides.steps, kinds)
         if failed:
             return Failure(failed, batch, found, expected)

@@ -48,9 +48,14 @@ def gathered_outputs(
     return {
         name: _sum([(outputs[name], weight) for outputs, weight in by_dp_rank])
         if name in scalars
-        else torch.cat([outputs[name] for outputs, _ in by_dp_rank])
+        else torch.cat([_rows(outputs[name]) for outputs, _ in by_dp_rank])
         for name in names
     }
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A scalar as one row: a single device that computes chunk by chunk has one for each."""
+    return tensor if tensor.dim() else tensor.unsqueeze(0)
 
 
 def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

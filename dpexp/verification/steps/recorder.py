@@ -27,6 +27,7 @@ class Step:
 
     Outputs (rows, ...) and gradients, of the full tensors, are on the host; floating-point ones in float64 or
     complex128, so that integers stay exact.
+    ``eps`` has the last bit of the type in which each output, and the loss (``None``), was computed.
     ``modules`` are the calls in the order in which they returned, ``written`` the parameters that the forward
     changed, ``order`` those of the gradients in the order in which backward finished them.
     """
@@ -34,6 +35,7 @@ class Step:
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     loss: float | None = None
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    eps: dict[str | None, float] = field(default_factory=dict)
     calls: Calls = field(default_factory=dict)
     modules: list[tuple[str, int]] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
@@ -62,13 +64,15 @@ class Recorder(StepObserver):
             now = _versions(self._trainer.parameters())
             self.step.written = {name for name in now if now[name] != self._versions.get(name)}
         if self._has_rows:
-            self.step.outputs = _named_outputs(outputs)
+            leaves = {path: leaf for path, leaf in tensors.leaves(outputs) if isinstance(leaf, torch.Tensor)}
+            self.step.outputs = {path: widened(leaf) for path, leaf in leaves.items()}
+            self.step.eps |= {path: _eps(leaf) for path, leaf in leaves.items()}
         if self._trainer.optimizers is None and not self._with_loss:
             self._end()
             raise StepEndedError
 
     def loss_ended(self, loss: torch.Tensor) -> None:
-        self.step.loss = float(loss.detach())
+        self.step.loss, self.step.eps[None] = float(loss.detach()), _eps(loss)
         if self._trainer.optimizers is None:
             self._end()
 
@@ -150,9 +154,10 @@ def _append(names: list[str], name: str, _: torch.Tensor) -> None:
     names.append(name)
 
 
-def _named_outputs(outputs: Any) -> dict[str, torch.Tensor]:
-    leaves = tensors.leaves(outputs)
-    return {path: widened(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+def _eps(tensor: torch.Tensor) -> float:
+    """The last bit of a number of this type; 0 for integers."""
+    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return 0.0 if is_exact else torch.finfo(tensor.dtype).eps
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Side by side: the layout and a single device take the same steps on the same batches.
 
-The layout's step is taken between the backward and the optimizer of the single device's::
+The layout's step is taken between the backward and the optimizer of the single device's. Both optimizers get
+the single device's gradients, so that errors of rounding do not grow from step to step::
 
     single device   forward, loss, backward |                                        | optimizer
     layout                                  | forward, loss, backward | compare | optimizer |
@@ -16,13 +17,15 @@ from typing import TypeAlias
 
 import torch
 
+from dpexp.config.alike import listed
+from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.diagnosis.nonfinite import NonfiniteError, check_finite
-from dpexp.verification.limits.compare import Difference, Limits
+from dpexp.verification.limits.compare import HIDES, Difference, Limits
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors
 from dpexp.verification.limits.parts import Parts, parts_of
@@ -34,7 +37,7 @@ from dpexp.verification.modes.random_draws import Draws, Seeds, drawing_modules
 from dpexp.verification.paths.unreached import Unreached
 from dpexp.verification.steps.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.steps.recorder import Recorder, Step, optimizer_numbers
-from dpexp.verification.steps.step_parts import parts_of_step
+from dpexp.verification.steps.step_parts import last_bits, parts_of_step
 
 
 class DrawsRandomNumbersError(Exception):
@@ -98,9 +101,9 @@ class DiffersError(Exception):
 class SideBySide:
     """``errors`` has those of all steps; with ``measures`` none of them fails.
 
-    ``may_draw``: whether the model may draw random numbers. ``amplifies``: whether the optimizer may make
-    large errors of rounding. ``seeds`` sets the random state for each chunk of rows of a single device that
-    computes in chunks. ``made``: what is special about the batches of steps that are not a run's.
+    ``may_draw``: whether the model may draw random numbers. ``seeds`` sets the random state for each chunk of
+    rows of a single device that computes in chunks. ``made``: what is special about the batches of steps that
+    are not a run's.
     """
 
     layout: Trainer
@@ -110,7 +113,6 @@ class SideBySide:
     limits: Limits
     written: WrittenByShards
     may_draw: bool = False
-    amplifies: bool = False
     measures: bool = False
     seeds: Seeds | None = None
     made: Mapping[int, str] = field(default_factory=dict)
@@ -120,7 +122,8 @@ class SideBySide:
         self.errors = Errors(self.limits, self.group, self.measures)
         self.unreached, self.carried = Unreached(), Carried()
         self._began: Mapping[str, Parts] = {}
-        self.steps = 0
+        self.steps, self.rows = 0, dict[int, int]()
+        self.last_bits: dict[tuple[str, int, str], Sequence[float]] = {}
         self.notes: list[str] = []
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
         names_by_rank = self.group.all_gather(self._names)
@@ -137,8 +140,26 @@ class SideBySide:
         failed = self.errors.failed(self.steps, self._after())
         return Failure(failed, batches[-1], Step(), Step()) if failed else None
 
+    @property
+    def compared(self) -> int:
+        """The steps so far in which rounding would hide no error."""
+        return self.steps - sum(step <= self.steps for step in self.errors.hidden)
+
+    def hidden_notes(self) -> list[str]:
+        """Which steps say nothing, because rounding would hide an error in them, and what to do."""
+        if not self.errors.hidden:
+            return []
+        steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.errors.hidden)]
+        first = self.errors.hidden[min(self.errors.hidden)]
+        what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
+        return [
+            f"{listed(steps)} not comparable: rounding alone may change {what} by over {HIDES:.0%}, which "
+            "would hide an error of this size: shards with more rows are better conditioned"
+        ]
+
     def _step(self, batch: Batch, part: Batch) -> Failure | None:
         """One step of both sides, without the optimizers' where it differs; ``part`` is this rank's rows."""
+        self.rows[self.steps] = batch.rows
         if self.seeds is not None:
             self.seeds.step = self.steps
         with ExitStack() as hooks:
@@ -198,13 +219,14 @@ class SideBySide:
         self._began, (buffers, expected_buffers) = self.carried.begun, self._buffers_of(found, part)
         kinds = parts_of_step(found, expected)
         kinds["buffers"] = farther(parts_of(self._completed(buffers), expected_buffers), self._began)
+        if self.measures:
+            self.last_bits |= last_bits(kinds, expected, self.steps)
         if self.measures and self.steps > 1:  # for the cause of a difference
             self.errors.failed(self.steps - 1, self._after())
         failed = self.errors.failed(self.steps, kinds)
         if failed:
             raise DiffersError(Failure(self._cause_before(failed), batch, found, expected))
-        if self.amplifies:
-            self._equalize(expected)
+        self._equalize(expected)
         self._clip(expected)
 
     def _buffers_of(

@@ -1,9 +1,11 @@
 """Step parts: how far apart two steps are, in what they compute before their optimizers."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
+from dpexp.verification.limits.compare import Noise
 from dpexp.verification.limits.norms import Tensors, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.steps.recorder import Step
@@ -15,6 +17,20 @@ def parts_of_step(found: Step, expected: Step) -> dict[str, dict[str, Parts]]:
         "outputs": parts_of(found.outputs, expected.outputs),
         "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
         "gradients": _parts_of_gradients(found.gradients, expected.gradients),
+    }
+
+
+def last_bits(kinds: Mapping[str, Mapping[str, Parts]], step: Step, number: int) -> Noise:
+    """How far the last bit of its type may set each output and the loss apart.
+
+    A scalar in float32 is often rounded to the same number, although what it is computed from is not.
+    """
+    return {
+        (kind, number, name): [
+            step.eps.get(None if kind == "loss" else name, 0.0) * norm for norm in each.norms
+        ]
+        for kind in ("outputs", "loss")
+        for name, each in kinds.get(kind, {}).items()
     }
 
 
