@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import logging
 import os
 import re
@@ -215,23 +214,13 @@ def accelerators_needed(item: pytest.Item) -> int:
     )
 
 
-def lacks_extra(item: pytest.Item) -> bool:
-    """Whether a test is marked for a package of an optional extra that is not installed."""
-    mark = item.get_closest_marker("extra")
-    return mark is not None and importlib.util.find_spec(mark.args[0]) is None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests of an extra that is not installed; skip those that need more accelerators than present.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need more accelerators than present.
 
     Torch is imported only if a test needs accelerators. The longest files come first.
     """
     places = {stem: place for place, stem in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
-    without = [item for item in items if lacks_extra(item)]
-    if without:
-        config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if item not in without]
     on_accelerators = [item for item in items if accelerators_needed(item)]
     if not on_accelerators:
         return
