@@ -57,10 +57,10 @@ class DTensorShards(Shards):
 
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            full, mesh = value.to(tensor.device), tensor.device_mesh
+            value, mesh = value.to(tensor.device), tensor.device_mesh
             sharded = distribute_tensor(
-                full, mesh, tensor.placements, src_data_rank=None
-            )  # every rank has it
+                value, mesh, tensor.placements, src_data_rank=None
+            )  # all ranks have it
             tensor.to_local().copy_(sharded.to_local())
         else:
             tensor.copy_(value)

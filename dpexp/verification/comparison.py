@@ -21,7 +21,7 @@ from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.limits.compare import HIDES, Difference, Limits, Noise
+from dpexp.verification.limits.compare import Difference, Limits, Noise
 from dpexp.verification.limits.rounding import (
     CERTAIN,
     DRAWS,
@@ -49,6 +49,7 @@ LayOut: TypeAlias = Callable[[nn.Module], Placed]
 class Comparison:
     """Trains a copy of the model in the layout and one on the host, in one type and mode.
 
+    ``amplifying`` gets the modules, in words, that make errors of rounding so large that they hide others.
     ``narrowed`` says why the type is not a wider one, ``made`` what is special about batches of steps that
     are not a run's. ``evaluates``: the trained weights are compared in eval mode, too. ``report`` gets what
     differs before it is located.
@@ -66,6 +67,7 @@ class Comparison:
     made: Mapping[int, str] = field(default_factory=dict)
     evaluates: bool = False
     report: Report = no_report
+    amplifying: list[str] = field(default_factory=list)
 
     def result(self) -> Result:
         """Errors that may be rounding are judged by that of the single device, which is measured then.
@@ -73,17 +75,21 @@ class Comparison:
         It is measured in one way after the other, until one explains the errors.
         Every rank must call this, and gets the same result.
         """
-        least = torch.finfo(self.dtype).eps if self.narrowed else TOLERANCE[self.dtype]
-        limits = Limits(least, NEGLIGIBLE[self.dtype], eps=torch.finfo(self.dtype).eps)
-        result, draws = self._compared(limits), list[Noise]()
-        if result.failed is not None and not result.cause:
-            without_draw = self._noise(result.mode, None)
+        result, draws = self._compared(self._limits), list[Noise]()
+        without_draw: Noise = {}
         while result.failed is not None and not result.cause:
+            without_draw = without_draw or self._noise(result.mode, None)
             draws.append(self._noise(result.mode, len(draws)))
             noise, is_last = of_rounding(largest(draws), without_draw), len(draws) == DRAWS
             if is_last or result.failed.apart <= self._allowed(result.failed, noise):
-                result = self._compared(replace(limits, noise=noise), is_last)
+                result = self._compared(replace(self._limits, noise=noise), is_last)
         return result
+
+    @property
+    def _limits(self) -> Limits:
+        """Those without any measurement."""
+        eps = torch.finfo(self.dtype).eps
+        return Limits(eps if self.narrowed else TOLERANCE[self.dtype], NEGLIGIBLE[self.dtype], eps=eps)
 
     def _allowed(self, failed: Difference, noise: Noise) -> float:
         """What rounding explains of a difference, on every rank."""
@@ -91,18 +97,19 @@ class Comparison:
         by_rank: list[float] = self.group.all_gather(own)
         return min(by_rank)
 
-    def _is_certain(self, sides: SideBySide, failure: Failure, mode: Mode) -> bool:
-        """Whether what differs is plainly no rounding, which is measured up to this step."""
-        failed, limits = failure.worst, sides.limits
-        if math.isinf(failed.apart) or limits.noise:
-            return math.isinf(failed.apart)
-        noise = largest([self._noise(mode, 0, failed.step)])
-        allowed = self._allowed(failed, noise)
-        if failed.apart <= CERTAIN * allowed or (not allowed and failed.error <= HIDES):
-            return False
-        failure.worst = replace(failed, limit=max(failed.limit, failed.error * allowed / failed.apart))
-        sides.limits = replace(limits, noise=noise)
-        return True
+    def _plain_noise(self, failed: Difference, limits: Limits, mode: Mode) -> Noise | None:
+        """The noise up to a difference that is plainly not rounding; None where it may be.
+
+        A draw that moves nothing does not tell: the next one may.
+        """
+        if math.isinf(failed.apart):
+            return limits.noise
+        for draw in range(0 if limits.noise else DRAWS):
+            noise = largest([self._noise(mode, draw, failed.step)])
+            allowed = self._allowed(failed, noise)
+            if allowed or draw == DRAWS - 1:
+                return noise if failed.apart > CERTAIN * allowed else None
+        return None
 
     def _compared(self, limits: Limits, is_last: bool = False) -> Result:
         with fewer_collections(self.model):
@@ -114,10 +121,12 @@ class Comparison:
         reference, notes = self._single_device(mode)
         written = WrittenByShards(dict(self.model.named_buffers()), self.group.dp_size, limits.tolerance)
         sides = self._sides(layout, reference, self.group, limits, written, mode)
-        failure = sides.run(self._batches) or self._evaluated(sides)
-        cause = ""
-        if failure is not None and (is_last or self._is_certain(sides, failure, mode)):
-            cause = Locator(sides, failure, self.model, self.report).message()
+        failure, cause = sides.run(self._batches) or self._evaluated(sides), ""
+        if failure is not None:
+            noise = limits.noise if is_last else self._plain_noise(failure.worst, limits, mode)
+            if noise is not None:
+                self._apply(noise, sides, failure)
+                cause = Locator(sides, failure, self.model, self.report).message()
         worst = sides.errors.of_all_ranks()
         notes += [
             *self._rounding_notes(limits, worst),
@@ -140,6 +149,13 @@ class Comparison:
             unreached_modules=sides.unreached.modules(self.model),
             unreached_parameters=sides.unreached.parameters(self.model) if trains else (),
         )
+
+    def _apply(self, noise: Noise, sides: SideBySide, failure: Failure) -> None:
+        """Let what was measured be the limit of what has failed."""
+        failed, allowed = failure.worst, self._allowed(failure.worst, noise)
+        limit = failed.error * allowed / failed.apart if allowed else 0.0
+        failure.worst = replace(failed, limit=max(failed.limit, limit))
+        sides.limits = replace(sides.limits, noise=noise)
 
     def dependence(self, mode: Mode) -> str:
         """How a step of the layout depends on when its collectives end; every rank must call this."""
@@ -204,6 +220,7 @@ class Comparison:
             written,
             may_draw=mode.may_draw,
             measures=measures,
+            amplifies=next(iter(self.amplifying), ""),
             seeds=mode.seeds,
             made={**self.made, **evaluations(self._batches, len(self._batches))},
         )
@@ -229,11 +246,13 @@ class Comparison:
         rounded.draw = draw
         reference, _ = self._single_device(mode)
         written = WrittenByShards({}, 1, math.inf)
-        one_process, limits = ProcessGroup(), Limits(math.inf)
+        one_process, limits = ProcessGroup(), self._limits if draw is None else Limits(math.inf)
         sides = self._sides(rounded, reference, one_process, limits, written, mode, measures=True)
         sides.run(self._batches[:steps])
         if steps is None or steps > len(self._batches):
             self._evaluated(sides)
+        if sides.amplifies:
+            self.amplifying.append(sides.amplifies)
         return largest([sides.errors.noise, sides.last_bits], 1) if draw is not None else sides.errors.noise
 
     def _rounding_notes(self, limits: Limits, worst: Mapping[str, Difference]) -> list[str]:

@@ -28,6 +28,7 @@ from dpexp.verification.paths.reaching import Made
 from dpexp.verification.result import TOLERANCE, Result, VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.steps.side_by_side import (
+    NOT_COMPARABLE,
     DrawsRandomNumbersError,
     RefusedBatchError,
     Report,
@@ -105,7 +106,8 @@ class Equivalence:
             raise VerificationError.of("the layout", found.tolerance, cause) from error
         if same.failed is not None:
             return f"in {wrong} and in {other}, the run's own type"
-        if failed.kind in same.worst and failed.error > same.worst[failed.kind].limit:
+        is_comparable = not any(note.startswith(NOT_COMPARABLE) for note in same.notes)
+        if is_comparable and failed.kind in same.worst and failed.error > same.worst[failed.kind].limit:
             return f"in {wrong} only: in {other}, the run's own type, it is right"
         return f"in {wrong}; in {other}, the run's own type, an error of this size may be rounding"
 

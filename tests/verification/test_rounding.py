@@ -11,6 +11,7 @@ from planted import Net
 from torch import nn
 
 import dpexp
+from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
@@ -149,3 +150,79 @@ def test_a_model_that_no_type_computes_raises_its_own_error() -> None:
 
     with pytest.raises(RuntimeError, match=r"not in torch.float64"):
         verified(Broken())
+
+
+class Gated(Two):
+    """A gate in float32 of one half of the columns: other strides, other kernels, other last bits."""
+
+    def made(self) -> Any:
+        return nn.Linear(5, 66)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.middle(self.first(x)).float().chunk(2, -1)
+        gated = nn.functional.gelu(gate) * value
+        outputs: torch.Tensor = self.head(gated[:, :5].to(x.dtype))
+        return outputs
+
+
+def test_a_slice_in_float32_is_judged_by_its_own_rounding() -> None:
+    torch.manual_seed(0)
+    assert verified(Gated(), "functional").passed
+
+
+class Counting(Two):
+    """Its outputs depend on how often it was called, which no rounding explains."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).calls += 1
+        return super().forward(x) * (1 + 0.01 * (self.calls % 2))
+
+
+def test_what_differs_without_any_rounding_is_not_rounding() -> None:
+    torch.manual_seed(0)
+    result = verified(Counting(), "functional")
+    assert result.passed is False
+    assert "outputs differ by" in result.cause
+
+
+class Chaotic(Two):
+    """With more than ``most`` rows, last bits decide what it computes: x -> 4 x (1 - x), sixty times."""
+
+    def __init__(self, most: int = 5) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = torch.sigmoid(self.first(x))
+        end = middle.detach()
+        for _ in range(60 if len(x) > self.most else 0):
+            end = 4 * end * (1 - end)
+        outputs: torch.Tensor = self.head(middle + end)
+        return outputs
+
+
+def rounded_otherwise(factor: float) -> Any:
+    """The outputs of the first layer are off by some last bits, and scaled."""
+
+    def lay_out(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+        model.first.register_forward_hook(lambda module, inputs, outputs: factor * outputs * (1 + 2**-50))
+        return model
+
+    return lay_out
+
+
+def test_of_steps_that_rounding_decides_nothing_is_said_and_the_others_decide() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (8, 5, 8)]
+    result = dpexp.prove(Chaotic(), rounded_otherwise(1.0), batches, nn.functional.mse_loss)
+    notes = "; ".join(result.notes)
+    assert notes.startswith(
+        "not comparable: step 1 (8 rows), step 3 (8 rows), step 6 (8 rows), where rounding"
+    )
+    assert (result.passed, result.steps) == (True, 3)
+    with pytest.raises(VerificationError, match=r"step 2 \(5 rows\): outputs differ by \d\.\de-03"):
+        dpexp.prove(Chaotic(), rounded_otherwise(1.01), batches, nn.functional.mse_loss)
+    with pytest.raises(ConfigError, match=r"nothing could be compared: not comparable: step 1 \(8 rows\)"):
+        dpexp.prove(Chaotic(most=0), rounded_otherwise(1.0), batches, nn.functional.mse_loss)

@@ -140,7 +140,7 @@ def _worst(record: Record) -> Iterator[str]:
             yield f"{name}.error is {worst['error']} of {kind}, but its errors are {errors}"
         if "limit" in worst and not worst["error"] <= worst["limit"] <= found["tolerance"]:
             yield f"{name}.limit is {worst['limit']}, of error {worst['error']} and {found['tolerance']}"
-        steps = found.get("steps", math.inf)
+        steps = math.inf if "not comparable" in _note(found) else found.get("steps", math.inf)
         evaluations = EVALUATIONS if kind == "outputs" and not section.is_own else 0
         first = 0 if kind == "parameters" and section.is_own else 1  # 0 is the model as it was placed
         if not first <= worst["step"] <= max(steps + evaluations, found.get("training_steps", 0)):

@@ -106,12 +106,15 @@ class Fsdp(Strategy):
     def blocks(self, model: nn.Module) -> list[str]:
         """The names of the submodules to shard. Raises ConfigError for one that the model does not have.
 
-        One that changes its input in place is left to the root, since FSDP2 refuses that.
+        A child that changes its input in place is left to the root, since FSDP2 refuses that of a block.
         """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
         blocks = {name: model.get_submodule(name) for name in names}
+        is_named = self.options.block != FsdpOptions.block
         return [
-            name for name, each in blocks.items() if list(each.parameters()) and not _begins_in_place(each)
+            name
+            for name, each in blocks.items()
+            if list(each.parameters()) and (is_named or not _begins_in_place(each))
         ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
@@ -165,7 +168,7 @@ class Fsdp(Strategy):
 def _begins_in_place(block: nn.Module) -> bool:
     """Whether the first layer of a block works in place: that of ``Sequential(Dropout(inplace=True), …)``."""
     while isinstance(block, nn.Sequential) and len(block):
-        block = block[0]
+        block = next((each for each in block if not isinstance(each, nn.Flatten | nn.Identity)), block[0])
     return bool(getattr(block, "inplace", False))
 
 

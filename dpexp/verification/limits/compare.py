@@ -6,7 +6,7 @@ So nothing hides beside a mask, a large logit or a scaled head. What a cancellat
 how far rounding may set it apart is measured (``rounding``). Integers are equal or wrong.
 
 A part that is zero but for rounding cannot be judged by itself: it is judged by its size beside its tensor,
-and such a tensor beside all of its kind. Where rounding is large beside these, too, nothing can be said.
+and such a tensor beside its neighbours. Where rounding is large beside these, too, nothing can be said.
 """
 
 import math
@@ -57,7 +57,7 @@ Noise = Mapping[tuple[str, int, str], Sequence[float]]
 class Limits:
     """Errors up to ``tolerance`` are rounding, and so are those up to the ``noise`` that was measured.
 
-    ``negligible``: rounding of so small a share of all tensors of a kind hides no error of the step.
+    ``negligible``: a tensor so small beside its neighbours may be nothing but rounding.
     ``eps`` is the last bit of the type: beside larger numbers, numbers are exact to those numbers' last bits.
     """
 
@@ -68,8 +68,11 @@ class Limits:
 
     def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:
         """The error of each tensor: that of the part with the largest multiple of its limit."""
-        whole = _whole(tensors)
-        return {name: self._worst(kind, step, name, each, whole) for name, each in tensors.items()}
+        beside = _neighbours(kind, tensors)
+        return {
+            name: self._worst(kind, step, name, each, beside[_group(kind, name)])
+            for name, each in tensors.items()
+        }
 
     def largest(
         self, kind: str, step: int, tensors: Mapping[str, Parts]
@@ -78,20 +81,20 @@ class Limits:
 
         None where there is no such tensor.
         """
-        whole, found, hidden, top = _whole(tensors), None, None, (-1.0, -1.0)
+        beside, found, hidden, top = _neighbours(kind, tensors), None, None, (-1.0, -1.0)
         for name, each in tensors.items():
             if len(each.norms) == 1 and not self.noise.get((kind, step, name)):  # nothing widens its limit
                 error = _ratio(each.apart[0], each.norms[0])
                 if (error / self.tolerance if error else 0.0, error) <= top:
                     continue
-            difference = self._worst(kind, step, name, each, whole)
+            difference = self._worst(kind, step, name, each, beside[_group(kind, name)])
             if not difference.is_comparable:
                 hidden = hidden or difference
             elif (difference.ratio, difference.error) > top:
                 found, top = difference, (difference.ratio, difference.error)
         return found, hidden
 
-    def _worst(self, kind: str, step: int, name: str, tensor: Parts, whole: float) -> Difference:
+    def _worst(self, kind: str, step: int, name: str, tensor: Parts, neighbour: float) -> Difference:
         noise = [*self.noise.get((kind, step, name), ()), *[0.0] * len(tensor.norms)]
         total, of_parts = math.hypot(*tensor.norms), []
         each_part = zip(tensor.norms, tensor.apart, tensor.counts, noise, strict=False)
@@ -101,11 +104,13 @@ class Limits:
             if apart <= self.tolerance * norm:
                 allowed = 0.0
             elif apart <= beside:
-                size, allowed = total, beside
-            elif apart <= measured:
-                beside_which = [each for each in (norm, total) if measured <= HIDES * each]
-                size = beside_which[0] if beside_which else whole
-                is_comparable = bool(beside_which) or measured <= self.negligible * whole
+                size, allowed = beside / self.tolerance, 0.0
+            elif measured:
+                larger = [each for each in (norm, total) if measured <= HIDES * each]
+                is_nothing = not larger and math.hypot(total, measured) <= self.negligible * neighbour
+                size = larger[0] if larger else neighbour if is_nothing else total
+                allowed = max(allowed, self.tolerance * size)
+                is_comparable = apart > allowed or bool(larger) or is_nothing
             limit = max(self.tolerance, _ratio(allowed, size))
             of_parts.append(Difference(kind, _ratio(apart, size), name, step, limit, apart, is_comparable))
         hidden = next((each for each in of_parts if not each.is_comparable), None)
@@ -122,9 +127,17 @@ class Limits:
         return BITS * off * math.sqrt(count)
 
 
-def _whole(tensors: Mapping[str, Parts]) -> float:
-    """The norm of all of them."""
-    return math.hypot(*(norm for each in tensors.values() for norm in each.norms))
+def _group(kind: str, name: str) -> str:
+    """Tensors that are neighbours: of buffers and of the optimizer's state those of one name, else all."""
+    return name.replace(": ", ".").rpartition(".")[2] if kind in ("buffers", "optimizer") else ""
+
+
+def _neighbours(kind: str, tensors: Mapping[str, Parts]) -> dict[str, float]:
+    """The root mean square of the norms of each group of neighbours."""
+    norms: dict[str, list[float]] = {}
+    for name, each in tensors.items():
+        norms.setdefault(_group(kind, name), []).append(math.hypot(*each.norms))
+    return {group: math.hypot(*of_group) / math.sqrt(len(of_group)) for group, of_group in norms.items()}
 
 
 def worst(differences: Iterable[Difference]) -> Difference:

@@ -1,5 +1,6 @@
 """Errors: those of two sides over all their steps, on which all ranks agree."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from dpexp.distributed.process_group import ProcessGroup
@@ -11,11 +12,13 @@ class Errors:
     """``worst`` has the worst difference of each kind over all steps, on this rank.
 
     ``hidden`` has a difference of each step in which rounding would hide an error, the same on all ranks.
-    With ``measures`` no error fails: how far apart both sides are is added to ``noise``.
+    With ``measures`` no error fails: how far apart both sides are is added to ``noise``, where it is over the
+    tolerance, if there is one.
     """
 
     def __init__(self, limits: Limits, group: ProcessGroup, measures: bool = False) -> None:
         self.limits, self.group, self._measures = limits, group, measures
+        self._least = 0.0 if math.isinf(limits.tolerance) else limits.tolerance
         self.worst: dict[str, Difference] = {}
         self.hidden: dict[int, Difference] = {}
         self.noise: dict[tuple[str, int, str], Sequence[float]] = {}
@@ -27,7 +30,10 @@ class Errors:
         """
         if self._measures:
             self.noise |= {
-                (kind, step, name): parts.apart
+                (kind, step, name): [
+                    apart if apart > self._least * norm else 0.0
+                    for apart, norm in zip(parts.apart, parts.norms, strict=True)
+                ]
                 for kind, tensors in kinds.items()
                 for name, parts in tensors.items()
             }

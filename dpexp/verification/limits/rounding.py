@@ -29,7 +29,7 @@ MARGIN, DRAWS = 10, 3
 CERTAIN = 100
 """An error of so many times a limit that was measured once is not rounding."""
 NEGLIGIBLE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""A tensor that is zero but for rounding is at most so large beside all tensors of its kind."""
+"""A tensor that is zero but for rounding is at most so large beside its neighbours."""
 
 
 def largest(draws: Iterable[Noise], margin: float = MARGIN) -> Noise:
@@ -42,15 +42,13 @@ def largest(draws: Iterable[Noise], margin: float = MARGIN) -> Noise:
     return noise
 
 
-def of_rounding(noise: Noise, without_draw: Noise) -> Noise:
-    """The noise without that of parts which differ although nothing is rounded otherwise.
+def of_rounding(noise: Noise, without_draw: Noise) -> dict[tuple[str, int, str], list[float]]:
+    """The noise without that of tensors which differ although nothing is rounded otherwise.
 
     A model that counts its calls, say, is not the same in two steps from the same state.
     """
     return {
-        key: [
-            0.0 if own else each for each, own in zip_longest(apart, without_draw.get(key, ()), fillvalue=0.0)
-        ]
+        key: [0.0] * len(apart) if any(without_draw.get(key, ())) else [*apart]
         for key, apart in noise.items()
     }
 
@@ -62,13 +60,12 @@ _FACTORS = 1 << 18
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operations read by a random part of its last bit; ``draw`` numbers the random numbers.
 
-    Whole numbers stay: they are exact, and masks are made by comparing them. Without a draw (None) all stay.
+    Small whole numbers stay: they are exact, and masks are made by comparing them.
     """
 
-    def __init__(self, draw: int | None = 0) -> None:
+    def __init__(self, draw: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._moves = draw is not None
-        self._rng, self._places = torch.Generator().manual_seed(draw or 0), random.Random(draw)
+        self._rng, self._places = torch.Generator().manual_seed(draw), random.Random(draw)
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,15 +82,14 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
             return tensor
         moved = tensor.clone()  # with the strides, which some operations prescribe, and without gaps
-        if not self._moves:
-            return moved
         numbers = torch.view_as_real(moved) if moved.is_complex() else moved
         numbers = numbers.as_strided((numbers.numel(),), (1,))
         factors = self._factors_of(numbers.dtype)
         for part in torch.split(numbers, _FACTORS // 2):
             first = self._places.randrange(_FACTORS - len(part))
-            change = factors[first : first + len(part)] * part * torch.finfo(part.dtype).eps
-            part.add_(change.masked_fill_(part == part.trunc(), 0))
+            eps = torch.finfo(part.dtype).eps
+            change = factors[first : first + len(part)] * part * eps
+            part.add_(change.masked_fill_((part == part.trunc()) & (part.abs() < eps**-0.5), 0))
         return moved
 
     def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
@@ -109,15 +105,19 @@ def _is_written(argument: Any) -> bool:
 
 
 class OtherwiseRoundedTrainer(Trainer):
-    """The steps of a single device, rounded otherwise; in another way for each ``draw``."""
+    """The steps of a single device, rounded otherwise by a ``draw``, or as usual (None)."""
 
     draw: int | None = 0
 
     def step(self, batch: Batch, observer: StepObserver = UNOBSERVED) -> torch.Tensor:
+        if self.draw is None:
+            return super().step(batch, observer)
         with OtherwiseRounded(self.draw):
             return super().step(batch, _ExactObserver(observer))
 
     def evaluate(self, batch: Batch) -> Any:
+        if self.draw is None:
+            return super().evaluate(batch)
         with OtherwiseRounded(self.draw):
             return super().evaluate(batch)
 

@@ -28,22 +28,19 @@ from dpexp.verification.limits.compare import Difference, Noise
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors, bounded, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
-from dpexp.verification.limits.rounding import DRAWS, MARGIN, largest, of_rounding
+from dpexp.verification.limits.rounding import largest
 from dpexp.verification.limits.small_tensors import alike, distances, finite_norms
 from dpexp.verification.modes.chunks import Chunked
-from dpexp.verification.own_steps.rounded import Kinds, Rounded
+from dpexp.verification.own_steps.replay import Replay
+from dpexp.verification.own_steps.rounding import DRAWS, Computed, Kinds, StepRounding, noise_of
 from dpexp.verification.own_steps.rows import RankStates, random_states
 from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
 from dpexp.verification.steps.recorder import Recorder, Step, computed, optimizer_numbers
 from dpexp.verification.steps.side_by_side import DiffersError, Failure, SideBySide, SingleDeviceError
-from dpexp.verification.steps.step_parts import last_bits, parts_of_step
 from dpexp.verification.touched_rows import UnknownIdError
 
 ROUNDED = 2
 """Last bits by which a parameter may differ after each addition to it."""
-
-TWICE = 2
-"""A run in a short type may be so many times as far from float64 as a single device in this type."""
 
 NO_MEMORY = "allocate memory"
 """In PyTorch's error where the host has none left: a single device needs more than the run."""
@@ -192,57 +189,27 @@ class OwnSides(SideBySide):
     # --- limits ---
 
     def _judged_step(self, found: Step, expected: Step, batch: Batch) -> Difference | None:
-        """What differs before the optimizer, beside a single device in the run's type.
+        """What differs before the optimizer."""
 
-        In a short type, what may be rounding is judged beside a single device in float64: the run may be
-        ``TWICE`` as far from it as a single device in the run's type.
-        """
-        buffers, own = self._completed(self.layout.buffers()), self._buffers(self.reference)
-        exact: list[tuple[Step, Tensors] | None] = []
+        def of(step: Step, single: Trainer) -> Computed:
+            step.outputs = {name: step.outputs[name] for name in expected.outputs}
+            return Computed(step, self._buffers(single))
 
-        def apart(step: Step, of_step: Tensors, wanted: Step, of_wanted: Tensors) -> Kinds:
-            outputs = {name: each for name, each in wanted.outputs.items() if name in expected.outputs}
-            shared = {name: of_step[name] for name in of_wanted if name in of_step}
-            kinds = parts_of_step(step, replace(wanted, outputs=outputs))
-            return kinds | {"buffers": parts_of(shared, of_wanted)}
+        rounding = StepRounding(
+            Computed(found, self._completed(self.layout.buffers())),
+            of(expected, self.reference),
+            lambda draw: of(*self._replay.step(batch, draw)),
+            lambda: of(*exact) if (exact := self._exact_step(batch)) else None,
+            self._unmeasured,
+            self.steps,
+        )
+        return self._judged(rounding.plain, rounding.measured)
 
-        def again(draw: int | None) -> tuple[Step, Tensors]:
-            rounded, trainer = self._rounded.step(batch, draw)
-            rounded.outputs = {name: rounded.outputs[name] for name in expected.outputs}
-            return rounded, self._buffers(trainer)
-
-        def measured(draw: int) -> tuple[Kinds, Noise]:
-            if not exact:
-                exact.append(self._exact(batch))
-            wanted, margin = exact[0] or (expected, own), TWICE if exact[0] else MARGIN
-            singles = [(expected, own), again(draw)]
-            draws = [self._noise(apart(*each, *wanted)) for each in singles]
-            noise = largest([*draws, last_bits(plain, expected, self.steps)], margin)
-            kinds = self._where_it_differs(plain, apart(found, buffers, *wanted))
-            return kinds, of_rounding(noise, self._noise(apart(*again(None), expected, own)))
-
-        plain = apart(found, buffers, expected, own)
-        return self._judged(plain, measured)
-
-    def _where_it_differs(self, plain: Kinds, exact: Kinds) -> Kinds:
-        """The latter of tensors that differ plainly, the former of all others."""
-        found = dict[str, dict[str, Parts]]()
-        for kind, of_kind in plain.items():
-            judged = self._unmeasured.judge(kind, self.steps, of_kind)
-            found[kind] = {
-                name: exact[kind].get(name, each) if judged[name].ratio > 1 else each
-                for name, each in of_kind.items()
-            }
-        return found
-
-    def _exact(self, batch: Batch) -> tuple[Step, Tensors] | None:
-        """The step in float64, unless the run's type is no shorter, or has random numbers of its own."""
+    def _exact_step(self, batch: Batch) -> tuple[Step, Trainer] | None:
+        """The step in float64, unless the run's type is no shorter, or draws other random numbers."""
         is_short = self.dtype != torch.float64 or bool(self.autocast)
-        step = self._rounded.exact_step(batch) if is_short and not self._draws else None
-        if not all(self.group.all_gather(step is not None)):
-            return None
-        assert step is not None
-        return step[0], self._buffers(step[1])
+        step = self._replay.exact_step(batch) if is_short and not self._draws else None
+        return step if all(self.group.all_gather(step is not None)) else None
 
     def _judged_update(self, given: Step) -> Difference | None:
         """What differs after both optimizers have made a step of the gradients of the run."""
@@ -251,14 +218,14 @@ class OwnSides(SideBySide):
         kinds = self._after()
 
         def measured(draw: int) -> tuple[Kinds, Noise]:
-            rounded = self._rounded.updated(given.gradients, draw)
-            found = rounded.full_parameters()
+            single = self._replay.updated(given.gradients, draw)
+            found = single.full_parameters()
             apart = {
                 "parameters": parts_of(found, expected),
                 "updates": self._updates(found, expected),
-                "optimizer": parts_of(optimizer_numbers(rounded), state),
+                "optimizer": parts_of(optimizer_numbers(single), state),
             }
-            return kinds, largest([self._noise(apart)])
+            return kinds, largest([noise_of(apart, self.steps)])
 
         return self._judged(kinds, measured)
 
@@ -277,16 +244,9 @@ class OwnSides(SideBySide):
             failed = self.errors.failed(self.steps, kinds)
         return failed
 
-    def _noise(self, kinds: Kinds) -> Noise:
-        return {
-            (kind, self.steps, name): each.apart
-            for kind, of_kind in kinds.items()
-            for name, each in of_kind.items()
-        }
-
     @property
-    def _rounded(self) -> Rounded:
-        return Rounded(self.reference, self.optimizer, self.autocast, self.dtype, self._before, self._random)
+    def _replay(self) -> Replay:
+        return Replay(self.reference, self.optimizer, self.autocast, self.dtype, self._before, self._random)
 
     # --- after a failure ---
 

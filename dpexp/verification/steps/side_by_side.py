@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import torch
 
+from dpexp import tensors
 from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
@@ -25,7 +26,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.diagnosis.nonfinite import NonfiniteError, check_finite
-from dpexp.verification.limits.compare import HIDES, Difference, Limits
+from dpexp.verification.limits.compare import HIDES, Difference, Limits, whole_error
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors
 from dpexp.verification.limits.parts import Parts, parts_of
@@ -67,6 +68,9 @@ class RefusedBatchError(Exception):
 ROUNDED = 8
 """Additions to a parameter, which round it, for each of which its update may be off by a last bit."""
 
+NOT_COMPARABLE = "not comparable"
+"""How the note begins that names steps in which rounding would hide an error."""
+
 CLIPS = (0.5, 2.0)
 """Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
 
@@ -101,9 +105,9 @@ class DiffersError(Exception):
 class SideBySide:
     """``errors`` has those of all steps; with ``measures`` none of them fails.
 
-    ``may_draw``: whether the model may draw random numbers. ``seeds`` sets the random state for each chunk of
-    rows of a single device that computes in chunks. ``made``: what is special about the batches of steps that
-    are not a run's.
+    ``may_draw``: whether the model may draw random numbers. ``amplifies``: the module, in words, that makes
+    errors of rounding large. ``seeds`` sets the random state for each chunk of rows of a single device that
+    computes in chunks. ``made``: what is special about the batches of steps that are not a run's.
     """
 
     layout: Trainer
@@ -114,6 +118,7 @@ class SideBySide:
     written: WrittenByShards
     may_draw: bool = False
     measures: bool = False
+    amplifies: str = ""
     seeds: Seeds | None = None
     made: Mapping[int, str] = field(default_factory=dict)
 
@@ -152,9 +157,11 @@ class SideBySide:
         steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.errors.hidden)]
         first = self.errors.hidden[min(self.errors.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
+        where = f" from {self.amplifies} on" if self.amplifies else ""
         return [
-            f"{listed(steps)} not comparable: rounding alone may change {what} by over {HIDES:.0%}, which "
-            "would hide an error of this size: shards with more rows are better conditioned"
+            f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
+            f"{HIDES:.0%}{where}, which would hide an error of this size: shards with more rows are better "
+            "conditioned"
         ]
 
     def _step(self, batch: Batch, part: Batch) -> Failure | None:
@@ -221,6 +228,7 @@ class SideBySide:
         kinds["buffers"] = farther(parts_of(self._completed(buffers), expected_buffers), self._began)
         if self.measures:
             self.last_bits |= last_bits(kinds, expected, self.steps)
+            self.amplifies = self.amplifies or _amplifies(found, expected)
         if self.measures and self.steps > 1:  # for the cause of a difference
             self.errors.failed(self.steps - 1, self._after())
         failed = self.errors.failed(self.steps, kinds)
@@ -328,6 +336,15 @@ class SideBySide:
         if self.steps == 1 or failed.kind == "buffers":
             return failed
         return self.errors.failed(self.steps - 1, self._after()) or failed
+
+
+def _amplifies(found: Step, expected: Step) -> str:
+    """The first module whose outputs differ by so much that they would hide an error; empty without one."""
+    for key in dict.fromkeys(expected.modules):
+        pairs = zip(tensors.walk(found.calls.get(key)), tensors.walk(expected.calls[key]), strict=False)
+        if any(whole_error(*pair) > HIDES for pair in pairs):
+            return f"module '{key[0]}'" if key[0] else "the model itself"
+    return ""
 
 
 def _shapes(step: Step) -> list[torch.Size]:

@@ -1,11 +1,10 @@
-"""Rounded: one of the run's steps again, on a single device that rounds otherwise, or in float64.
+"""Replay: one of the run's steps again, on a single device that rounds otherwise, or in float64.
 
 Each ``draw`` is another way to round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,19 +15,17 @@ from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import in_dtype, on_host
 from dpexp.verification.limits.norms import Tensors
-from dpexp.verification.limits.parts import Parts
 from dpexp.verification.limits.rounding import OtherwiseRounded, OtherwiseRoundedTrainer
 from dpexp.verification.own_steps.rows import RandomStates, set_random_states
 from dpexp.verification.own_steps.state import State, give_gradients
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
 
-Kinds = Mapping[str, Mapping[str, Parts]]
 Single = TypeVar("Single", bound=Trainer)
 
 
 @dataclass(frozen=True)
-class Rounded:
+class Replay:
     """Of a step that begins with the state ``before`` and these random numbers."""
 
     reference: Trainer
