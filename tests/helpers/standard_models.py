@@ -61,19 +61,21 @@ def resnet18() -> nn.Module:
 def densenet121() -> nn.Module:
     from torchvision.models import DenseNet
 
-    return DenseNet(growth_rate=8, num_init_features=16, num_classes=CLASSES)
+    return DenseNet(growth_rate=8, block_config=(4, 6, 8, 6), num_init_features=16, num_classes=CLASSES)
 
 
 def mobilenet_v3_small() -> nn.Module:
     from torchvision.models import mobilenet_v3_small
 
-    return mobilenet_v3_small(num_classes=CLASSES)
+    return mobilenet_v3_small(num_classes=CLASSES, width_mult=0.5)
 
 
 def efficientnet_b0() -> nn.Module:
-    from torchvision.models import efficientnet_b0
+    from torchvision.models import EfficientNet
+    from torchvision.models.efficientnet import MBConvConfig
 
-    return efficientnet_b0(num_classes=CLASSES)
+    shapes = [(1, 3, 1, 16, 8, 1), (6, 3, 2, 8, 16, 2), (6, 5, 2, 16, 24, 2), (6, 5, 2, 24, 32, 2)]
+    return EfficientNet([MBConvConfig(*each) for each in shapes], dropout=0.2, num_classes=CLASSES)
 
 
 def shufflenet_v2_x0_5() -> nn.Module:
@@ -85,8 +87,8 @@ def shufflenet_v2_x0_5() -> nn.Module:
 def swin_t() -> nn.Module:
     from torchvision.models import SwinTransformer
 
-    size = {"embed_dim": 24, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 4, 8]}
-    return SwinTransformer([4, 4], window_size=[7, 7], num_classes=CLASSES, stochastic_depth_prob=0.2, **size)
+    size = {"embed_dim": 24, "depths": [2, 2], "num_heads": [1, 2]}
+    return SwinTransformer([4, 4], window_size=[3, 3], num_classes=CLASSES, stochastic_depth_prob=0.2, **size)
 
 
 def convnext_tiny() -> nn.Module:
