@@ -119,7 +119,8 @@ def without_verdict(lines: list[str]) -> list[str]:
 
 def without_figures(text: str) -> list[str]:
     """The lines of a summary without its times, sizes, run id and errors."""
-    text = re.sub(r"\([0-9a-f]{12}\)|[\d.,]+ (?:[µm]?s\b|MB)|[\d,]+ samples|\de-\d+|[\d.]+%?|\(%\)", "", text)
+    text = re.sub(r"[\d.]+e[-+]\d+", "", text)
+    text = re.sub(r"\([0-9a-f]{12}\)|[\d.,]+ (?:[µm]?s\b|MB)|[\d,]+ samples|[\d.]+%?|\(%\)", "", text)
     return text.rstrip().splitlines()
 
 
