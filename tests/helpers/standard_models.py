@@ -165,8 +165,9 @@ def scaled(strategy: Strategy, place: Callable[..., Placed], model: nn.Module, *
         if replica == 1 and outputs.requires_grad:
             outputs.register_hook(lambda gradient: 1.01 * gradient)
 
-    leaves = [each for each in model.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
-    leaves[-2].register_forward_hook(scale)
+    is_layer = ("Linear", "Conv2d", "Conv1D").__contains__  # the last is of Transformers, a linear layer
+    layers = [each for each in model.modules() if is_layer(type(each).__name__)]
+    layers[-2].register_forward_hook(scale)
     return place(model, *args)
 
 
