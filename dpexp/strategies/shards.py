@@ -58,9 +58,8 @@ class DTensorShards(Shards):
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
             value, mesh = value.to(tensor.device), tensor.device_mesh
-            sharded = distribute_tensor(
-                value, mesh, tensor.placements, src_data_rank=None
-            )  # all ranks have it
+            # every rank has the value, and needs no other's
+            sharded = distribute_tensor(value, mesh, tensor.placements, src_data_rank=None)
             tensor.to_local().copy_(sharded.to_local())
         else:
             tensor.copy_(value)

@@ -80,11 +80,8 @@ class StepRounding:
         noise = self._noise(self.expected, TWICE if exact else MARGIN)
         if exact is None:
             return self.plain, noise
-        kinds, beside, of_exact = (
-            dict[str, dict[str, Parts]](),
-            self.found.apart(exact),
-            self._noise(exact, TWICE),
-        )
+        kinds = dict[str, dict[str, Parts]]()
+        beside, of_exact = self.found.apart(exact), self._noise(exact, TWICE)
         for kind, of_kind in self.plain.items():
             judged, kinds[kind] = self.limits.judge(kind, self.number, of_kind), dict(of_kind)
             for name in (name for name in of_kind if judged[name].ratio > 1 and name in beside[kind]):
