@@ -3,9 +3,12 @@
 import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from command_lines import python
+from engine_runs import recorded
 from torch import nn
 
 from dpexp import devices
@@ -160,3 +163,48 @@ def test_a_gpu_has_its_own_peak() -> None:
     tensor = torch.ones(1 << 20, device=device)
     devices.synchronize([device])
     assert devices.peak_memory([device])[devices.label(device)] >= tensor.numel() * 4
+
+
+PRECISION = """
+from dpexp.devices import without_tf32
+
+def read(where):
+    try:
+        return eval(where)
+    except RuntimeError:
+        return "mixed"
+
+places = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.matmul")
+new = [f"torch.backends.{each}.fp32_precision" for each in places]
+old = ["torch.backends.cudnn.allow_tf32", "torch.backends.cuda.matmul.allow_tf32"]
+every = [*new, *old, "torch.get_float32_matmul_precision()"]
+before = list(map(read, every))
+with without_tf32():
+    assert {"tf32", "bf16", True, "mixed"}.isdisjoint(map(read, every)), list(map(read, every))
+assert list(map(read, every)) == before
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "pass",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cudnn.allow_tf32 = False",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    ],
+)
+def test_without_tf32_whoever_chose_it(chosen: str) -> None:
+    done = python("-c", f"import torch; {chosen}\n{PRECISION}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_verified_steps_on_a_gpu_are_no_tf32_ones(dpexp_home: Path) -> None:
+    config = RunConfig("whole", devices="cuda:0,cuda:0", model="cnn", data="digits", steps=2, warmup=4)
+    found = recorded(dpexp_home, config).verification["first_steps"]
+    assert (found["passed"], found["tolerance"] <= 1e-5) == (True, True)

@@ -112,7 +112,7 @@ class Comparison:
         return None
 
     def _compared(self, limits: Limits, is_last: bool = False) -> Result:
-        with fewer_collections(self.model):
+        with fewer_collections(self.model), devices.without_cudnn():
             return self._stepped(limits, is_last)
 
     def _stepped(self, limits: Limits, is_last: bool) -> Result:

@@ -132,6 +132,16 @@ def test_float64_is_rounded_otherwise_by_its_last_bits() -> None:
     assert not torch.equal(found, other)
 
 
+def test_of_another_kernel_more_bits_are_moved() -> None:
+    x = torch.rand(1000) + 0.5
+    moved = []
+    for bits in (1, 8):
+        with OtherwiseRounded(0, bits):
+            found = x + 0.0
+        moved.append((found - x).abs().max() / torch.finfo(x.dtype).eps)
+    assert moved[0] <= 2 < 6 < moved[1] <= 13
+
+
 def test_rounding_otherwise_changes_nothing_in_place() -> None:
     x = torch.randn(7, 5)
     before = x.clone()

@@ -270,6 +270,14 @@ def test_every_layout_on_a_gpu_equals_the_host(strategy: str, count: int) -> Non
     assert check(prepare(RunConfig(strategy, devices=where, options=OPTIONS.get(strategy, {})))).passed
 
 
+@pytest.mark.gpu
+def test_a_batch_norm_on_a_gpu_is_compared_exactly() -> None:
+    """CuDNN's is not, in float64, with another epsilon than 1e-5."""
+    prepared = prepare(RunConfig("whole", devices=",".join([str(devices.accelerators()[0])] * 2)))
+    prepared.model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, eps=1e-3), nn.ReLU(), nn.Linear(8, 2))
+    assert check(prepared).passed
+
+
 @pytest.mark.multigpu
 @pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("backend", ["torch", "portable"])

@@ -11,6 +11,7 @@ from torch import nn
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
+from dpexp.devices import without_tf32
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.comparison import on_host
@@ -81,7 +82,7 @@ class OwnSteps:
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         loss = self._objective.on_one_device
         reference = Trainer(on_host(module), loss, self._optimizer, self._autocast)
-        tolerance, negligible = base_tolerance(self._dtype, self._autocast, trainer)
+        tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         self._layout = layout
         self._sides = OwnSides(
             layout,
@@ -119,7 +120,7 @@ class OwnSteps:
             return self._taken(zip(batches, parts, strict=False))
 
     def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> OwnResult:
-        with fewer_collections(self._copy):
+        with fewer_collections(self._copy), without_tf32():
             return self._compared(pairs)
 
     def _compared(self, pairs: Iterable[tuple[Batch, Batch]]) -> OwnResult:
@@ -155,23 +156,14 @@ class OwnSteps:
         return OwnResult(dtype, steps, worst, tolerance, failed, cause, self.note, remarks)
 
 
-def base_tolerance(dtype: torch.dtype, autocast: str, trainer: Trainer) -> tuple[float, float]:
+def base_tolerance(dtype: torch.dtype, autocast: str) -> tuple[float, float]:
     """(errors that are rounding, what of a kind is negligible) in the narrowest type of a run."""
     narrowest = min((dtype, getattr(torch, autocast or "float64")), key=lambda each: -torch.finfo(each).eps)
     eps = torch.finfo(narrowest).eps
-    if narrowest == torch.float32 and _computes_in_tf32(trainer.placed.devices):
-        eps = TF32
     if eps in (torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps):
         return TOLERANCE[narrowest], NEGLIGIBLE[narrowest]
     return EPS * eps, min(NEGLIGIBLE[torch.bfloat16], 100 * eps)
 
 
-TF32 = 2.0**-10
-"""The eps of float32 products on GPUs, unless PyTorch is asked for exact ones."""
 EPS = 4
 """Errors up to so many eps of a narrow type are its rounding."""
-
-
-def _computes_in_tf32(devices: Sequence[torch.device]) -> bool:
-    is_cuda = any(device.type == "cuda" for device in devices)
-    return is_cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)

@@ -26,7 +26,7 @@ Single = TypeVar("Single", bound=Trainer)
 
 @dataclass(frozen=True)
 class Replay:
-    """Of a step that begins with the state ``before`` and these random numbers."""
+    """Of a step that begins with the state ``before`` and these random numbers; ``bits`` are moved."""
 
     reference: Trainer
     optimizer: OptimizerFactory | None
@@ -34,6 +34,7 @@ class Replay:
     dtype: torch.dtype
     before: State
     random: RandomStates
+    bits: int
 
     def step(self, batch: Batch, draw: int | None) -> tuple[Step, Trainer]:
         """What is computed before the optimizer, and by what."""
@@ -52,13 +53,13 @@ class Replay:
         """After what the optimizer makes of these gradients."""
         rounded = self._otherwise(draw)
         give_gradients(rounded, gradients)
-        with OtherwiseRounded(draw):
+        with OtherwiseRounded(draw, self.bits):
             rounded.update()
         return rounded
 
     def _otherwise(self, draw: int | None) -> Trainer:
         rounded = self._loaded(OtherwiseRoundedTrainer, self.dtype, self.autocast)
-        rounded.draw = draw
+        rounded.draw, rounded.bits = draw, self.bits
         return rounded
 
     def _loaded(self, kind: type[Single], dtype: torch.dtype, autocast: str) -> Single:

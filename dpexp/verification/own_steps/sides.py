@@ -28,7 +28,7 @@ from dpexp.verification.limits.compare import Difference, Noise
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors, bounded, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
-from dpexp.verification.limits.rounding import largest
+from dpexp.verification.limits.rounding import OF_OTHER_KERNELS, largest
 from dpexp.verification.limits.small_tensors import alike, distances, finite_norms
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.replay import Replay
@@ -246,7 +246,9 @@ class OwnSides(SideBySide):
 
     @property
     def _replay(self) -> Replay:
-        return Replay(self.reference, self.optimizer, self.autocast, self.dtype, self._before, self._random)
+        bits = 1 if self._is_on_host else OF_OTHER_KERNELS
+        how = (self.optimizer, self.autocast, self.dtype)
+        return Replay(self.reference, *how, self._before, self._random, bits)
 
     # --- after a failure ---
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -47,8 +45,7 @@ def test_the_tolerances_are_those_of_verification() -> None:
 def test_the_tolerances_of_own_steps_are_those_of_verification(
     dtype: str, autocast: str, device: str
 ) -> None:
-    trainer: Any = SimpleNamespace(placed=SimpleNamespace(devices=[torch.device(device)]))
-    tolerance, _ = base_tolerance(getattr(torch, dtype), autocast, trainer)
+    tolerance, _ = base_tolerance(getattr(torch, dtype), autocast)
     record = whole(2, devices={"requested": [device], "used": [device], "output": device})
     record.config["autocast"] = autocast
     own = next(section for section in SECTIONS if section.is_own)
