@@ -104,11 +104,11 @@ class _Profiler:
             self.attempt(self._profile.step)
 
     def attempt(self, call: Callable[[], None]) -> None:
-        """Call it; what it raises is noted, once."""
+        """Call it; what it raises is noted, and the profiler dropped: to go on could end the process."""
         try:
             call()
         except Exception as error:  # of any kind: it is not one of the run
-            self.note = self.note or f"not profiled: {describe(error)}"
+            self._profile, self.note = None, self.note or f"not profiled: {describe(error)}"
 
     def _start(self) -> None:
         if torch.autograd.profiler._is_profiler_enabled:
@@ -117,7 +117,8 @@ class _Profiler:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * self._is_cuda)]
         once = schedule(wait=0, warmup=WARM_UP, active=STEPS, repeat=1)
         threads = _ExperimentalConfig(profile_all_threads=True)  # those of replicas
-        self._profile = profile(activities=activities, schedule=once, experimental_config=threads)
+        options: dict[str, Any] = {"schedule": once, "experimental_config": threads}
+        self._profile = profile(activities=activities, acc_events=True, **options)  # else torch 2.11 warns
         self._profile.start()
 
     def report(self, found: OperatorProfile) -> None:

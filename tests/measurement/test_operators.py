@@ -148,6 +148,23 @@ def test_where_the_profiler_cannot_start_the_run_finishes_with_a_note(dpexp_home
     assert any(each.key == "aten::addmm" for each in outer.key_averages())  # the other profiler went on
 
 
+def test_a_profiler_that_failed_to_start_is_not_called_again(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA a step of such a profiler ends the process with a segmentation fault."""
+    called = list[str]()
+
+    def start(self: profile) -> None:
+        raise RuntimeError("no more counters")
+
+    monkeypatch.setattr(profile, "start", start)
+    for name in ("step", "stop"):
+        monkeypatch.setattr(profile, name, lambda self, name=name: called.append(name))
+    found = recorded(dpexp_home, RunConfig("single", devices="cpu", profile=True, **SHORT))
+    assert found.work["operators"]["note"].startswith("not profiled: RuntimeError: no more counters")
+    assert called == []
+
+
 class Threaded(torch.nn.Linear):
     """Computes in a new thread, as the replicas of several accelerators do."""
 
