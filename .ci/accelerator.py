@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import dpexp
+from dpexp.config.errors import describe
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
@@ -72,7 +73,7 @@ class Check:
         except KeyboardInterrupt:
             self.note("FAILED", name, "cut: the time was over")
         except Exception as error:
-            self.note("FAILED", name, f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+            self.note("FAILED", name, describe(error).partition("\n")[0][:200])
 
     # --- the steps ---
 

@@ -117,8 +117,12 @@ class _Profiler:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * self._is_cuda)]
         once = schedule(wait=0, warmup=WARM_UP, active=STEPS, repeat=1)
         threads = _ExperimentalConfig(profile_all_threads=True)  # those of replicas
-        options: dict[str, Any] = {"schedule": once, "experimental_config": threads}
-        self._profile = profile(activities=activities, acc_events=True, **options)  # else torch 2.11 warns
+        self._profile = profile(
+            activities=activities,
+            schedule=once,
+            experimental_config=threads,
+            acc_events=True,  # else torch 2.11 warns
+        )
         self._profile.start()
 
     def report(self, found: OperatorProfile) -> None:
