@@ -173,15 +173,25 @@ def share_of_threads(devices: Sequence[torch.device]) -> Iterator[int]:
     """
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     share = max(1, threads // max(1, sum(device.type == "cpu" for device in devices)))
-    if share != threads:
-        torch.set_num_threads(share)
     try:
-        yield share
+        with intra_op_threads(share):
+            yield share
     finally:
-        if share != threads:
-            torch.set_num_threads(threads)
         if torch.is_grad_enabled() != grad:  # changed by a replica in this thread
             torch.set_grad_enabled(grad)
+
+
+@contextlib.contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Inside, this thread has so many intra-op threads."""
+    threads = torch.get_num_threads()
+    if count != threads:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != threads:
+            torch.set_num_threads(threads)
 
 
 def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:

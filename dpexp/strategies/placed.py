@@ -122,6 +122,11 @@ class Placed:
                     update()
         return value.detach()
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether all devices that compute are the host, or emulated on it."""
+        return all(devices.physical(device) == devices.HOST for device in self.devices)
+
     def _moved(self, value: Any, device: torch.device) -> Any:
         """``value`` on the device; what a batch holds is on the host."""
         if device in self._on_host:

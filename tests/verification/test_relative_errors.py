@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.verification.limits.compare import Difference, Limits, relative_error, whole_error
+from dpexp.verification.limits.compare import Difference, Limits, noise_of, relative_error, whole_error
 from dpexp.verification.limits.parts import Parts, parts
 from dpexp.verification.result import VerificationError
 
@@ -219,3 +219,15 @@ def test_an_error_above_measured_rounding_is_relative_to_the_tensor() -> None:
     assert (found.error, found.limit) == (0.5, 1e-3)
     rounded = limits.judge("gradients", 1, pair | {"router": Parts([1.0], [0.9e-3])})["router"]
     assert rounded.ratio < 1
+
+
+def test_what_is_zero_but_for_rounding_is_equal_beside_its_neighbours() -> None:
+    """A bias before a batch norm has such a gradient, which is another with another number of threads."""
+    tensors = {"weight": Parts([1.0], [1e-4]), "bias": Parts([1e-8], [3e-8]), "frozen": Parts([0.0], [0.0])}
+    apart = noise_of({"gradients": tensors}, 1, least=1e-5)
+    assert apart == {
+        ("gradients", 1, "weight"): [1e-4],
+        ("gradients", 1, "bias"): [0.0],
+        ("gradients", 1, "frozen"): [0.0],
+    }
+    assert noise_of({"gradients": tensors}, 1)["gradients", 1, "bias"] == [3e-8]

@@ -127,6 +127,18 @@ class Limits:
         return BITS * off * math.sqrt(count)
 
 
+def noise_of(kinds: Mapping[str, Mapping[str, Parts]], step: int, least: float = 0.0) -> Noise:
+    """How far apart the parts are. Up to ``least`` of their size, or of their neighbours', they are equal."""
+    noise = dict[tuple[str, int, str], list[float]]()
+    for kind, tensors in kinds.items():
+        beside = _neighbours(kind, tensors)
+        for name, each in tensors.items():
+            equal = [least * max(norm, beside[_group(kind, name)]) if least else 0.0 for norm in each.norms]
+            pairs = zip(each.apart, equal, strict=True)
+            noise[kind, step, name] = [apart if apart > limit else 0.0 for apart, limit in pairs]
+    return noise
+
+
 def _group(kind: str, name: str) -> str:
     """Tensors that are neighbours: of buffers and of the optimizer's state those of one name, else all."""
     return name.replace(": ", ".").rpartition(".")[2] if kind in ("buffers", "optimizer") else ""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.limits.compare import Difference, Limits, worst
+from dpexp.verification.limits.compare import Difference, Limits, noise_of, worst
 from dpexp.verification.limits.parts import Parts
 
 
@@ -29,14 +29,7 @@ class Errors:
         Every rank must call this, with the same kinds.
         """
         if self._measures:
-            self.noise |= {
-                (kind, step, name): [
-                    apart if apart > self._least * norm else 0.0
-                    for apart, norm in zip(parts.apart, parts.norms, strict=True)
-                ]
-                for kind, tensors in kinds.items()
-                for name, parts in tensors.items()
-            }
+            self.noise |= noise_of(kinds, step, self._least)
             return None
         local = [self._add(kind, step, tensors) for kind, tensors in kinds.items()]
         of_kinds = [*zip(*self.group.all_gather(local), strict=True)]

@@ -130,10 +130,9 @@ class Chunks:
             or len(placed.devices) == 1
             or any(isinstance(part, DataParallel) for part in placed.module.modules())
         )
-        on_host = all(devices.physical(each) == devices.HOST for each in placed.devices)
         own = (
             split_modules(placed.module),
-            on_host and in_order and (group.size == group.dp_size or not placed.is_opaque),
+            placed.is_on_host and in_order and (group.size == group.dp_size or not placed.is_opaque),
             group.size > 1 and any(isinstance(part, SYNCHRONIZED) for part in placed.module.modules()),
         )
         modules, alike, synchronized = zip(*group.all_gather(own), strict=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dpexp.verification.limits.compare import HIDES, Limits, Noise
+from dpexp.verification.limits.compare import HIDES, Limits, Noise, noise_of
 from dpexp.verification.limits.norms import Tensors
 from dpexp.verification.limits.parts import Parts, parts_of
 from dpexp.verification.limits.rounding import MARGIN, largest, of_rounding
@@ -68,7 +68,7 @@ class StepRounding:
 
     @cached_property
     def _without_draw(self) -> Noise:
-        return noise_of(self.again(None).apart(self.expected), self.number)
+        return noise_of(self.again(None).apart(self.expected), self.number, self.limits.tolerance)
 
     def measured(self, draw: int) -> tuple[Kinds, Noise]:
         """What differs beside what, and what rounding explains of it, after one more draw.
@@ -94,10 +94,3 @@ class StepRounding:
         draws = [noise_of(each.apart(beside), self.number) for each in self._singles]
         bits = last_bits(self.expected.apart(beside), self.expected.step, self.number)
         return of_rounding(largest([*draws, bits], margin), self._without_draw)
-
-
-def noise_of(kinds: Kinds, step: int) -> Noise:
-    """How far apart the parts are, as noise of the step."""
-    return {
-        (kind, step, name): each.apart for kind, of_kind in kinds.items() for name, each in of_kind.items()
-    }

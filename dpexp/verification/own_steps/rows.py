@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpexp import devices
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import draws_random_numbers
 from dpexp.strategies.placed import Placed
@@ -65,7 +64,7 @@ def as_the_layout(
     draws = draws_random_numbers(model)
     has_batch_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
     has_batch_norms = has_batch_norms and not chunks.are_synchronized
-    if draws and any(devices.physical(each) != devices.HOST for each in placed.devices):
+    if draws and not placed.is_on_host:
         return model, OTHER_NUMBERS
     if not chunks.splits or not (draws or has_batch_norms):
         return model, ""

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from dpexp import devices, tensors
+from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
+from dpexp.parallel.parallel_apply import intra_op_threads
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import Difference, Noise
+from dpexp.verification.limits.compare import Difference, Noise, noise_of
 from dpexp.verification.limits.errors import Errors
 from dpexp.verification.limits.norms import Tensors, bounded, magnitude
 from dpexp.verification.limits.parts import Parts, parts_of
@@ -32,7 +33,7 @@ from dpexp.verification.limits.rounding import OF_OTHER_KERNELS, largest
 from dpexp.verification.limits.small_tensors import alike, distances, finite_norms
 from dpexp.verification.modes.chunks import Chunked
 from dpexp.verification.own_steps.replay import Replay
-from dpexp.verification.own_steps.rounding import DRAWS, Computed, Kinds, StepRounding, noise_of
+from dpexp.verification.own_steps.rounding import DRAWS, Computed, Kinds, StepRounding
 from dpexp.verification.own_steps.rows import RankStates, random_states
 from dpexp.verification.own_steps.state import State, additions, follow_groups, give_gradients, of_layout
 from dpexp.verification.steps.recorder import Recorder, Step, computed, optimizer_numbers
@@ -67,7 +68,6 @@ class OwnSides(SideBySide):
         super().__post_init__()
         self._unmeasured = self.limits
         self._is_chunked = isinstance(self.reference.placed.module, Chunked)
-        self._is_on_host = all(devices.physical(each) == devices.HOST for each in self.layout.placed.devices)
         optimizers = self.reference.optimizers
         self._groups = groups(optimizers) if optimizers is not None else []
 
@@ -143,12 +143,13 @@ class OwnSides(SideBySide):
         """What the single device computes from the run's state, and the run's random numbers."""
         with kept_globals():
             self._follow()
-            self._random = before = random_states()
+            self._threads, self._random = torch.get_num_threads(), random_states()
+            before = self._random
             self.states.gather(self.group)
             try:
                 expected = computed(self.reference, batch, with_loss=True)
             except (RuntimeError, NotImplementedError) as error:
-                is_of_model = self._is_on_host and not self._is_chunked
+                is_of_model = self.layout.placed.is_on_host and not self._is_chunked
                 if is_of_model and not isinstance(error, UnknownIdError) and NO_MEMORY not in str(error):
                     raise SingleDeviceError(error, "model") from error
                 raise NotComparableError(f"a single device does not compute it: {error}") from error
@@ -159,7 +160,8 @@ class OwnSides(SideBySide):
         return expected
 
     def _compare(self, found: Step, expected: Step, batch: Batch, part: Batch) -> None:
-        with kept_globals():
+        """Measured with the threads of what is expected: their number can change bits."""
+        with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, expected, part)
             failed = self._judged_step(found, expected, batch)
             if failed:
@@ -246,9 +248,10 @@ class OwnSides(SideBySide):
 
     @property
     def _replay(self) -> Replay:
-        bits = 1 if self._is_on_host else OF_OTHER_KERNELS
-        how = (self.optimizer, self.autocast, self.dtype)
-        return Replay(self.reference, *how, self._before, self._random, bits)
+        bits = 1 if self.layout.placed.is_on_host else OF_OTHER_KERNELS
+        return Replay(
+            self.reference, self.optimizer, self.autocast, self.dtype, self._before, self._random, bits
+        )
 
     # --- after a failure ---
 
