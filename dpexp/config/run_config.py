@@ -203,6 +203,15 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a Record without the options that this dpexp does not have."""
+    strategy = recorded.get("strategy")
+    if strategy not in STRATEGY_OPTIONS:
+        return dict(recorded)
+    known = {"strategy", *option_names(strategy)}
+    return {name: value for name, value in recorded.items() if name in known}
+
+
 def _check_strategy(found: object, where: str = "") -> None:
     if not isinstance(found, str) or found not in STRATEGY_OPTIONS:
         raise unknown("strategy", found, STRATEGY_OPTIONS, where)

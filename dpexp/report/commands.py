@@ -7,7 +7,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
 from dpexp.config.ranges import plural
-from dpexp.config.run_config import RunConfig, options_with_role
+from dpexp.config.run_config import RunConfig, known_options, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
 from dpexp.record.record import Record
@@ -55,7 +55,7 @@ def _origin(record: Record) -> list[str]:
 def command_of(record: Record) -> str:
     """``python scripts/run.py whole --virtual 8``; the recorded argv if this dpexp cannot read the config."""
     try:
-        config = RunConfig.from_dict(record.config)
+        config = RunConfig.from_dict(known_options(record.config))
         usual = RunConfig(config.strategy).to_dict()
     except ConfigError:
         return shlex.join(["python", *record.environment.get("argv", [])])

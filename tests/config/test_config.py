@@ -9,7 +9,7 @@ import pytest
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories.spec import Spec
 from dpexp.config.process import home
-from dpexp.config.run_config import NEWER, RunConfig, option_names, options_with_role
+from dpexp.config.run_config import NEWER, RunConfig, known_options, option_names, options_with_role
 from dpexp.config.strategies.block import BlockOptions
 from dpexp.config.strategies.custom import CustomOptions
 from dpexp.config.strategies.hybrid import HybridOptions
@@ -212,3 +212,8 @@ def test_home_is_absolute_and_the_environment_names_it(monkeypatch: pytest.Monke
     assert home().name == "somewhere"
     monkeypatch.delenv("DPEXP_HOME")
     assert (home() / "dpexp" / "run.py").is_file()
+
+
+def test_options_of_a_record_that_went_are_ignored() -> None:
+    recorded = RunConfig("whole", virtual=2).to_dict()
+    assert known_options(recorded | {"went": 1}) == recorded

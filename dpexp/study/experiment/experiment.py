@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.errors import ConfigError, did_you_mean, shortened
-from dpexp.config.run_config import RunConfig, options_with_role
+from dpexp.config.run_config import RunConfig, known_options, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Row
 from dpexp.record.runs.sweep_records import RECORDS
@@ -130,7 +130,7 @@ class Experiment:
         if isinstance(run, Program):
             return []
         wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
-        keys = (wanted.keys() | recorded.keys()) - {*options_with_role("label", "delivery"), "resume"}
+        keys = (wanted.keys() | known_options(recorded).keys()) - options_with_role("label", "delivery")
         return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
     def cells_matching(self, pattern: str) -> list[str]:

@@ -16,7 +16,7 @@ from dpexp import live
 from dpexp.config.errors import ConfigError
 from dpexp.config.names import fitted
 from dpexp.config.process import ROOT, home
-from dpexp.config.run_config import RunConfig
+from dpexp.config.run_config import RunConfig, known_options
 from dpexp.record.record import Record, Row
 from dpexp.study.reproduce.comparisons import incomparable
 from dpexp.study.reproduce.foreign_records import changed_files, check_files, check_trust
@@ -62,6 +62,7 @@ def reproduce(
     if used := live.live_options(config):
         raise live.gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     if not exact:
+        config = known_options(config)
         RunConfig.from_dict(config, where=f"record {record.run_id}")
     check_files(record)
     if not trust:
