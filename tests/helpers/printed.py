@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and docs/ print: their commands, and the files that their examples show."""
+"""What README and docs/ print: their commands, and the files that their examples show."""
 
 import re
 import shlex
@@ -6,12 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-]
-PROGRAMS = ("python", "torchrun", "srun", "conda", "python3", "bash")
 
 
 class Block(NamedTuple):
@@ -27,27 +21,15 @@ class Block(NamedTuple):
         return found[1] if found else ""
 
     def commands(self) -> list[list[str]]:
-        """The words of each command, without comments."""
+        """The words of each command of Python, without comments."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        printed = [line for line in lines if line.split(" ")[0] in PROGRAMS]
+        printed = [line for line in lines if line.split(" ")[0] in ("python", "torchrun")]
         return [shlex.split(line, comments=True) for line in printed]
 
 
-def text(page: str) -> str:
-    return (ROOT / page).read_text()
-
-
 def blocks(page: str) -> list[Block]:
-    return [
-        Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE)
-    ]
-
-
-def inline_commands(page: str) -> list[list[str]]:
-    """The commands that stand within a sentence."""
-    without_blocks = re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
-    found = re.findall(r"`((?:python|torchrun) [^`]*)`", without_blocks)
-    return [shlex.split(line) for line in found]
+    text = (ROOT / page).read_text()
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
 
 
 def write_examples(page: str, folder: Path) -> None:

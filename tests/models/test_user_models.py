@@ -1,4 +1,4 @@
-"""User models and data: they are the same on every rank and in every run. ``test_docs`` runs the examples."""
+"""User models and data: they are the same on every rank and in every run."""
 
 import json
 from pathlib import Path
