@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,8 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
 class Proxy:
     """A proxy between client and server whose network can fail.
 
-    ``down`` refuses connections until ``up``; with ``hangs`` it accepts them and never answers; after
+    ``down`` refuses connections until ``up``. With a ``fault`` the server gets no request, and the answer is
+    500 (``500``), nothing (``hang``), or a reset of the connection (``reset``). After
     ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
     that went to the server; ``received`` holds the bytes that clients sent. Answers take ``delay_s`` longer.
     """
@@ -115,7 +117,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
-        self.hangs = False
+        self.fault = ""
         self.delay_s = 0.0
         self.swallow_after = -1
         self.requests = 0
@@ -156,18 +158,30 @@ class Proxy:
             while True:
                 client, _ = listener.accept()
                 self._open.append(client)
-                if not self.hangs:
-                    threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.target)) as server:
             self._open.append(server)
             threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
             while data := client.recv(1 << 16):
+                if self.fault:
+                    if self._fail(client):
+                        continue
+                    break
                 self.received = (self.received + data)[-(1 << 20) :]
                 if data.startswith((b"GET", b"POST", b"PUT", b"PATCH")):
                     self.requests += 1
                 server.sendall(data)
+
+    def _fail(self, client: socket.socket) -> bool:
+        """Answer a request as ``fault`` says; whether the connection stays open."""
+        if self.fault == "500":
+            client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+        if self.fault == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        return self.fault == "hang"
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -2,12 +2,10 @@
 
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,28 +192,6 @@ def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str) -> N
         assert driver.wait() == 0
         assert len(delivered_steps(uri, driver.run_id)) == 20
     assert sorted(path.name for path in dpexp_home.glob("mlflow.db.*")) == ["mlflow.db.lock"]
-
-
-def test_kills_at_random_moments_break_nothing(dpexp_home: Path, uri: str) -> None:
-    """The short form of ``experiments/tracking_faults``: main, uploader or both, at any moment."""
-    rng = random.Random(0)
-    drivers = [drive("finish", steps=200, held=True, pause_s=0.05, wait_s=0.2) for _ in range(5)]
-    for driver in drivers:
-        time.sleep(rng.uniform(0, 0.7))  # the moment is what is tested; nothing depends on it
-        main, uploader = driver.process.pid, driver.uploader
-        for victim in rng.choice([[main], [uploader], [uploader, main]]):
-            os.kill(victim, signal.SIGKILL)
-    for driver in drivers:
-        driver.wait()
-    assert script("runs.py", "reap").returncode == 0
-    assert script("runs.py", "sync").returncode == 0
-    runs = sorted((dpexp_home / "runs").iterdir())
-    assert len(runs) == 5
-    for folder in runs:
-        record = fold(folder / JOURNAL)
-        assert all("cut off" in damage for damage in record.damage)
-        assert delivered_steps(uri, folder.name) == record.steps["loss"]
-        assert everything(uri, folder.name)["status"] == record.status.upper() != "RUNNING"
 
 
 def test_a_store_that_cannot_be_used_leaves_the_journal(dpexp_home: Path) -> None:
