@@ -12,7 +12,7 @@ from a CPU tensor, so that a tensor cannot name its virtual device. Three others
 import resource
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
@@ -221,20 +221,6 @@ def without_cudnn() -> Iterator[None]:
         yield
     finally:
         cudnn.enabled = before
-
-
-def rng_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
-    """The states of the random number generators: the host's, then those of the CUDA devices in order."""
-    cuda = [torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"]
-    return [torch.get_rng_state(), *cuda]
-
-
-def set_rng_states(devices: Iterable[torch.device], states: Sequence[torch.Tensor]) -> None:
-    """The inverse of ``rng_states``; devices without a state in the list keep theirs."""
-    torch.set_rng_state(states[0])
-    cuda = [device for device in devices if device.type == "cuda"]
-    for device, state in zip(cuda, states[1:], strict=False):
-        torch.cuda.set_rng_state(state, device)
 
 
 def synchronize(devices: Iterable[torch.device]) -> None:

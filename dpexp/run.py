@@ -166,7 +166,7 @@ def execute(
                 signals.terminate()
             raise
         if uploader is not None:
-            uploader.open(journal.path, again=prepared.resumes)
+            uploader.open(journal.path, again=prepared.restarted)
         error = _run_engine(prepared, journal, uploader, signals, quiet or not is_recorder)
         record, result = _finish(prepared, journal, error)
         before = signals.received
@@ -205,7 +205,7 @@ def _begin(
         return prepared, NullJournal()
     facts = run_facts(prepared)
     signals.hold()
-    return prepared, begin(home(), prepared.run_id, facts, resumes=prepared.resumes)
+    return prepared, begin(home(), prepared.run_id, facts, resumes=prepared.restarted)
 
 
 def _run_engine(
@@ -248,8 +248,6 @@ def _finish(
         result = replace(result, status=record.status, folder=str(journal.folder))
     write_result(result)
     if error is None:
-        if prepared.snapshots is not None:
-            prepared.snapshots.remove()
         group.destroy()
     return record, result
 

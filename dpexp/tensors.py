@@ -118,7 +118,7 @@ def digest(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> str:
     """SHA-256 over dtypes, shapes and bytes, and names where there are any: equal only for equal bits.
 
     Named tensors are taken in the order of their names, others as they come, one in memory at a time.
-    Records and snapshots hold these digests, so the headers below must not change.
+    Records hold these digests, so the headers below must not change.
     """
     sha = hashlib.sha256()
     named = sorted(tensors.items()) if isinstance(tensors, Mapping) else ((None, each) for each in tensors)

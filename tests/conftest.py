@@ -30,7 +30,7 @@ OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
-    "test_hosts", "test_servers", "test_snapshots", "test_upload", "test_store_check",
+    "test_hosts", "test_servers", "test_upload", "test_store_check",
     "test_launch", "test_browser", "test_uploader_process", "test_properties", "test_sharded_look_ahead",
     "test_models", "test_independent_loop", "test_jobs", "test_user_errors", "test_restarts", "test_run",
     "test_step_profile",

@@ -60,7 +60,7 @@ def sync(
 def reap() -> None:
     """Close the runs whose process died: write their Record and end their MLflow run.
 
-    What killed processes left beside journals and snapshots, among the runs, and in the temporary directory,
+    What killed processes left beside journals, among the runs, and in the temporary directory,
     is removed.
     """
     from dpexp.record.journal.leftovers import remove_leftovers
@@ -70,7 +70,7 @@ def reap() -> None:
 
     remove_dead_folders()
     remove_dead_folders(runs_folder())
-    for folder in (*index.folders(runs_folder()), *index.folders(home() / "snapshots")):
+    for folder in index.folders(runs_folder()):
         remove_leftovers(folder)
     dead = sync.dead(home())
     closed = {folder: sync.close(folder) for folder in dead}

@@ -5,7 +5,6 @@ take 0.65 s instead of 0.41 s, more than twice the 0.29 s of a bare Typer app.
 """
 
 import dataclasses
-import functools
 import math
 import typing
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ from dpexp.config.factories.spec import Spec
 SPEC = "names something outside dpexp"
 """``Annotated[str, SPEC]`` is the type of an option that names a folder or a host; a Spec names code."""
 
-Role = Literal["computation", "control", "delivery", "label"]
-"""What an option decides: what is computed; where and how long; whether MLflow gets it; under which names."""
+Role = Literal["run", "delivery", "label"]
+"""What an option decides: the run itself; whether MLflow gets it; under which names."""
 
 
 def option(
@@ -32,7 +31,7 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
     flag: str | None = None,
-    role: Role = "computation",
+    role: Role = "run",
     is_name: bool = False,
     empty: bool = True,
 ) -> Any:
@@ -40,8 +39,7 @@ def option(
 
     ``flag`` spells the two forms of a boolean (``--check/--no-check``); ``metavar`` stands for the value in
     the help; ``is_name`` marks the name of a run or an experiment; without ``empty`` the command line takes
-    no empty text, which ``"$VARIABLE"`` gives where the variable is unset. Only options with the role
-    ``computation`` change what a run computes.
+    no empty text, which ``"$VARIABLE"`` gives where the variable is unset.
     """
     limits = {"min": min, "max": max, "choices": choices, "is_name": is_name}
     metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, "empty": empty, **limits}
@@ -50,8 +48,6 @@ def option(
 
 _MAX_TEXT = 5000
 """Characters of a text: no path of the file system is longer, nor any list of options that someone writes."""
-
-control_option = functools.partial(option, role="control")
 
 
 def option_fields(cls: type) -> list[dataclasses.Field[Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, available, unknown
 from dpexp.config.factories.spec import SpecField
-from dpexp.config.options import Role, control_option, option, option_fields, to_json, validate
+from dpexp.config.options import Role, option, option_fields, to_json, validate
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
@@ -71,15 +71,11 @@ class RunConfig:
     batch_size: int = option(
         30, "Samples in a global batch; the last of an epoch may have fewer.", min=1, max=10**9
     )
-    steps: int = control_option(100, "Measured steps.", min=1, max=10**9)
-    epochs: int | None = control_option(
-        None, "Train for this number of epochs instead of --steps.", min=1, max=10**9
-    )
+    steps: int = option(100, "Measured steps.", min=1, max=10**9)
+    epochs: int | None = option(None, "Train for this number of epochs instead of --steps.", min=1, max=10**9)
     warmup: int = option(10, "Steps before the measured ones, not recorded.", min=0, max=10**9)
-    phase_steps: int = control_option(
-        20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9
-    )
-    profile: bool = control_option(
+    phase_steps: int = option(20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9)
+    profile: bool = option(
         False,
         "Record further steps with torch.profiler: the costliest operators, and a trace for Perfetto.",
         flag="--profile/--no-profile",
@@ -106,26 +102,20 @@ class RunConfig:
         False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
     )
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
-    threads: int | None = control_option(
-        None, "CPU threads of torch. Default: as torch chooses.", min=1, max=1024
-    )
-    devices: str = control_option(
+    threads: int | None = option(None, "CPU threads of torch. Default: as torch chooses.", min=1, max=1024)
+    devices: str = option(
         "auto",
         "auto (every accelerator; without one, whole, block, functional and place emulate two devices, "
         "hybrid one), a number of accelerators, names as cuda:0,cuda:1, or cpu (none).",
         metavar="DEVICES",
     )
-    virtual: int | None = control_option(
-        None, "Emulate this number of devices on the CPU.", min=1, max=MAX_VIRTUAL
-    )
-    backend: str = control_option(
+    virtual: int | None = option(None, "Emulate this number of devices on the CPU.", min=1, max=MAX_VIRTUAL)
+    backend: str = option(
         "auto",
         "torch.nn.parallel (torch) or dpexp.parallel (portable); auto is torch on accelerators.",
         choices=("auto", "torch", "portable"),
     )
-    check: bool = control_option(
-        True, "Verify against a single device before measuring.", flag="--check/--no-check"
-    )
+    check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
     track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track", role="delivery")
     track_timeout: float = option(
         10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6, role="delivery"
@@ -165,11 +155,11 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-ready: the options of the strategy stand beside the others."""
-        flat, newer = {"strategy": self.strategy}, NEWER | self.options.newer
+        flat = {"strategy": self.strategy}
         for part in (self, self.options):
             for field in option_fields(type(part)):
                 value = getattr(part, field.name)
-                if field.name not in newer or value != field.default:
+                if field.name not in NEWER or value != field.default:
                     flat[field.name] = to_json(value)
         return flat
 

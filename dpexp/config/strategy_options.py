@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from dpexp.config.factories.factory import Factory
 from dpexp.config.mesh import Mesh
-from dpexp.config.options import SPEC, control_option, validate
+from dpexp.config.options import SPEC, option, validate
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,12 @@ class StrategyOptions:
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
-    ``newer``: options that a config's text leaves out at their default, as ``run_config.NEWER``.
     """
 
     strategy: ClassVar[StrategyEntry]
     emulated: ClassVar[int] = 0
     mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
-    newer: ClassVar[frozenset[str]] = frozenset({"snapshot_every", "resume"})
-
-    snapshot_every: int | None = control_option(
-        None,
-        "Steps between snapshots; restarted ranks, and --resume, continue from the newest.",
-        min=1,
-        max=10**9,
-    )
-    resume: str = control_option(
-        "", "Continue this run from its newest snapshot.", metavar="RUN", empty=False
-    )
 
     def __post_init__(self) -> None:
         validate(self)
@@ -64,11 +52,6 @@ class StrategyOptions:
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         """The options with their devices renamed; most options name none."""
         return self
-
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether the state of a run is saved when it is asked for, or the run receives SIGTERM."""
-        return True
 
     @property
     def rank_options(self) -> RankOptions | None:
@@ -90,14 +73,12 @@ class StrategyOptions:
 class RankOptions(StrategyOptions):
     """Options of a strategy whose run may be one of several processes, the ranks."""
 
-    newer = frozenset()
-
-    comm: str = control_option(
+    comm: str = option(
         "auto",
         "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
         choices=("auto", "gloo", "nccl"),
     )
-    comm_timeout: float = control_option(
+    comm_timeout: float = option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )
 
@@ -114,12 +95,12 @@ class RankOptions(StrategyOptions):
 class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    nnodes: str = control_option("1", "Hosts, as 2, or minimum:maximum, as 1:2.", metavar="N[:M]")
-    rdzv_endpoint: Annotated[str, SPEC] = control_option(
+    nnodes: str = option("1", "Hosts, as 2, or minimum:maximum, as 1:2.", metavar="N[:M]")
+    rdzv_endpoint: Annotated[str, SPEC] = option(
         "", "Rendezvous address, the same on each host. Default: only this host.", metavar="HOST:PORT"
     )
-    join_timeout: float = control_option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)
-    max_restarts: int = control_option(3, "Number of restarts of lost ranks.", min=0, max=10**6)
+    join_timeout: float = option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)
+    max_restarts: int = option(3, "Number of restarts of lost ranks.", min=0, max=10**6)
 
     @property
     def launch_options(self) -> LaunchOptions | None:
@@ -142,7 +123,7 @@ class ReplicateOptions(StrategyOptions):
 class DataParallelOptions(ReplicateOptions):
     """Options of a strategy that gathers the outputs of its replicas."""
 
-    output_device: str = control_option(
+    output_device: str = option(
         "", "Device that gathers the outputs and computes the loss. Default: the first.", metavar="DEVICE"
     )
 

@@ -19,6 +19,8 @@ from dpexp.verification.result import VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
 
+_STEPS = ("steps.time_ms", "steps.wall_ms", "steps.loss", "steps.samples")
+
 
 def execute(
     prepared: Prepared,
@@ -27,7 +29,7 @@ def execute(
     on_flush: Callable[[], None],
     signals: SignalHandler | None = None,
 ) -> None:
-    """Verify, observe and measure the run, from the newest of its snapshots if there is one.
+    """Verify, observe and measure the run.
 
     ``on_flush`` is called after each flush. Raises VerificationError, RunError, and what the model raises.
     """
@@ -42,6 +44,8 @@ def _execute(
     on_flush: Callable[[], None],
     signals: SignalHandler,
 ) -> None:
+    if prepared.restarted:
+        journal.truncate(dict.fromkeys((*_STEPS, "metrics"), 0))
     proven = _verify(prepared, journal, progress)
     _check_untouched(prepared, journal)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
@@ -60,7 +64,6 @@ def _execute(
         prepared, trainer, journal, progress, on_flush, observations, signals, own_steps
     )
     measurement.warm_up()
-    measurement.resume()
     measurement.time_steps()
     measurement.record_digests()
     measurement.compare_last()

@@ -1,13 +1,12 @@
 """Measurement: the passes over a placed model, and what they add to the journal.
 
-warm_up -> resume -> time_steps -> record_digests -> compare_last
+warm_up -> time_steps -> record_digests -> compare_last
     -> time_phases -> profile -> count_collectives -> profile_operators
 """
 
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
@@ -33,10 +32,6 @@ from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.training.trainer import Trainer
-
-STEPS_BEFORE_RESTORE = 2
-"""Steps that a resumed run takes before it loads a snapshot, warm-up included. DDP rebuilds its buckets
-after its first step, which changes the last bits of its sums."""
 
 REPLAY_SECONDS = 60.0
 """The search for the source of a loss that is not finite replays the run only if that takes less time."""
@@ -85,32 +80,11 @@ class Measurement:
         if self.own_steps is not None:
             self.own_steps.last(self._log.written)
 
-    def _take_steps(self, count: int) -> None:
-        self.trainer.take_steps(islice(self.prepared.endless_batches(), count))
-
-    def resume(self) -> None:
-        """Load the newest snapshot, if there is one, and cut the journal at its step."""
-        snapshots = self.prepared.snapshots
-        if snapshots is None:
-            return
-        state = snapshots.newest(self.trainer.misfit)
-        if state is None and self._config.options.resume:
-            raise RunError(f"--resume: no snapshot fits the run: {'; '.join(snapshots.refused.values())}")
-        if state is None and not self.prepared.resumes:
-            return
-        self._log.written = done = state["step"] if state is not None else 0
-        lengths = {f"steps.{key}": done for key in ("time_ms", "wall_ms", "loss", "samples")}
-        evaluated = 0 if self._config.epochs is None else max(0, done - 1) // self.prepared.batches_per_epoch
-        self.journal.truncate(lengths | {"metrics": evaluated})
-        if state is not None:
-            self._take_steps(max(0, STEPS_BEFORE_RESTORE - self._config.warmup))
-            self.trainer.load_state_dict(state)
-
     # --- timed steps ---
 
     def time_steps(self) -> None:
         """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
-        config, per_epoch, resumed_at = self._config, self.prepared.batches_per_epoch, self._log.written
+        config, per_epoch = self._config, self.prepared.batches_per_epoch
         total = config.steps if config.epochs is None else config.epochs * per_epoch
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
@@ -119,58 +93,38 @@ class Measurement:
         self._started = time.perf_counter()
         self._log.restart_interval()
         try:
-            # one that resumes at the end of an epoch may have died before its evaluation
-            for epoch in range(max(0, resumed_at - 1) // per_epoch, math.ceil(total / per_epoch)):
-                first = max(0, resumed_at - epoch * per_epoch)
-                self._time_epoch(epoch, first, total - epoch * per_epoch - first)
+            for epoch in range(math.ceil(total / per_epoch)):
+                self._time_epoch(epoch, total - epoch * per_epoch)
                 if config.epochs is not None:
                     self._evaluate()
             if config.epochs is None:
                 self._evaluate()
             self._flush()
-            self._log_energy(energy, total - resumed_at)
+            self._log_energy(energy, total)
         except BaseException:
             self._log.keep()
             raise
 
-    def _time_epoch(self, epoch: int, first: int, count: int) -> None:
-        """Measure so many steps of an epoch at most, from its batch ``first`` on."""
-        local = islice(self.prepared.local_batches(epoch, first=first), count)
-        may_stop = self.signals.deferred() if self.prepared.snapshots is not None else nullcontext()
-        every = self._config.options.snapshot_every
-        with may_stop, self.trainer.ahead(local) as batches:
+    def _time_epoch(self, epoch: int, count: int) -> None:
+        """Measure so many steps of an epoch at most."""
+        local = islice(self.prepared.local_batches(epoch), count)
+        with self.trainer.ahead(local) as batches:
             for step in timed_steps(self.trainer, batches):
                 self._log.pending.append(step)
-                done = self._log.count
-                saves = every is not None and done % every == 0
-                saves = saves or (self._log.stops and self._may_save(done))
-                if saves or self._log.must_flush:
-                    self._flush(saves)
+                if self._log.must_flush:
+                    self._flush()
 
-    def _flush(self, saves: bool = False) -> None:
-        """Write the pending steps to the journal, and a snapshot if ``saves`` or a rank received SIGTERM.
+    def _flush(self) -> None:
+        """Write the pending steps to the journal; all ranks call it after the same step.
 
-        All ranks call it after the same step. Raises RunError for a loss that is not finite, and Terminated,
-        in all ranks, if one received SIGTERM.
+        Raises RunError for a loss that is not finite, and what a signal asks for that user code swallowed.
         """
         before, losses = self._log.written, self._log.flush()
         for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
                 raise RunError(self._nonfinite_message(step, loss))
-        done, stops, snapshots = self._log.written, self._log.stops, self.prepared.snapshots
-        if not losses or (snapshots is not None and not self._may_save(done)):
-            return
-        if snapshots is not None and (saves or stops):
-            state = {"step": done, "config": self._config.to_dict(), "data": self.prepared.data.digest}
-            is_asked = self._config.options.snapshot_every is not None
-            snapshots.leave_out(self.trainer.not_kept())
-            snapshots.save(done, state | self.trainer.state_dict(), must=is_asked)
-        if stops:
+        if losses and self.signals.requested:
             self.signals.terminate()
-
-    def _may_save(self, done: int) -> bool:
-        """Whether no gradients are accumulated after so many steps: a snapshot has none."""
-        return done % self._config.accumulate == 0
 
     def _nonfinite_message(self, step: int, loss: float) -> str:
         message = f"the loss became {loss} in step {step}"

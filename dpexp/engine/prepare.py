@@ -38,7 +38,6 @@ from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
-from dpexp.training.snapshots import Snapshots
 from dpexp.training.trainer import Trainer
 from dpexp.verification.untouched import Untouched
 
@@ -49,7 +48,7 @@ class Prepared:
 
     ``factories`` has what the options name, by option (see ``references.factories``).
     ``untouched`` says what a user's layout has changed for every model.
-    ``note`` is added to that of the verification; ``resumes`` is True if a host has a journal of ``run_id``.
+    ``note`` is added to that of the verification; ``restarted`` is True if ``run_id`` has a journal.
     """
 
     config: RunConfig
@@ -62,8 +61,7 @@ class Prepared:
     threads_before: int = 1
     note: str = ""
     run_id: str = ""
-    resumes: bool = False
-    snapshots: Snapshots | None = None
+    restarted: bool = False
     untouched: Untouched | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
 
@@ -179,7 +177,6 @@ def prepare(
     check_not_wrapped(model)
     check_not_scripted(model)
     cache_note = turn_off_cache(model)
-    _check_snapshots(config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
     evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
@@ -263,13 +260,4 @@ def _check_accumulation(config: RunConfig, reduction: str) -> None:
             f"--accumulate {config.accumulate} counts batches alike, and the loss is a mean over tokens, of "
             "which each batch has another number: it would not be the mean over all of them; use "
             f"--batch-size {config.batch_size * config.accumulate} instead"
-        )
-
-
-def _check_snapshots(config: RunConfig) -> None:
-    every = config.options.snapshot_every
-    if every is not None and every % config.accumulate:
-        raise ConfigError(
-            f"--snapshot-every {every} would save between the {config.accumulate} batches of --accumulate: "
-            f"give a multiple of {config.accumulate}"
         )

@@ -13,7 +13,6 @@ class Config(TypedDict, total=False):
     loss: str | None
     dtype: str | None
     backend: str | None
-    resume: str | None
     batch_size: int | None
     steps: int | None
     epochs: int | None

@@ -61,7 +61,7 @@ def command_of(record: Record) -> str:
         return shlex.join(["python", *record.environment.get("argv", [])])
     words = [*command("run").split(), config.strategy]
     chosen = config.to_dict()
-    left_out = options_with_role("delivery", "label") | {"resume"}
+    left_out = options_with_role("delivery", "label")
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
         for field in option_fields(cls):
             if field.name not in left_out and chosen.get(field.name) != usual.get(field.name):

@@ -1,6 +1,6 @@
 """Placed: a model laid over devices, and its step.
 
-Verification, warm-up, measured and timed steps, profile, dry run, resume and the search for a NaN all take
+Verification, warm-up, measured and timed steps, profile, dry run and the search for a NaN all take
 this step. Who calls whom::
 
     engine, verification, measurement

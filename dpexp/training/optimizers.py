@@ -45,18 +45,10 @@ class Optimizers:
                 _values(gradient).div_(self.accumulate)
         if self.clip_norm is not None:
             clip(self._parameters, self._shards, self.clip_norm)
-        self._step()
-        return True
-
-    def make_state(self) -> None:
-        """Take the step of a batch that accumulates, if none was taken: the first makes what is kept."""
-        if self.batches:
-            self._step()
-
-    def _step(self) -> None:
         with self._prefetch.writing():
             for member in self.members:
                 member.step()
+        return True
 
     def restart(self) -> None:
         """Forget the batches since the last step, with their gradients."""

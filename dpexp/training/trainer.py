@@ -18,17 +18,8 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.training.misfit import misfit
 from dpexp.training.optimizer_choice import OptimizerFactory, make_optimizers
-from dpexp.training.optimizer_state import (
-    attributes,
-    full_state,
-    groups,
-    load_attributes,
-    load_full_state,
-    load_groups,
-    not_kept,
-)
+from dpexp.training.optimizer_state import full_state
 
 
 class Trainer:
@@ -139,49 +130,6 @@ class Trainer:
         """The full parameters of all ranks, on the host."""
         on_host = {name: tensor.cpu() for name, tensor in self.full_parameters().items()}
         return self.group.complete(on_host)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks: full parameters and optimizers' state, buffers, random generators."""
-        optimizer = {}
-        if self.optimizers is not None:
-            state = self.group.complete(self.optimizer_state())
-            optimizer = {
-                "optimizer": state,
-                "groups": groups(self.optimizers),
-                "attributes": attributes(self.optimizers),
-            }
-        return {
-            **optimizer,
-            "parameters": self.complete_parameters(),
-            "buffers": self.group.complete({name: each.cpu() for name, each in self.buffers().items()}),
-            "random": self.group.all_gather(devices.rng_states(self.placed.devices)),
-        }
-
-    def not_kept(self) -> list[str]:
-        """The names of what the optimizers keep and ``state_dict`` leaves out."""
-        return not_kept(self.optimizers) if self.optimizers is not None else []
-
-    def misfit(self, state: dict[str, Any]) -> str:
-        """Why ``load_state_dict`` cannot load this state, as of another model; empty if it can."""
-        return misfit(self.state_dict(), state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, in a group of any size. Additional ranks reuse random states.
-
-        Older snapshots have no optimizer: it was SGD, which keeps nothing.
-        """
-        if self.optimizers is not None:
-            self.optimizers.make_state()
-        for name, parameter in self.parameters().items():
-            self.placed.shards.load_full_tensor(name, parameter, state["parameters"][name])
-        for name, buffer in self.buffers().items():
-            buffer.copy_(state["buffers"][name])
-        if self.optimizers is not None and "optimizer" in state:
-            load_full_state(self.optimizers, self.placed.shards, state["optimizer"])
-            load_groups(self.optimizers, state["groups"])
-            load_attributes(self.optimizers, state.get("attributes", []))
-        random = state["random"]
-        devices.set_rng_states(self.placed.devices, random[self.group.rank % len(random)])
 
 
 def _trained(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor:

@@ -62,22 +62,7 @@ DIGESTS: dict[str, dict[str, Any]] = {
     "05bd5e420c688c58": {"strategy": "whole", "model": "linear:in=5,out=2", "virtual": 2},
     "dccec493a9b26267": {"strategy": "block", "model": " transformer:depth=1 ", "block": ["encoder"]},
     "d8eed5fd57354dcb": {"strategy": "functional", "data": "digits", "model": "mlp"},
-    "2a8a3b7823d2c2e1": {
-        "strategy": "hybrid",
-        "data": "text:README.md,length=8",
-        "sparse": True,
-        "optimizer": "adam:amsgrad=True",
-    },
-    "c13d3c8054b07b13": {"strategy": "hybrid", "optimizer": "rowwise_adagrad", "table_file": "tables"},
     "877c0931a43e5f65": {"strategy": "place", "place": ["block*=cpu:0"], "virtual": 2},
-    "40e1f45580779fa1": {
-        "strategy": "ddp",
-        "model": "pkg.mod:factory:width=4,names=['a','b']",
-        "data": "criteo:day_0.gz,rows=10",
-    },
-    "4fd34caec35617cb": {"strategy": "fsdp", "optimizer": "adamw:weight_decay=0.01", "loss": "huber:delta=2"},
-    "5f019f013a5e9cd9": {"strategy": "custom", "layout": "layout.py:parallelize", "mesh": "dp=2,tp=2"},
-    "8e510f5bdd549202": {"strategy": "custom", "layout": "layout.py:parallelize:depth=2"},
     "c12e9266b4fe3007": {
         "strategy": "whole",
         "model": "dpexp.live:Net",
@@ -109,34 +94,8 @@ def test_a_text_that_names_code_is_parsed_once() -> None:
 
 
 def test_renamed_devices_keep_the_other_options() -> None:
-    options = RunConfig("place", options={"place": ["block2=cuda:1"], "resume": "abc"}).options
+    options = RunConfig("place", options={"place": ["block2=cuda:1"]}).options
     assert options.with_devices({"cuda:1": "cpu:1"}) == replace(options, place=("block2=cpu:1",))
-
-
-def test_an_option_that_is_newer_is_in_the_text_where_it_is_given() -> None:
-    assert "resume" not in RunConfig("single").to_dict()
-    given = RunConfig("single", options={"resume": "abc"})
-    assert RunConfig.from_dict(given.to_dict()) == given
-    assert RunConfig("ddp").to_dict()["resume"] == ""
-
-
-def test_a_resumed_run_may_change_where_and_how_long_it_computes_and_how_it_is_tracked() -> None:
-    assert options_with_role("control", "delivery", "label") == {
-        *("devices", "virtual", "output_device", "threads", "backend", "comm", "comm_timeout", "nnodes"),
-        *(
-            "rdzv_endpoint",
-            "table_file",
-            "join_timeout",
-            "max_restarts",
-            "snapshot_every",
-            "resume",
-            "steps",
-            "epochs",
-            "phase_steps",
-            "profile",
-        ),
-        *("check", "track", "track_timeout", "experiment", "run_name"),
-    }
 
 
 def test_options_of_tracking_and_labels_do_not_make_another_config() -> None:
@@ -146,7 +105,7 @@ def test_options_of_tracking_and_labels_do_not_make_another_config() -> None:
 
 @pytest.mark.parametrize("strategy", list(STRATEGY_OPTIONS))
 def test_every_option_has_one_role(strategy: str) -> None:
-    roles = [options_with_role(role) for role in ("computation", "control", "delivery", "label")]
+    roles = [options_with_role(role) for role in ("run", "delivery", "label")]
     for name in option_names(strategy):
         assert sum(name in names for names in roles) == 1
 

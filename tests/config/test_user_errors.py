@@ -114,7 +114,6 @@ OPTIONS = [
     bad("single", "Invalid value for '--seed': 'many' is not a whole number (DPEXP_SEED)",
         environment={"DPEXP_SEED": "many"}),
     bad("hybrid --table-file ''", "Invalid value for '--table-file': '' is empty: give a DIR, or leave"),
-    bad("ddp --resume=", "Invalid value for '--resume': '' is empty: give a RUN, or leave the option out"),
 ]  # fmt: skip
 
 DEVICES = [

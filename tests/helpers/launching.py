@@ -79,11 +79,11 @@ def make():
 STEPS = 60
 
 
-def words(folder: Path, strategy: str = "ddp", steps: int = STEPS, every: int = 5) -> list[str]:
+def words(folder: Path, strategy: str = "ddp", steps: int = STEPS) -> list[str]:
     """The command line of a run of the slow model, which this writes to the folder."""
     (folder / "slow.py").write_text(MODEL)
     common = ["--model", f"{folder}/slow.py:make", "--no-check", "--warmup", "1", "--phase-steps", "1"]
-    return [strategy, *common, "--steps", str(steps), "--snapshot-every", str(every), "--json"]
+    return [strategy, *common, "--steps", str(steps), "--json"]
 
 
 def ranks_of(process: Process) -> dict[int, int]:

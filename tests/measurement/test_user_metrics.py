@@ -1,7 +1,5 @@
 """Metrics of the user: of all rows, the same in every layout, by epoch, in comparisons and in MLflow."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from launching import record, run
 from torch import nn
 
 import dpexp
-from dpexp.config.errors import ConfigError, Terminated
+from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
 from dpexp.report.compare.grouping import compare
 from dpexp.report.compare.rows import comparison_rows
@@ -145,31 +143,6 @@ def test_comparisons_have_a_column_for_each_metric(dpexp_home: Path) -> None:
     assert section.table is not None
     column = section.table.columns.index("validation_f1")
     assert {row[column] for row in section.table.rows} == {f"{first.metrics['validation_f1'][-1]:.4g}", "-"}
-
-
-class Terminates:
-    """Metrics; at its call number ``last`` it gets SIGTERM."""
-
-    def __init__(self, last: int = 0) -> None:
-        self.calls, self.last = 0, last
-
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
-        self.calls += 1
-        if self.calls == self.last:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return {"f1": macro_f1(outputs, targets)}
-
-
-def test_a_run_that_died_in_an_evaluation_resumes_with_it(dpexp_home: Path) -> None:
-    options: dict[str, Any] = {"devices": "cpu", "validation": held_out(), "snapshot_every": 3, "epochs": 3}
-    with pytest.raises(Terminated):
-        run_with("single", metrics=Terminates(last=3), **options)  # the first call is before the run
-    resumed = run_with("single", metrics=Terminates(), resume="last", **options)
-    undisturbed = run_with("single", metrics=Terminates(), **options)
-    assert resumed.run_id != undisturbed.run_id
-    assert len(resumed.metrics["validation_f1"]) == 3
-    assert resumed.metrics == undisturbed.metrics
-    assert resumed.steps["loss"] == undisturbed.steps["loss"]
 
 
 @pytest.mark.parametrize(

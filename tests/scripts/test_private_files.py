@@ -10,7 +10,6 @@ from command_lines import PATIENCE_S, ROOT, python
 
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import JOURNAL
-from dpexp.training import snapshots
 
 SHORT = ("--steps", "3", "--warmup", "0", "--no-check")
 UNDER_UMASK = """
@@ -36,7 +35,7 @@ def modes(home: Path) -> dict[str, str]:
 def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_path: Path) -> None:
     script(0, "run.py", "hybrid", "--virtual", "1", "--steps", "3", "--quiet", "--track-timeout", PATIENCE_S)
     script(0, "sweep.py", "single", "--devices", "cpu", *SHORT, "--phase-steps", "1", "--repeat", "1")
-    script(0, "run.py", "whole", *SHORT, "--quiet", "--no-track", "--snapshot-every", "1")
+    script(0, "run.py", "whole", *SHORT, "--quiet", "--no-track")
     journals.complete(tmp_path / "elsewhere", "imported")
     script(0, "runs.py", "sync", "last", tmp_path / "elsewhere/imported", tmp_path / "elsewhere")
     script(0, "runs.py", "check", "--store", "--repair")
@@ -48,16 +47,6 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
     folders = {name for name in found if (dpexp_home / name).is_dir()}
     assert {found[name] for name in folders} == {"0700"}, found
     assert {found[name] for name in found.keys() - folders} == {"0600"}, found
-
-
-def test_snapshots_are_for_their_owner_alone(dpexp_home: Path) -> None:
-    before = os.umask(0)
-    try:
-        state = {"step": 1, "config": {}, "parameters": {}, "buffers": {}, "random": []}
-        snapshots.add_snapshot(dpexp_home / "snapshots" / "run", 1, state)
-    finally:
-        os.umask(before)
-    assert sorted(modes(dpexp_home).values()) == ["0600", "0700", "0700"]
 
 
 def test_files_that_the_user_names_have_the_modes_of_the_users_umask(

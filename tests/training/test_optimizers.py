@@ -1,8 +1,6 @@
-"""Optimizers: every one trains every layout as a single device, sparse tables too, and resumes exactly."""
+"""Optimizers: every one trains every layout as a single device, sparse tables too."""
 
-import io
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,16 +81,6 @@ def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
     assert [type(each).__name__ for each in dense.members] == ["Adagrad", "RowwiseAdagrad"]
 
 
-def test_a_snapshot_with_an_optimizer_of_the_tables_is_loaded_into_the_one_of_all() -> None:
-    resumed = trainer(hybrid("sgd", virtual=1))
-    state = resumed.state_dict()
-    (of_all,) = state["groups"]
-    state["groups"] = [[{**group, "lr": 0.5} for group in of_all]] * 2
-    resumed.load_state_dict(state)
-    assert resumed.optimizers is not None
-    assert [group["lr"] for each in resumed.optimizers.members for group in each.param_groups] == [0.5]
-
-
 def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
     gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     tables = [nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
@@ -159,42 +147,6 @@ def test_an_optimizer_of_the_users_is_code_that_needs_trust() -> None:
 
 
 # --- state ----------------------------------------------------------------------------------------
-
-
-def saved(state: dict[str, Any]) -> dict[str, Any]:
-    """The state after its way through a file."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    loaded: dict[str, Any] = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    return loaded
-
-
-@pytest.mark.parametrize(
-    "of",
-    [
-        *(config(name, model=TABLE, clip_norm=0.1) for name in (*OPTIMIZERS, BY_HAND)),
-        *(hybrid(name) for name in FOR_SPARSE),
-    ],
-    ids=lambda of: f"{of.strategy}-{Path(of.optimizer.text).name}",
-)
-def test_a_resumed_run_takes_the_same_steps_to_the_bit(of: RunConfig) -> None:
-    batches = list(prepare(of, one_batch=False).batches(0))
-    undisturbed = trainer(of)
-    for batch in batches[:2]:
-        undisturbed.step(batch)
-    state = saved(undisturbed.state_dict())
-    resumed = trainer(of)
-    for batch in batches[2:]:
-        resumed.step(batch)  # the steps before a restore
-    resumed.load_state_dict(state)
-    for each in (undisturbed, resumed):
-        for batch in batches[2:]:
-            each.step(batch)
-    expected, found = undisturbed.state_dict(), resumed.state_dict()
-    assert found["parameters"].keys() == expected["parameters"].keys()
-    for name, tensor in expected["parameters"].items():
-        assert torch.equal(found["parameters"][name], tensor), name
-    assert str(found["optimizer"]) == str(expected["optimizer"])
 
 
 def test_the_device_map_has_the_state_and_its_bytes() -> None:
@@ -268,22 +220,8 @@ def test_accumulation_is_verified(strategy: str) -> None:
     assert result.optimizer_error is not None
 
 
-def test_a_snapshot_from_before_there_were_other_optimizers_is_loaded() -> None:
-    trained, resumed = trainer(hybrid("sgd", virtual=1), 2), trainer(hybrid("sgd"))
-    state = trained.state_dict()
-    del state["optimizer"], state["groups"]
-    resumed.load_state_dict(state)
-    for name, tensor in trained.full_parameters().items():
-        assert torch.equal(resumed.full_parameters()[name], tensor)
-
-
 def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:
     values: dict[str, Any] = {"accumulate": 2, "batch_size": 10, "reduction": "tokens"}
     with pytest.raises(ConfigError, match=r"--accumulate 2 counts batches alike, .* use --batch-size 20"):
         prepare(hybrid("sgd", **values))
     prepare(hybrid("sgd", **values | {"reduction": "sum"}))
-
-
-def test_a_snapshot_between_accumulated_batches_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--snapshot-every 10 would save between the 4 batches"):
-        prepare(hybrid("sgd", accumulate=4, snapshot_every=10))

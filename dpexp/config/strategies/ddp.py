@@ -14,7 +14,7 @@ class DdpOptions(LaunchOptions):
         name="ddp",
         help="DistributedDataParallel: one process a device, under torchrun.",
         layout="dpexp.strategies.ranks.ddp:Ddp",
-        examples=("--devices 2", "--devices 4 --snapshot-every 100"),
+        examples=("--devices 2", "--devices 4 --bucket-mb 1"),
         order=70,
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.options import SPEC, control_option, option
+from dpexp.config.options import SPEC, option
 from dpexp.config.strategy_options import RankOptions, StrategyEntry
 
 
@@ -47,7 +47,7 @@ class HybridOptions(RankOptions):
         "What each rank holds of sharded embeddings: some rows, tables or columns; auto chooses by size.",
         choices=("auto", "row", "table", "column"),
     )
-    table_file: Annotated[str, SPEC] = control_option(
+    table_file: Annotated[str, SPEC] = option(
         "",
         "Keep the host's embeddings in files of this folder, mapped into memory: they may be larger than it.",
         metavar="DIR",
@@ -56,20 +56,11 @@ class HybridOptions(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        excluded = {
-            "--shard-embedding": self.shard_embedding,
-            "--snapshot-every": self.snapshot_every is not None,
-            "--resume": bool(self.resume),
-        }
-        for flag in (flag for flag, given in excluded.items() if self.table_file and given):
+        if self.table_file and self.shard_embedding:
             raise ConfigError(
-                f"--table-file {self.table_file} keeps tables out of memory, and {flag} copies them: "
-                "give one of the two"
+                f"--table-file {self.table_file} keeps tables out of memory, and --shard-embedding copies "
+                "them: give one of the two"
             )
-
-    @property
-    def has_snapshots(self) -> bool:
-        return not self.table_file
 
     @property
     def looks_ahead(self) -> bool:

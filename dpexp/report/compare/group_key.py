@@ -2,11 +2,11 @@
 
 import json
 
-from dpexp.config.run_config import options_with_role
+from dpexp.config.run_config import known_options, options_with_role
 from dpexp.record.record import Record
 from dpexp.report.analysis.layout import accelerator_names
 
-FILING = options_with_role("delivery", "label") | {"seed", "resume"}
+FILING = options_with_role("delivery", "label") | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
 GroupKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 """(execution, machine, work): what must be equal for two runs to be ranked against each other."""
@@ -26,7 +26,7 @@ class GroupKeys:
             machine = (str(env.get("host")), str(env.get("cpu")), *accelerator_names(record))
             work = tuple(str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval"))
             work += (_contents(record),)
-            kept = {key: value for key, value in config.items() if key not in FILING}
+            kept = {key: value for key, value in known_options(config).items() if key not in FILING}
             group_key = (record.execution, machine, work)
             self._keys[shared] = (record, group_key, json.dumps([kept, record.files], sort_keys=True))
         return self._keys[shared][1:]

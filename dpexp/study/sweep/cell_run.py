@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.durable import make_folder
 from dpexp.record.journal.fold import load
@@ -48,7 +47,7 @@ def run_cell(
     run, environ = experiment.runs[planned.cell], {PARENT: sweep.name}
     if isinstance(run, RunConfig):
         config = replace(run, experiment=experiment.name, run_name=planned.name, track=False)
-        child = run_in_child(_resumed(config, sweep).to_dict(), environ, held=held)
+        child = run_in_child(config.to_dict(), environ, held=held)
         record, error = child.record or _recorded_since(started, planned, sweep), child.error
     else:
         command = [sys.executable, str(experiment.folder / run.file), *run.arguments]
@@ -77,17 +76,6 @@ def keep_output(sweep: Path, name: str) -> Record | None:
 def _output(sweep: Path, name: str) -> Path:
     make_folder(sweep / PROGRAMS, exist_ok=True)
     return sweep / PROGRAMS / f"{name}.out"
-
-
-def _resumed(config: RunConfig, sweep: Path) -> RunConfig:
-    """The config, which continues the run with a snapshot that an interrupted sweep left of it."""
-    for snapshots in folders(home() / "snapshots"):
-        with suppress(JournalError):
-            record = load(sweep.parent / snapshots.name)
-            is_it = (record.parent, record.name) == (sweep.name, config.run_name)
-            if is_it and record.status in ("killed", "running"):
-                return replace(config, options=replace(config.options, resume=record.run_id))
-    return config
 
 
 def _recorded_since(started: float, planned: PlannedRun, sweep: Path) -> Record | None:

@@ -138,25 +138,12 @@ def is_same_value(one: float, other: float) -> bool:
 
 
 def summary_metrics(record: Record | RecordView) -> dict[str, float]:
-    """The single metrics: figures, and the medians of the longest phases, rounded.
-
-    None of a run that was killed and can resume: its numbers are not final, and a metric keeps every value.
-    """
+    """The single metrics: figures, and the medians of the longest phases, rounded."""
     view = RecordView.of(record)
-    record = view.record
-    if is_unfinished(record):
-        return {}
     single = {figure.name: figure.rounded(view) for figure in figures(At.METRIC | At.COLUMN)}
     known = {name: float(value) for name, value in single.items() if value is not None}
     longest = sorted(view.phase_medians.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
     return known | {valid_key(PHASES + name): rounded(median) for name, median in longest}
-
-
-def is_unfinished(record: Record) -> bool:
-    """Whether the run was killed and can resume."""
-    return record.status == "killed" and bool(
-        record.config.get("snapshot_every") or record.config.get("resume")
-    )
 
 
 def is_own_metric(record: Record, key: str) -> bool:
@@ -185,10 +172,9 @@ def params(record: Record) -> dict[str, str]:
     """The flat config as text, at full length, by which MLflow compares runs.
 
     Without names and delivery, which are not of the computation, and without options at their default that
-    strategies share, as those of ranks. Without ``resume``: MLflow changes no param, and the run that a
-    resumed one continues had none.
+    strategies share, as those of ranks.
     """
-    left_out = options_with_role("label", "delivery") | {"resume"}
+    left_out = options_with_role("label", "delivery")
     options = STRATEGY_OPTIONS.get(record.strategy)
     shared = options.__mro__[1:] if options is not None else ()
     defaults = {

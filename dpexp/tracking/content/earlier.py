@@ -29,7 +29,7 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         key: {step: value for step, value in enumerate(values) if _is_number(value)}
         for key, values in content.series(record).items()
     }
-    single = {} if content.is_unfinished(record) else summary_metrics(RecordView(record))
+    single = summary_metrics(RecordView(record))
     expected = {key: points for key, points in by_step.items() if points}
     expected |= {key: {0: value} for key, value in single.items()}
     return {

@@ -67,20 +67,15 @@ def test_those_of_earlier_versions_are_removed_unless_a_process_may_be_writing_t
     assert names(folder) == {JOURNAL, dead, alive}, "one of a minute ago may be that of a process elsewhere"
 
 
-def test_reap_removes_reserved_files_and_those_of_snapshots(dpexp_home: Path, runs: Path) -> None:
+def test_reap_removes_reserved_files(dpexp_home: Path, runs: Path) -> None:
     ended = journals.complete(runs, "ended").parent
     finish(ended / JOURNAL)
     running = journals.begin(runs, "running")
     for reserve in (ended / RESERVE, running.folder / RESERVE):
         reserve.write_bytes(b"0")
-    snapshots = dpexp_home / "snapshots" / "ended"
-    snapshots.mkdir(parents=True)
-    for name in (".step-0000000040.pt.0123456789abcdef.tmp", "step-0000000020.pt", ".mine.tmp"):
-        (snapshots / name).write_bytes(b"0")
     script("runs.py", "reap", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert names(ended) == {JOURNAL, RECORD}
     assert names(running.folder) == {JOURNAL, RESERVE}
-    assert names(snapshots) == {"step-0000000020.pt", ".mine.tmp"}
     running.close()
 
 

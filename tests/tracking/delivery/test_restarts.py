@@ -117,7 +117,7 @@ class Run:
         self._end()
 
     def stop_and_resume(self) -> None:
-        """A signal, or an error, ends the attempt; its snapshot is of the last step."""
+        """A signal, or an error, ends the attempt."""
         self.journal.set(status=self.random.choice(["killed", "failed"]), ended=now())
         self.journal.close()
         finish(self.journal.path)
@@ -164,7 +164,7 @@ def test_mlflow_has_what_the_journal_folds_to(
 ) -> None:
     monkeypatch.setattr(upload, "BATCH", 7)
     rng = random.Random(seed)
-    config = {"batch_size": 30, "snapshot_every": 5}
+    config = {"batch_size": 30}
     run = Run(store_home, store_uri, rng, journals.begin(store_home / "runs", f"seed{seed}", config=config))
     for happening in rng.choices(list(HAPPENINGS), list(HAPPENINGS.values()), k=25):
         run.log.append(happening.__name__)
@@ -226,13 +226,13 @@ class Waiting(nn.Linear):
 def make():
     return Waiting(6, 2)
 """
-"""A flush is due every half second: with steps of 20 ms, after a snapshot in step 40 and before step 75."""
+"""A flush is due every half second: with steps of 20 ms, before step 75."""
 
 
 def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     dpexp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [*words(tmp_path, steps=80, every=40), "--track-timeout", str(PATIENCE_S)]
+    command = [*words(tmp_path, steps=80), "--track-timeout", str(PATIENCE_S)]
     gate = tmp_path / "gate"
     gate.touch()
     (tmp_path / "slow.py").write_text(WAITING_MODEL.format(gate=str(gate)))
