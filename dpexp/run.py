@@ -27,7 +27,6 @@ from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import end_with_launcher, launch
 from dpexp.distributed.rank_results import RankResult, error_without_record, recorded_error, write_result
-from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
@@ -218,12 +217,9 @@ def _run_engine(
     with ProgressBar(hidden=quiet) as progress:
         error = signals.error_of(lambda: loop.execute(prepared, journal, progress, on_flush, signals))
     status = "finished" if error is None else "failed"
-    if isinstance(error, KeyboardInterrupt | Terminated):
-        original, error = error, prepared.group.peer_error_or(error)
-        status = "killed" if error is original else "failed"
-    elif error is not None:
-        error = prepared.group.root_cause(error, lambda: signals.requested)
-    if isinstance(error, LostContact) and error.is_end:  # as if this process had been killed instead
+    if error is not None:
+        error = prepared.group.root_cause(error)
+    if isinstance(error, KeyboardInterrupt | Terminated | LostContact):
         status = "killed"
     journal.set(status=status, ended=clock.now(), error=error_row(error) if error else None)
     try:
@@ -260,9 +256,9 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
         from dpexp.engine.prepare import prepare
 
         prepare(config)
-        if host_range(options)[1] == 1:  # of several hosts only that of the first rank records
-            check_writable(home() / "runs")
-    results, fault = launch(config.to_dict(), options, processes(config), RANK_PROGRAM, quiet=quiet)
+        check_writable(home() / "runs")
+    count, restarts = processes(config), options.max_restarts
+    results, fault = launch(config.to_dict(), count, restarts, RANK_PROGRAM, quiet=quiet)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import NoReturn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.launch import end_launcher, end_with_launcher
 from dpexp.distributed.process_end import end_rank
 from dpexp.distributed.rank_results import Job, RankResult, first_rank_result, write_result
-from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World, restarts_left
 from dpexp.engine.printed_text import on_stderr
@@ -26,9 +23,7 @@ def run_rank() -> NoReturn:
     """Run one rank of its launcher's Job and exit.
 
     The exit code is 0 once the result is written, also for a failed run: the launcher must not restart it.
-    A rank that lost its peers exits with 1, and so does one whose peers are terminated with their host, if
-    the number of hosts may change: the launcher restarts its ranks. It also terminates and restarts them
-    when a host joins. A launcher that is itself terminated restarts nothing.
+    A rank that lost its peers exits with 1: the launcher starts all ranks again.
     """
     end_rank(_run_rank(Job.read()))
 
@@ -38,10 +33,9 @@ def _run_rank(job: Job) -> int:
     sys.argv = job.argv
     world = World.of()
     assert world is not None
-    config = RunConfig.from_dict(job.config, where="job")
-    if _has_ended(but_for=(LostContact.kind, Terminated.__name__)):
-        _leave_ended_run(config, world)
+    if _has_ended():  # it was restarted for an error in the teardown
         return 0
+    config = RunConfig.from_dict(job.config, where="job")
     try:
         # the launcher relays what the stdout of the other ranks gets
         with on_stderr(sys.stderr if world.local_rank == 0 else sys.stdout):
@@ -51,37 +45,14 @@ def _run_rank(job: Job) -> int:
         return 0
     except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it
         return 1
-    if _continues(config, outcome.error):
-        if world.local_rank == 0 and restarts_left() > 0:
-            print(printable(redact(f"warning: {outcome.error}; the ranks start again")), file=sys.stderr)
-        return 1
-    is_by_peer = isinstance(outcome.error, Terminated) and outcome.error.by_peer
-    if is_by_peer and world.local_rank == 0 and world.local_size < world.size:
-        end_launcher()
-    return 0
+    if not isinstance(outcome.error, LostContact) or _has_ended():
+        return 0
+    if world.rank == 0 and restarts_left() > 0:
+        print(printable(redact(f"warning: {outcome.error}; the ranks start again")), file=sys.stderr)
+    return 1
 
 
-def _leave_ended_run(config: RunConfig, world: World) -> None:
-    """The end of a rank that was restarted for an error in the teardown, or a host that joins too late."""
-    if world.size > world.local_size:
-        from dpexp.engine.prepare_ranks import refuse_ranks
-
-        end_with_launcher()
-        with suppress(LostContact):
-            refuse_ranks(config, world)
-
-
-def _continues(config: RunConfig, error: BaseException | None) -> bool:
-    """Whether the run continues after this error of a rank, on the hosts that are left."""
-    if isinstance(error, Terminated):
-        options = config.options.launch_options
-        assert options is not None
-        fewest, most = host_range(options)
-        return error.by_peer and fewest < most  # the peer's launcher ends, or restarts it with a new host
-    return isinstance(error, LostContact) and not _has_ended(but_for=(LostContact.kind,))
-
-
-def _has_ended(*, but_for: tuple[str, ...]) -> bool:
-    """Whether the first rank has written its result, and not one of the errors after which a run resumes."""
+def _has_ended() -> bool:
+    """Whether the first rank has ended, and not by an error after which all start again."""
     result = first_rank_result()
-    return result is not None and result.kind not in but_for
+    return result is not None and result.kind not in (LostContact.kind, Terminated.__name__)

@@ -24,12 +24,7 @@ class ConfigError(ValueError):
 
 
 class Terminated(BaseException):
-    """The process received SIGTERM: the run ends with status killed, with a complete journal.
-
-    ``by_peer``: it did not itself, but another rank of the run.
-    """
-
-    by_peer = False
+    """The process received SIGTERM: the run ends with status killed, with a complete journal."""
 
 
 def available(names: Iterable[str]) -> str:

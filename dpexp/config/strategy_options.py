@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from dpexp.config.factories.factory import Factory
 from dpexp.config.mesh import Mesh
-from dpexp.config.options import SPEC, option, validate
+from dpexp.config.options import option, validate
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,7 @@ class RankOptions(StrategyOptions):
 class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    nnodes: str = option("1", "Hosts, as 2, or minimum:maximum, as 1:2.", metavar="N[:M]")
-    rdzv_endpoint: Annotated[str, SPEC] = option(
-        "", "Rendezvous address, the same on each host. Default: only this host.", metavar="HOST:PORT"
-    )
-    join_timeout: float = option(600.0, "Seconds to wait for the other hosts.", min=1.0, max=1e6)
-    max_restarts: int = option(3, "Number of restarts of lost ranks.", min=0, max=10**6)
+    max_restarts: int = option(3, "How often all ranks start again after one is lost.", min=0, max=10**6)
 
     @property
     def launch_options(self) -> LaunchOptions | None:

@@ -9,7 +9,6 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.ranges import plural
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
 from dpexp.distributed.device_selection import DeviceSelection, select_devices
-from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 
 
@@ -28,8 +27,7 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     requested = (f"{config.virtual} virtual" if config.virtual is not None else config.devices,)
     count, accelerators = _per_host(config, planned)
     if world is None:
-        ranks = (count or 1) * _hosts(config)[1]  # a host that joins later must find a number for its ranks
-        return DeviceSelection(requested, accelerators[:1] or tuple(_virtual(ranks)[:1]))
+        return DeviceSelection(requested, accelerators[:1] or tuple(_virtual(count or 1)[:1]))
     if count not in (None, world.local_size):
         raise ConfigError(
             f"--{'virtual' if config.virtual else 'devices'} asks for {plural(count, 'rank')} a host and "
@@ -54,14 +52,8 @@ def processes(config: RunConfig, *, planned: bool = False) -> int:
     count, accelerators = _per_host(config, planned)
     options = config.options.launch_options
     if not count and options is not None:
-        count = options.ranks // _hosts(config)[0]
+        count = options.ranks
     return count or max(1, len(accelerators))
-
-
-def _hosts(config: RunConfig) -> tuple[int, int]:
-    """The fewest and the most hosts."""
-    options = config.options.launch_options
-    return host_range(options) if options is not None else (1, 1)
 
 
 def rank_devices(config: RunConfig, ranks: int) -> list[torch.device]:

@@ -2,7 +2,7 @@
 
 launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
            |                --> rank 1: python -P -c ENTRY --> RankResult --+    and the error of the agent
-           +-- a rank is lost, or a host joins: all ranks start again, from their last snapshot
+           +-- a rank is lost: all ranks start again
 
 The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
 every user of the machine.
@@ -15,27 +15,20 @@ import os
 import secrets
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.printable import printable
 from dpexp.config.process import end_with_parent, python_path
-from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
-from dpexp.distributed.rendezvous import HeadAddress, host_range, local_address, parse_endpoint, resolve
 from dpexp.distributed.signals import Terminated
 from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.redact import redact
 
-LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch, empty if several hosts launch
+LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = "torch.distributed"
-_signals: list[BaseException] = []
-"""What ended torchrun's agents, kept to the end of this process with their rendezvous."""
 
 
 class LaunchError(RuntimeError):
@@ -48,20 +41,18 @@ class LaunchError(RuntimeError):
 
 
 def launch(
-    config: dict[str, Any], options: LaunchOptions, count: int, entry: str, *, quiet: bool
+    config: dict[str, Any], count: int, max_restarts: int, entry: str, *, quiet: bool
 ) -> tuple[list[RankResult], BaseException | None]:
     """Start ``count`` ranks on this host, each ``python -P -c ENTRY``, and wait for their results.
 
-    ``config`` is flat, as ``RunConfig.to_dict`` makes it, and ``options`` are those of its strategy.
+    ``config`` is flat, as ``RunConfig.to_dict`` makes it.
 
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
-    Terminated where a signal ended this process. Raises ConfigError for options that cannot work.
+    Terminated where a signal ended this process.
     """
-    with temporary_folder("ranks") as folder, _environment(options, count, str(folder)):
+    with temporary_folder("ranks") as folder, _environment(count, str(folder)):
         Job(config, quiet, sys.argv).write(folder)
-        agent = _agent_config(options, count, folder)
-        with _watchdog(options, folder):
-            error = _run_agent(agent, options, entry, folder)
+        error = _run_agent(_agent_config(count, max_restarts, folder), entry, folder)
         _relay(folder)
         return read_results(folder), error
 
@@ -70,8 +61,7 @@ def end_with_launcher() -> None:
     """Called first in a rank: kill this process when its launcher ends.
 
     torchrun's agent ends its ranks when it is interrupted or terminated, but not when it is killed: they
-    would train on, and nothing would end them. To other hosts SIGKILL looks like a lost host, without which
-    they start again.
+    would train on, and nothing would end them.
     """
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     end_with_parent(signal.SIGKILL)
@@ -79,16 +69,11 @@ def end_with_launcher() -> None:
         os._exit(1)
 
 
-def end_launcher() -> None:
-    """Called last in a rank: terminate its launcher, which would wait 300 s for one that has ended."""
-    os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
-
-
 # --- starting ---
 
 
 @contextmanager
-def _environment(options: LaunchOptions, count: int, folder: str) -> Iterator[None]:
+def _environment(count: int, folder: str) -> Iterator[None]:
     """The environment of torchrun's agent and the ranks. Its loggers are silent: ``_run_agent`` reports."""
     import torch.distributed.launcher.api  # noqa: F401 - sets the levels of its loggers
 
@@ -96,7 +81,7 @@ def _environment(options: LaunchOptions, count: int, folder: str) -> Iterator[No
     environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     os.environ |= {
-        LAUNCH: secrets.token_hex(6) if host_range(options)[1] == 1 else "",
+        LAUNCH: secrets.token_hex(6),
         LAUNCHER: str(os.getpid()),
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count)),
         "PYTHONPATH": python_path(),
@@ -117,32 +102,20 @@ def _environment(options: LaunchOptions, count: int, folder: str) -> Iterator[No
             logger.setLevel(level)
 
 
-def _agent_config(options: LaunchOptions, count: int, logs: Path) -> Any:
-    """The ``LaunchConfig`` of torchrun's agent. Raises ConfigError."""
+def _agent_config(count: int, max_restarts: int, logs: Path) -> Any:
+    """The ``LaunchConfig`` of torchrun's agent."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
-    fewest, most = host_range(options)
-    # Hosts that wait look once a second whether they can join: with 1 s the others may begin without them.
-    rendezvous: dict[str, Any] = {"join_timeout": options.join_timeout, "last_call_timeout": 2}
-    endpoint, address = "localhost:0", "localhost"
-    if most > 1:
-        endpoint = options.rdzv_endpoint
-        host, port = parse_endpoint(endpoint)
-        address = local_address(host, port)
-        is_head = resolve(host) == address
-        address = HeadAddress(address) if is_head else address
-        rendezvous |= {"is_host": is_head, "read_timeout": options.comm_timeout}
     return LaunchConfig(
-        min_nodes=fewest,
-        max_nodes=most,
+        min_nodes=1,
+        max_nodes=1,
         nproc_per_node=count,
         run_id="dpexp",
         rdzv_backend="c10d",
-        rdzv_endpoint=endpoint,
-        rdzv_configs=rendezvous,
-        max_restarts=options.max_restarts,
-        local_addr=address,
+        rdzv_endpoint="localhost:0",
+        max_restarts=max_restarts,
+        local_addr="localhost",
         logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )
 
@@ -154,92 +127,35 @@ def _relay(logs: Path) -> None:
             print(redact(line), file=sys.stderr)
 
 
-# --- watching ---
-
-
-@contextmanager
-def _watchdog(options: LaunchOptions, folder: Path) -> Iterator[None]:
-    """End this process if its ranks have ended and torchrun's agent waits for an answer over a cut link."""
-    fewest, most = host_range(options)
-    if most == 1:  # there is no link to cut
-        yield
-        return
-    restarts = options.max_restarts or fewest < most
-    limit_s = options.comm_timeout + (options.join_timeout if restarts else 0.0)
-    ended = threading.Event()
-
-    def watch() -> None:
-        idle_since = time.monotonic()
-        while not ended.wait(0.5):
-            results = read_results(folder)
-            if not results or _has_children():
-                idle_since = time.monotonic()
-            elif time.monotonic() - idle_since > limit_s:
-                print(printable(redact(f"error: {results[0].message}")), file=sys.stderr, flush=True)
-                os._exit(1)
-
-    thread = threading.Thread(target=watch, daemon=True, name="watchdog")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()  # it reads the folder, which is removed next
-
-
-def _has_children() -> bool:
-    """Whether a child of this process runs; a zombie has ended."""
-    import psutil
-
-    def runs(child: psutil.Process) -> bool:
-        with suppress(psutil.NoSuchProcess):  # reaped since it was listed
-            return bool(child.status() != psutil.STATUS_ZOMBIE)
-        return False
-
-    return any(map(runs, psutil.Process().children()))
-
-
 # --- reporting ---
 
 
-def _run_agent(agent: Any, options: LaunchOptions, entry: str, logs: Path) -> BaseException | None:
+def _run_agent(agent: Any, entry: str, logs: Path) -> BaseException | None:
     """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     try:
         elastic_launch(agent, sys.executable)("-P", "-c", entry)
     except ChildFailedError as error:
-        fault = LaunchError(_describe_failure(error, logs))
-        fault.is_cause = error.get_first_failure()[1].exitcode not in (0, 1)  # ours are 0 and 1
+        causes = [
+            each for each in error.failures.items() if each[1].exitcode not in (0, 1)
+        ]  # ours are 0 and 1
+        fault = LaunchError(_describe_failure(*(causes or [error.get_first_failure()])[0], logs))
+        fault.is_cause = bool(causes)
         return fault
     except SignalException as error:
-        # torchrun does not close its rendezvous here. Its thread, where it held the last reference to it,
-        # would wait for itself to end.
-        _signals.append(error)
         interrupted = error.sigval == signal.SIGINT
         return KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}")
-    except RendezvousTimeoutError:
-        return LaunchError(
-            f"fewer than {options.nnodes} hosts met at {options.rdzv_endpoint} within "
-            f"{options.join_timeout:g} s (--join-timeout): is the command running on every host, with "
-            "the same --nnodes and --rdzv-endpoint?"
-        )
     except (RendezvousError, OSError, RuntimeError) as error:
-        endpoint = options.rdzv_endpoint
-        reason = f"{error} {error.__cause__ or ''}"
-        if "EADDRINUSE" in reason or "already in use" in reason:
-            return LaunchError(f"port of --rdzv-endpoint {endpoint} is in use on this host: choose another")
-        reason = str(error).splitlines()[0]
-        return LaunchError(f"the hosts cannot meet at {endpoint or 'this host'}: {reason}")
+        return LaunchError(f"the ranks cannot meet on this host: {str(error).splitlines()[0]}")
     return None
 
 
-def _describe_failure(error: Any, logs: Path) -> str:
-    """Which rank ended first, how, and the last line of its stderr."""
-    rank, failure = error.get_first_failure()
+def _describe_failure(rank: int, failure: Any, logs: Path) -> str:
+    """Which rank ended, how, and the last line of its stderr."""
     code = failure.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     last_line = ""

@@ -7,7 +7,7 @@ second code path. That of several ranks is in ``torch_process_group``.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,12 +97,8 @@ class ProcessGroup:
         """
         return True
 
-    def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
-        """What ended this rank: ``error``, or the error of a peer that caused it; at once if terminated."""
-        return error
-
-    def peer_error_or(self, error: BaseException) -> BaseException:
-        """What a peer reported or lost, else ``error``, by which this process was asked to end."""
+    def root_cause(self, error: BaseException) -> BaseException:
+        """What ended this rank: ``error``, or the error or end of a peer that caused it."""
         return error
 
     def second(self, timeout_s: float) -> SecondGroup:

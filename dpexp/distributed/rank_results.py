@@ -87,14 +87,15 @@ def recorded_error(record: Record, fault: BaseException | None) -> BaseException
     return fault if isinstance(error, LostContact) and getattr(fault, "is_cause", False) else error
 
 
-def error_without_record(results: Sequence[RankResult], fault: BaseException | None) -> BaseException | None:
-    """The error of a host whose ranks do not include the first, or have no run yet; None if they finished.
+def error_without_record(results: Sequence[RankResult], fault: BaseException | None) -> BaseException:
+    """The error of ranks of which the first has no Record.
 
-    A signal to this process, or the end of one of them, is why its ranks ended, whatever they say.
+    A signal to this process, or the end of one of them, is why they ended, whatever they say.
     """
-    if isinstance(fault, KeyboardInterrupt | Terminated) or getattr(fault, "is_cause", False):
+    is_cause = isinstance(fault, KeyboardInterrupt | Terminated) or getattr(fault, "is_cause", False)
+    if fault is not None and is_cause:
         return fault
     for result in results:
         if result.status != "finished":
             return RanksError(result.message)
-    return fault if results or fault else RanksError("the ranks ended without a result")
+    return fault or RanksError("the ranks ended without a result")

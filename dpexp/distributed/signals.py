@@ -1,6 +1,6 @@
 """Signals: SIGINT (Ctrl-C) and SIGTERM end a run once; those that follow do not disturb its end.
 
-running    the first signal raises KeyboardInterrupt or Terminated; inside ``deferred()`` SIGTERM does not
+running    the first signal raises KeyboardInterrupt or Terminated
 ending     every signal is only counted
 """
 
@@ -27,7 +27,7 @@ class SignalHandler:
         self.received = 0
         self._first: int | None = None
         self._process = os.getpid()
-        self._is_deferred = self._is_held = self._has_raised = False
+        self._is_held = self._has_raised = False
 
     @property
     def requested(self) -> bool:
@@ -50,15 +50,6 @@ class SignalHandler:
             if not (is_last and self.requested):
                 for number, handler in zip(SIGNALS, before, strict=True):
                     signal.signal(number, handler)
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Inside the block SIGTERM does not raise: the caller reads ``requested`` where it can stop."""
-        before, self._is_deferred = self._is_deferred, True
-        try:
-            yield
-        finally:
-            self._is_deferred = before
 
     def hold(self) -> None:
         """No signal raises from now on."""
@@ -96,7 +87,7 @@ class SignalHandler:
             return
         self.received += 1
         self._first = self._first or number
-        if self._is_held or (self._is_deferred and number == signal.SIGTERM):
+        if self._is_held:
             return
         # The end may have begun just now. If user code swallowed the exception, a third signal raises.
         self._has_raised = not self._has_raised
@@ -104,12 +95,10 @@ class SignalHandler:
             self.terminate()
 
     def terminate(self) -> None:
-        """Raises KeyboardInterrupt if the first signal was SIGINT; else Terminated, for a peer too."""
+        """Raises KeyboardInterrupt if the first signal was SIGINT, else Terminated."""
         if self._first == signal.SIGINT:
             raise KeyboardInterrupt
-        error = Terminated(f"ended by {signal.SIGTERM.name}")
-        error.by_peer = not self.requested
-        raise error
+        raise Terminated(f"ended by {signal.SIGTERM.name}")
 
 
 def _by_default(number: int) -> None:

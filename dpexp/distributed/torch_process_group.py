@@ -5,7 +5,7 @@ import gc
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,9 +20,8 @@ from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.mesh import Mesh
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.device_mesh import make_device_mesh
-from dpexp.distributed.faults import Faults, LostContact, RollCallThread
+from dpexp.distributed.faults import Faults, LostContact
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.rendezvous import interface
 from dpexp.distributed.world import Member, World
 
 
@@ -37,12 +36,10 @@ class TorchProcessGroup(ProcessGroup):
         processes = self.all_gather((platform.node(), os.getpid()))
         self.members = tuple(Member(rank, *process) for rank, process in enumerate(processes))
         self._faults: Faults | None = None
-        self._roll_call: RollCallThread | None = None
 
     def watch(self, store: Any, timeout_s: float) -> None:
-        """Report to the other ranks over a store what ends this one, and read their reports."""
+        """Report to the other ranks, in the group's store, what ends this one, and read their reports."""
         self._faults = Faults(store, self.rank, self.members, timeout_s)
-        self._roll_call = RollCallThread(store, self.rank)
 
     def device_mesh(self, device: torch.device) -> DeviceMesh:
         self._device_mesh = self._device_mesh or make_device_mesh(self.mesh, device)
@@ -101,19 +98,14 @@ class TorchProcessGroup(ProcessGroup):
     def all_failed(self, observing: str, text: str) -> bool:
         return self._faults is not None and self._faults.all_failed(observing, text)
 
-    def root_cause(self, error: BaseException, is_terminated: Callable[[], bool]) -> BaseException:
-        return error if self._faults is None else self._faults.root_cause(error, is_terminated)
-
-    def peer_error_or(self, error: BaseException) -> BaseException:
-        return error if self._faults is None else self._faults.peer_error_or(error)
+    def root_cause(self, error: BaseException) -> BaseException:
+        return error if self._faults is None else self._faults.root_cause(error)
 
     def destroy(self) -> None:
         if self._second is not None:
             self._second.drop()
-        _drop_references()
+        gc.collect()  # wrapped modules, which are in cycles and hold the group
         self.barrier()
-        if self._roll_call is not None:
-            self._roll_call.stop()
         distributed.destroy_process_group()
 
 
@@ -132,8 +124,8 @@ def init_process_group(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
-    # Otherwise gloo guesses the interface from the name of this host.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface(world.address, world.port))
+    if world.local_size == world.size:  # otherwise gloo guesses the interface from the name of this host
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     try:
         with _stdout_to_stderr():  # gloo prints its connections to stdout
             store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
@@ -159,17 +151,14 @@ def init_process_group(
     return group
 
 
-def _drop_references() -> None:
-    """Drop what else refers to the process group, so that gloo joins its threads when it is destroyed.
+def _loopback() -> str:
+    """The network interface of this host to itself."""
+    import psutil
 
-    A gloo thread that is the last to let go of a tensor asks for Python's lock. In an interpreter that is
-    ending, Python 3.11 and 3.12 end such a thread by unwinding frames of C++ that must not be unwound: the
-    process aborts («terminate called without an active exception»).
-    """
-    gc.collect()  # wrapped modules, which are in cycles
-    for each in gc.get_objects():
-        if type(each) is DeviceMesh:  # which caches of DTensor keep
-            getattr(each, "_pg_registry", {}).clear()
+    found = (
+        name for name, of in psutil.net_if_addrs().items() if any(each.address == "127.0.0.1" for each in of)
+    )
+    return next(found, "lo")
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dpexp.config.errors import ConfigError
@@ -71,17 +70,16 @@ class Member:
     def __str__(self) -> str:
         return f"rank {self.rank} on host {self.host}"
 
-    def is_stopped(self) -> bool:
-        """Whether the process, on this host, is stopped: by SIGSTOP, Ctrl-Z or a debugger."""
+    def has_ended(self) -> bool:
+        """Whether it is a process of this host that has ended."""
         import psutil
 
         if not self.pid or self.host != platform.node():
             return False
-        with suppress(psutil.Error):
-            return bool(
-                psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-            )
-        return False
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
 
 
 def _whole_number(name: str, text: str) -> int:

@@ -30,7 +30,6 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.batch import Batch
 from dpexp.distributed.device_assignment import processes, rank_devices
-from dpexp.distributed.rendezvous import host_range
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
@@ -87,11 +86,10 @@ def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
 
 def _ranks(config: RunConfig) -> int:
     """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    options = config.options.launch_options
-    if options is None:
+    if config.options.launch_options is None:
         return 0
-    world, (fewest_hosts, _) = World.of(), host_range(options)
-    return world.size if world is not None else fewest_hosts * processes(config, planned=True)
+    world = World.of()
+    return world.size if world is not None else processes(config, planned=True)
 
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:

@@ -2,11 +2,9 @@
 
 import hashlib
 import os
-from contextlib import suppress
 from dataclasses import replace
 
 from dpexp import devices
-from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.device_assignment import assign_device
@@ -44,15 +42,6 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     group.check_agreement(error, facts)
     assert prepared is not None
     return _with_run_id(prepared)
-
-
-def refuse_ranks(config: RunConfig, world: World) -> None:
-    """Report to the ranks of hosts that join now, and wait for the ranks of this one, that the run has ended.
-
-    Every rank of this host calls it. Raises LostContact where the others do not come.
-    """
-    with suppress(ConfigError):
-        _group_of(config, world).check_agreement(ConfigError("the run has ended"), {})
 
 
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:

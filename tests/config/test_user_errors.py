@@ -88,11 +88,6 @@ OPTIONS = [
     bad("whole --batch-size 4611686018427387904", "it must be at most 1000000000"),
     bad("ddp --devices 100000000", "--devices 100000000: at most 128 ranks"),
     bad("ddp --devices 129", "--devices 129: at most 128 ranks"),
-    bad("ddp --virtual 60 --nnodes 1:3 --rdzv-endpoint head:29500", "180 ranks on the CPU: at most 128"),
-    bad(
-        "ddp --virtual 65 --nnodes 2 --rdzv-endpoint head:29500",
-        "130 ranks on the CPU: at most 128, on all hosts together",
-    ),
     bad("whole --track-timeout 1e300", "--track-timeout 1e+300: it must be at most 1000000"),
     bad("whole --seed -1", "--seed -1: it must be at least 0"),
     bad("whole --seed 9223372036854775808", "--seed 9223372036854775808: it must be at most"),

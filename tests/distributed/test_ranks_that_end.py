@@ -1,4 +1,4 @@
-"""Ranks that end, stop or leave threads behind: who it was, and the same kind of end in the Record."""
+"""Ranks that are killed, end or raise: who it was, and the same kind of end in the Record."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from launching import run
 from dpexp.record.journal.fold import load
 
 MODEL = """
-import os, signal, threading
+import os, signal
 import torch
 from torch import nn
 class Ending(nn.Linear):
@@ -24,29 +24,23 @@ class Ending(nn.Linear):
             ENDS[self.how]()
         return super().forward(x)
 ENDS = {
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: os._exit(3),
-    "thread": lambda: threading.Thread(target=threading.Event().wait, name="endless").start(),
 }
 def make(how, rank):
     model = Ending(6, 2)
     model.how, model.rank = how, rank
     return model
 """
-STOPPED = r"rank RANK \(pid \d+\) on host \S+ is stopped, by SIGSTOP, Ctrl-Z or a debugger, and took no part"
 GONE = r"error: rank RANK on host \S+ \(process \d+\) "
 
 
 @pytest.mark.parametrize(
     ("how", "rank", "code", "status", "message"),
     [
-        ("stop", 0, 1, "failed", f"error: {STOPPED}"),
-        ("stop", 1, 1, "failed", f"error: {STOPPED}"),
         ("kill", 0, 1, "killed", GONE + "was killed by SIGKILL"),
         ("kill", 1, 1, "killed", GONE + "was killed by SIGKILL"),
         ("exit", 1, 1, "killed", GONE + "ended with code 3"),
-        ("thread", 1, 0, "finished", r"warning: the run has left threads that do not end \(endless\)"),
     ],
     ids=lambda value: str(value).split()[0],
 )
@@ -67,10 +61,3 @@ def test_whichever_rank_it_is_the_end_is_the_same(
     if status == "killed":
         assert record.error is not None
         assert record.error["type"] == "LostContact"
-    if how == "stop":
-        assert record.error is not None
-        assert re.match(STOPPED.replace("RANK", str(rank)), record.error["message"])
-    if (how, rank) == ("stop", 1):
-        refused = run("ddp", "--model", model, *steps, *ranks, "--resume", "last")
-        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-        assert "has no snapshot that can be read" in refused.stderr

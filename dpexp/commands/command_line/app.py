@@ -22,7 +22,7 @@ from dpexp.config.errors import ConfigError, Terminated, describe, shortened, te
 from dpexp.config.printable import printable
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.distributed.process_end import end_despite_threads, end_rank
+from dpexp.distributed.process_end import end_rank
 from dpexp.record.record import JournalError
 from dpexp.record.redact import redact
 
@@ -152,7 +152,6 @@ def run_app(app: typer.Typer) -> None:
         sys.exit(code)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
         end_rank(int(code or 0))
-    end_despite_threads(int(code or 0))
     sys.exit(code)
 
 

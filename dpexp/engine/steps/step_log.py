@@ -16,7 +16,7 @@ from dpexp.record.journal.journal import Journal
 
 FLUSH_SECONDS = 0.5
 """Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
-ranks flush, and check for SIGTERM, after the number of steps that took this long before."""
+ranks flush after the number of steps that took this long before."""
 
 
 class StepLog:
@@ -34,7 +34,6 @@ class StepLog:
         on_flush: Callable[[], None],
     ) -> None:
         self.written, self.pending = 0, list[TimedStep]()
-        self.stops = False  # a rank received SIGTERM
         self._journal, self._group, self._signals = journal, group, signals
         self._progress, self._on_flush = progress, on_flush
         self._steps_per_flush = 1  # of several ranks
@@ -85,23 +84,19 @@ class StepLog:
         """
         (times_ms, wall_ms), losses = self._times(), _on_host([step.loss for step in self.pending])
         if self._group.size == 1:
-            self.stops = self._signals.requested
             return times_ms, wall_ms, losses
         terms = [
             loss * step.weight if step.weight else 0.0
             for loss, step in zip(losses, self.pending, strict=True)
         ]
-        by_rank = self._group.all_gather_numbers(
-            [*terms, *times_ms, *wall_ms, float(self._signals.requested)]
-        )
+        by_rank = self._group.all_gather_numbers([*terms, *times_ms, *wall_ms])
         by_step = list(zip(*by_rank, strict=True))
         by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
         losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
-        slowest = [max(rank_times) for rank_times in by_step[len(terms) : -1]]
+        slowest = [max(rank_times) for rank_times in by_step[len(terms) :]]
         times_ms, wall_ms = slowest[: len(terms)], slowest[len(terms) :]
         mean_ms = sum(times_ms) / len(times_ms)
         self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
-        self.stops = any(by_step[-1])
         return times_ms, wall_ms, losses
 
     def _write(self, times_ms: list[float], wall_ms: list[float], losses: list[float]) -> None:
