@@ -53,23 +53,21 @@ def html(record: Record | RecordView) -> str:
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
-    """Write ``timeline.png``, ``timeline.html``, ``phases.png``, ``layout.png`` and ``trace.json``.
+    """Write ``timeline.html``, ``trace.json``, ``phases.png`` and ``layout.png``.
 
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
     The folder is created if missing.
     """
     from dpexp.report.analysis import timeline
-    from dpexp.report.figures import chrome_trace
+    from dpexp.report.figures import chrome_trace, style
     from dpexp.report.figures.layout import layout_figure
     from dpexp.report.figures.phases import phases_figure
-    from dpexp.report.figures.timeline import timeline_figure
     from dpexp.report.render import page
 
     figures, texts, view = {}, {}, RecordView.of(record)
     record = view.record
     if record.timeline:
         steps = timeline.steps(view)
-        figures["timeline.png"] = timeline_figure(view, steps)
         texts["timeline.html"] = page.timeline_page(view, steps)
         texts["trace.json"] = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
     if record.phases:
@@ -78,7 +76,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
         figures["layout.png"] = layout_figure(view)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.save(folder / name)
+        style.save_png(figure, folder / name)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in (*figures, *texts)]

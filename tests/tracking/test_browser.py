@@ -209,7 +209,7 @@ def width(element: Locator) -> float:
     return box["width"]
 
 
-@pytest.mark.parametrize("figure", ["timeline.png", "phases.png", "layout.png"])
+@pytest.mark.parametrize("figure", ["phases.png", "layout.png"])
 def test_figures_are_shown(visit: Visit, figure: str) -> None:
     visit.artifact(figure)
     shown = visit.page.locator(

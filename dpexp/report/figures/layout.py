@@ -1,158 +1,152 @@
-"""layout.png: the device map as boxes (what is on each device) and arrows (what a step moves).
+"""layout.png: the device map as boxes, what each device has and what a step sends it, joined by arrows.
 
-Columns from left to right: the host if it holds or sends something, the devices that hold modules, the
-devices that hold only copies. Many devices with the same content share a box. An arrow between two boxes of
-a column passes them on their right, so that no arrow crosses a box.
+Columns from left to right: the host, the devices that hold modules, the devices that hold only copies.
+In a long column devices with the same content share a box.
 """
 
-import itertools
+from __future__ import annotations
 
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpexp.config.ranges import plural
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.figures import chart, palette
-from dpexp.report.figures.boxes import Box, boxes_of, draw, stack, stack_height
-from dpexp.report.figures.fonts import DPI, text_pixels, widest, wrapped
-from dpexp.report.figures.picture import Arrow, Bar, Picture, Text, pixels
-from dpexp.report.figures.style import PAPER
+from dpexp.report.figures import palette, style
 
-BETWEEN, LOADS = 2.9, 8.0
-LANE, MOST_LANES = 0.14, 8
-"""The width of a lane for arrows beside a column, of which there are so many; more arrows share them."""
-_LEAST, _MARGIN, _TOP = 6.0, 0.2, 0.35
-"""The least width; what is free around everything, and above it, in inches."""
-_LINE = 15
-"""The height of a line of loads, in pixels."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
-Sent = tuple[Box, Box, dict[str, int]]
+MOST_BOXES, MOST_MODULES, MOST_LETTERS = 8, 10, 40
+"""Of the boxes of a column, of the modules of a box, and of a name."""
+_LETTER, _LINE, _GAP, _BETWEEN, _TITLE = 0.08, 0.17, 0.55, 1.6, 0.55
+"""In inches: a letter, a line, and what is free between boxes, columns and above."""
+_CARD = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": style.LINE}
 
 
-def layout_figure(view: RecordView) -> Picture:
+@dataclass(eq=False)
+class Box:
+    """One device, or several with the same content; ``text`` is what is drawn."""
+
+    devices: list[str]
+    lines: list[str]
+    column: int
+    top: float = 0.0
+    text: Text | None = None
+
+    @property
+    def title(self) -> str:
+        count = len(self.devices)
+        return units.span(self.devices) + (f" ({count} devices, each:)" if count > 1 else "")
+
+    @property
+    def height(self) -> float:
+        return _LINE * len(self.lines) + _GAP
+
+
+def layout_figure(view: RecordView) -> Figure:
     """The layout of a Record that has a device map."""
-    record, boxes = view.record, boxes_of(view)
-    numbers = sorted({box.column for box in boxes})
-    columns = [[box for box in boxes if box.column == number] for number in numbers]
-    arrows, height = _arrows(view, boxes), max(map(stack_height, columns))
-    x = width = _MARGIN
-    for column in columns:
-        width = _edge_of_lanes(column, stack(column, x, 0.0, height), _beside(arrows, column))
-        x = width + BETWEEN
-    picture_width = pixels(max(_LEAST, width + _MARGIN))
-    title = chart.title_lines(f"{record.strategy} on {layout.stage(record)}: what lies where", picture_width)
-    above = _TOP + len(title) * chart.TITLE_LINE / DPI
-    picture = Picture(picture_width, pixels(above + height + _MARGIN))
-    chart.add_title(picture, title)
-    for box in boxes:
-        box.top += above
-        draw(picture, box)
-    for source, target, sent in arrows:
-        if source.x != target.x:
-            _connect(picture, source, target, sent)
-    for column in columns:
-        _connect_beside(picture, column, _beside(arrows, column))
-    return picture
-
-
-def _arrows(view: RecordView, boxes: list[Box]) -> list[Sent]:
-    """(from, to, {what: bytes to or from each device}) for every pair of boxes that exchange something."""
-    box_of = {device: box for box in boxes for device in box.devices}
-    found: dict[tuple[int, int], Sent] = {}
-    for move in view.moves:
-        source, target = box_of.get(move.source), box_of.get(move.target)
-        if source is None or target is None or source is target:
-            continue
-        sent = found.setdefault((id(source), id(target)), (source, target, {}))[2]
-        sent[move.name] = sent.get(move.name, 0) + move.bytes
-    for source, target, sent in found.values():
-        count = max(len(source.devices), len(target.devices))
-        for what in sent:
-            sent[what] = round(sent[what] / count)
-    return list(found.values())
-
-
-def _connect(picture: Picture, source: Box, target: Box, sent: dict[str, int]) -> None:
-    """One arrow, in the colour of its largest load, labelled with its loads beside the outer box."""
-    outward = source.x < target.x
-    inner, outer = (source, target) if outward else (target, source)
-    y_outer = outer.middle + (-0.1 if outward else 0.1)
-    y_inner = min(max(y_outer, inner.top + 0.1), inner.top + inner.height - 0.1)
-    ends = ((inner.x + inner.width - 0.05, y_inner), (outer.x - 0.06, y_outer))
-    picture.add(_arrow(sent, ends if outward else ends[::-1]))
-    lines = _loads(sent)
-    first = pixels(y_outer) + (-_LINE * len(lines) if outward else _LINE)
-    _write(picture, pixels(outer.x - 0.24), first, lines, "rm")
-
-
-def _beside(arrows: list[Sent], column: list[Box]) -> list[Sent]:
-    """The arrows between two boxes of this column."""
-    return [arrow for arrow in arrows if arrow[0] in column and arrow[1] in column]
-
-
-def _lanes(column: list[Box], arrows: list[Sent]) -> list[int]:
-    """The lane of each arrow: one for neighbours downwards, one upwards, and one for each other arrow."""
-    steps = [column.index(target) - column.index(source) for source, target, _ in arrows]
-    far = itertools.cycle(range(2, MOST_LANES))
-    return [next(far) if abs(step) > 1 else int(step < 0) for step in steps]
-
-
-def _edge_of_lanes(column: list[Box], right: float, arrows: list[Sent]) -> float:
-    """Where the column and what is beside it end, whose own right edge this is."""
-    if not arrows:
-        return right
-    texts = (line for box in column for line in _gets(box, arrows))
-    return right + LANE * (max(_lanes(column, arrows)) + 2) + widest(texts, LOADS) / DPI
-
-
-def _connect_beside(picture: Picture, column: list[Box], arrows: list[Sent]) -> None:
-    """Arrows on the right of a column, neighbours from edge to edge, others from middle to middle.
-
-    What a box gets stands beside it.
-    """
-    lanes = _lanes(column, arrows)
-    for lane, (source, target, sent) in zip(lanes, arrows, strict=True):
-        down = 0.5 if source.top < target.top else -0.5
-        inset = 0.15 * (lane + 1)
-        heights = [source.middle + down * (source.height - 2 * inset)]
-        heights += [target.middle - down * (target.height - 2 * inset)]
-        if lane > 1:
-            heights = [source.middle, target.middle]
-        edge = source.x + source.width - 0.05
-        corner = edge + LANE * (lane + 1)
-        corners = ((edge, heights[0]), *((corner, height) for height in heights), (edge, heights[1]))
-        picture.add(_arrow(sent, corners))
-    for box in column:
-        if gets := _gets(box, arrows):
-            x = pixels(box.x + box.width + LANE * (max(lanes) + 2))
-            _write(picture, x, pixels(box.middle) - _LINE * (len(gets) - 1) // 2, gets, "lm")
-
-
-def _gets(box: Box, arrows: list[Sent]) -> list[str]:
-    """What a box gets from others of its column; those that send the same in one line."""
-    senders: dict[tuple[str, ...], list[str]] = {}
-    for source, _, sent in (arrow for arrow in arrows if arrow[1] is box):
-        senders.setdefault(tuple(_loads(sent)), []).extend(source.devices)
-    return [
-        line
-        for (first, *rest), devices in senders.items()
-        for line in (f"from {units.span(devices)}: {first}", *rest)
+    record, columns = view.record, columns_of(view)
+    widths = [
+        _LETTER * max(len(line) for box in column for line in (box.title, *box.lines)) for column in columns
     ]
+    heights = [sum(box.height for box in column) for column in columns]
+    width, height = max(7.0, 0.4 + sum(widths) + _BETWEEN * len(columns)), _TITLE + max(heights)
+    figure = style.figure(width, height)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0.0, width), ylim=(height, 0.0))
+    axes.set_axis_off()
+    style.title(axes, f"{record.strategy} on {layout.stage(record)}: what lies where")
+    x = 0.3
+    for column, needed, own in zip(columns, widths, heights, strict=True):
+        top = _TITLE + (height - _TITLE - own) / 2
+        for box in column:
+            _draw(axes, box, x, top)
+            top += box.height
+        x += needed + _BETWEEN
+    box_of = {device: box for column in columns for box in column for device in box.devices}
+    arrows = defaultdict[tuple[Box, Box], Counter[str]](Counter)
+    for (source, target), sent in _sent(view).items():
+        if source in box_of and target in box_of and box_of[source] is not box_of[target]:
+            arrows[box_of[source], box_of[target]] += sent
+    for (start, end), sent in arrows.items():
+        _connect(axes, start, end, max(sent, key=lambda name: sent[name]).partition(" ")[0])
+    return figure
 
 
-def _arrow(sent: dict[str, int], corners: tuple[tuple[float, float], ...]) -> Arrow:
-    """An arrow in the colour of its largest load."""
-    what = max(sent, key=lambda name: sent[name]).partition(" ")[0]
-    return Arrow(tuple((pixels(x), pixels(y)) for x, y in corners), palette.colors([what])[what])
+def _draw(axes: Axes, box: Box, x: float, top: float) -> None:
+    title, lines = style.escape(box.title), style.escape("\n".join(box.lines))
+    axes.text(x, top, title, va="top", fontsize=9, fontweight="bold", color=style.INK)
+    box.top, box.text = (
+        top,
+        axes.text(x, top + 0.27, lines, va="top", fontsize=8.5, color=style.INK, bbox=_CARD),
+    )
 
 
-def _loads(sent: dict[str, int]) -> list[str]:
-    loads = (f"{what} {units.size(count)}".replace(" ", "\N{NO-BREAK SPACE}") for what, count in sent.items())
-    return wrapped(" + ".join(loads), pixels(BETWEEN - 0.5), LOADS)
+def _connect(axes: Axes, start: Box, end: Box, what: str) -> None:
+    """An arrow in the colour of what most bytes are sent by; one between boxes of a column passes them."""
+    assert start.text is not None
+    assert end.text is not None
+    begin, stop, bend = (1, 0.65), (0, 0.65), 0.0
+    if start.column > end.column:
+        begin, stop = (0, 0.35), (1, 0.35)
+    elif start.column == end.column:
+        begin, stop, bend = (1, 0.5), (1, 0.5), 0.6 if start.top > end.top else -0.6
+    arrow = {"arrowstyle": "-|>", "color": palette.colors([what])[what], "shrinkA": 6, "shrinkB": 6}
+    arrow["connectionstyle"] = f"arc3,rad={bend}"
+    axes.annotate("", stop, begin, xycoords=end.text, textcoords=start.text, arrowprops=arrow)
 
 
-def _write(picture: Picture, x: int, y: int, lines: list[str], anchor: str) -> None:
-    """Lines on a plate that hides what is below them; ``y`` is the middle of the first."""
-    for number, line in enumerate(lines):
-        text = Text(x, y + _LINE * number, line, LOADS, anchor=anchor)
-        width = text_pixels(line, LOADS) + 4
-        left = x - width + 2 if anchor == "rm" else x - 2
-        picture.add(Bar((left, text.y - 7, left + width, text.y + 7), PAPER, outline=None), text)
+def columns_of(view: RecordView) -> list[list[Box]]:
+    """The boxes of a Record: those of the host, of devices with modules, and of devices with copies."""
+    used, columns = view.record.devices["used"], defaultdict[int, list[Box]](list)
+    for place in layout.places(view.record):
+        if place.own or place.copies or place.device in used:
+            column = 0 if place.device == "cpu" else 1 if place.own else 2
+            columns[column].append(Box([place.device], _lines(view, place), column))
+    return [_joined(columns[number]) for number in sorted(columns)]
+
+
+def _joined(boxes: list[Box]) -> list[Box]:
+    if len(boxes) <= MOST_BOXES:
+        return boxes
+    groups: dict[tuple[str, ...], Box] = {}
+    for box in boxes:
+        groups.setdefault(tuple(box.lines), Box([], box.lines, box.column)).devices.extend(box.devices)
+    first, others = [*groups.values()][:MOST_BOXES], [*groups.values()][MOST_BOXES:]
+    devices = [device for box in others for device in box.devices]
+    return [*first, Box(devices, ["…"], boxes[0].column)] if others else first
+
+
+def _lines(view: RecordView, place: layout.DeviceContents) -> list[str]:
+    names = units.short_names([name or "(model)" for name in place.own], MOST_LETTERS)
+    lines = [f"{name}  {units.size(count)}" for name, count in zip(names, place.own.values(), strict=True)]
+    if len(lines) > MOST_MODULES:
+        rest = [*place.own.values()][MOST_MODULES - 1 :]
+        lines[MOST_MODULES - 1 :] = [f"… {plural(len(rest), 'more module')}  {units.size(sum(rest))}"]
+    if place.copies:
+        (first, *others) = units.short_names([name or "(model)" for name in place.copies], MOST_LETTERS)
+        what = f"{1 + len(others)} modules" if others else first
+        lines.append(f"copy of {what}  {units.size(place.copies.total())}")
+    group = view.largest
+    call = next(iter(group.replicated), None) if group else None
+    if group and call and place.device in view.record.devices["used"] and place.device != "cpu":
+        rows = dict(zip(call.devices, group.split, strict=False)).get(place.device)
+        lines.append(f"computes {plural(rows, 'row')}" if rows else "idle: no rows for it")
+    received = Counter[str]()
+    for (_, target), sent in _sent(view).items():
+        received += sent if target == place.device else Counter()
+    return [*lines, *(f"gets {units.size(sent)} by {what}" for what, sent in received.items())] or ["nothing"]
+
+
+def _sent(view: RecordView) -> dict[tuple[str, str], Counter[str]]:
+    """{(from, to): {what: bytes}} of a step."""
+    found = defaultdict[tuple[str, str], Counter[str]](Counter)
+    for move in view.moves:
+        if move.source != move.target:
+            found[move.source, move.target][move.name] += move.bytes
+    return found

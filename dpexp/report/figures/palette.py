@@ -2,13 +2,12 @@
 
 Every colour is legible on white, on black and on the greys that Jupyter's themes put behind rows: its
 contrast there is at least 3:1, as WCAG 2.2 asks of graphics. The phases of one strategy stay distinct with
-every kind of colour blindness. Tests compute both; the colours were found by a search from Okabe and Ito's
-palette (2008). Colour is never the only sign: every bar has its name on it or beside it.
+every kind of colour blindness; the colours were found by a search from Okabe and Ito's palette (2008).
+Colour is never the only sign: every bar has its name on it or beside it.
 """
 
 from collections.abc import Iterable
 from itertools import cycle
-from string import digits
 
 from dpexp.record.figures.phase_times import REST
 from dpexp.record.view import RecordView
@@ -39,9 +38,6 @@ PHASES = {
 }
 SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
 """The first colours of all other phases: buckets, and those that only a user's layout has."""
-_ALIKE = ("forward", "dense", "overlap", "all_to_all_vectors", REST)
-"""Phases that no other gets the colour of: two of them, or what is grey, may be taken for each other."""
-_FREE = tuple(dict.fromkeys([*SPARE, *(color for name, color in PHASES.items() if name not in _ALIKE)]))
 
 
 def of_run(view: RecordView) -> dict[str, str]:
@@ -51,27 +47,15 @@ def of_run(view: RecordView) -> dict[str, str]:
 
 
 def colors(phases: Iterable[str]) -> dict[str, str]:
-    """{phase: its colour as ``#rrggbb``} for all phases of a run.
-
-    Those without one of their own get what no other has, as far as there are enough; numbered ones in turn:
-    those side by side have numbers that are near.
-    """
-    is_numbered = {name: name.endswith(tuple(digits)) for name in phases}
-    names = sorted(is_numbered, key=lambda name: (is_numbered[name], name.rstrip(digits), len(name), name))
-    known = {name: PHASES[name] for name in names if name in PHASES}
-    free = [color for color in _FREE if color not in known.values()]
-    return known | dict(zip((name for name in names if name not in known), cycle(free), strict=False))
+    """{phase: its colour as ``#rrggbb``} for all phases of a run; those without one of their own in turn."""
+    names = sorted(phases, key=lambda name: (len(name), name))
+    spare = cycle(SPARE)
+    return {name: PHASES.get(name) or next(spare) for name in names}
 
 
 def ink(background: str) -> str:
     """Black or white, whichever reads better on the background (WCAG's contrast)."""
-    return max("#000000", "#FFFFFF", key=lambda ink: contrast(ink, background))
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, 1 to 21 (WCAG 2.2)."""
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
+    return "#000000" if luminance(background) > 0.179 else "#FFFFFF"
 
 
 def luminance(rgb: str) -> float:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable
-from dpexp.report import ticks, units
-from dpexp.report.figures import fonts, palette
+from dpexp.report import units
+from dpexp.report.figures import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,27 +24,20 @@ if TYPE_CHECKING:
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 MARKERS = "osD^vPX*"
-_ROOM = 1.03
-"""matplotlib draws a text up to so many times as wide as it is."""
-_TITLE, _BELOW = 11.0, 9.0
-"""The letters of a title and of the line below it, in points."""
-_LINE_INCHES = 0.19
-"""The height of a further line of a title."""
-_MOST_LABELS = 1.4
-"""The inches beside an axes that its labels may take where the line below a title must fit."""
 LABEL_LETTERS = 44
 """Longer labels of rows are shortened."""
 EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
 """The outline of a bar."""
+_DPI = 110
 
 
 def figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, without pyplot's global state."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    empty = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
-    empty.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-    return empty
+    margins = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    return Figure(figsize=(width, height), facecolor=PAPER, layout=margins)
 
 
 def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
@@ -54,11 +49,10 @@ def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure as ``savefig`` does, which draws it once more for its layout."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure.set_dpi(fonts.DPI)
-    FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
+    """Write the figure; a letter that the font has not is drawn as a box."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        figure.savefig(path, dpi=_DPI, format="png")
 
 
 def themed_svg(figure: Figure) -> str:
@@ -79,14 +73,9 @@ def themed_svg(figure: Figure) -> str:
 
 
 def plain(axes: Axes) -> None:
-    """Remove the frame except the lower line; three soft ticks or more, and a light grid along x."""
-    from matplotlib.ticker import MaxNLocator
-
+    """Remove the frame except the lower line; soft ticks, and a light grid along x."""
     axes.set_facecolor(PAPER)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(colors=INK, length=0, labelsize=9)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
@@ -110,32 +99,22 @@ def time_axis(axes: Axes) -> None:
 
 
 def log_axis(axis: Axis, show: Callable[[float], str]) -> None:
-    """Three round ticks or more on a logarithmic axis whose limits are set, or whose data are drawn."""
+    """Powers of ten on a logarithmic axis whose data are drawn, and 2 and 5 times these where it is short."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     low, high = sorted(axis.get_view_interval())
-    found = ticks.log_ticks(low, high)
-    axis.set_ticks(found, [show(tick) for tick in found])
-    axis.set_ticks([], minor=True)
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: show(value))
+    axis.set_minor_locator(NullLocator())
 
 
 def title(axes: Axes, text: str, below: str = "") -> None:
     """A title from the left edge, in as many lines as it needs; ``below`` in smaller letters under it."""
-    from matplotlib.figure import Figure
-
-    figure = axes.get_figure()
-    assert figure is not None
-    inches = figure.bbox.width / figure.get_dpi()
-    lines = _wrapped(text, inches - 0.3, _TITLE, is_bold=True)
-    figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=_TITLE, fontweight="bold", color=INK)
-    if below:
-        lines = _wrapped(below, inches - _MOST_LABELS, _BELOW)
-        axes.set_title(lines, loc="left", fontsize=_BELOW, color=SOFT)
-    if isinstance(figure, Figure):
-        figure.set_figheight(figure.get_figheight() + _LINE_INCHES * lines.count("\n"))
-
-
-def _wrapped(text: str, inches: float, size: float, is_bold: bool = False) -> str:
-    """The text in lines of at most this width, escaped; between words where it can be."""
-    return escape("\n".join(fonts.wrapped(text, inches * fonts.DPI / _ROOM, size, is_bold)))
+    figure = axes.figure
+    inches = figure.bbox.width / figure.dpi
+    lines = escape(textwrap.fill(text, int(9 * inches)))
+    figure.suptitle(lines, x=0.12 / inches, ha="left", fontsize=11, fontweight="bold", color=INK)
+    axes.set_title(escape(textwrap.fill(below, int(10 * inches))), loc="left", fontsize=9, color=SOFT)
 
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:
@@ -150,19 +129,9 @@ def escape(text: str) -> str:
 
 
 def legend(axes: Axes, colors: Mapping[str, str]) -> None:
-    """The colours of the phases, in a row under the axes."""
+    """The colours of the phases, in rows under the axes."""
     from matplotlib.patches import Patch
 
-    axes.legend(
-        handles=[Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()],
-        loc="upper left",
-        bbox_to_anchor=(0, -0.02),
-        bbox_transform=axes.transAxes,
-        ncols=len(colors) if len(colors) <= 8 else 6,
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-        handlelength=1,
-        handleheight=1,
-        columnspacing=1.2,
-    )
+    patches = [Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()]
+    where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.02), "ncols": 6}
+    axes.legend(handles=patches, frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1, **where)

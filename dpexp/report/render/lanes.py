@@ -12,11 +12,11 @@ A level has four items for each of its bars: kind, gap to the bar before, width,
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from dpexp.config.printable import in_html, printable
-from dpexp.report import ticks, units
+from dpexp.report import units
 from dpexp.report.analysis.timeline import Bar, TimelineStep
 from dpexp.report.figures import palette
 
@@ -50,7 +50,7 @@ class DrawnBar(NamedTuple):
 def step_html(step: TimelineStep, colors: Mapping[str, str]) -> str:
     """The lanes of a step under their axis; the axis is in the unit that its first cell names."""
     end, unit = _end(step)
-    marks = "".join(_tick(tick, 100 * tick / end if end else 0.0) for tick in ticks.ticks(0.0, end))
+    marks = "".join(_tick(tick, 100 * tick / end if end else 0.0) for tick in _ticks(end))
     names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
     lanes = "".join(
         _lane(name, _levels(lane.levels, step.ms), colors)
@@ -116,6 +116,16 @@ def _parts(ms: float, step_ms: float) -> int:
 
 def _look(color: str) -> str:
     return f"background:{color};color:{palette.ink(color)}"
+
+
+def _ticks(end: float) -> list[float]:
+    """Five multiples or more of 1, 2, 2.5 or 5 times a power of ten, as ``timeline.js`` finds them."""
+    if not 0 < end < math.inf:
+        return [0.0]
+    power = math.floor(math.log10(end))
+    sizes = (size * 10.0**exponent for exponent in count(power, -1) for size in (5.0, 2.5, 2.0, 1.0))
+    size = next(size for size in sizes if 4 * size <= end * (1 + 1e-9))
+    return [number * size for number in range(math.floor(end / size + 1e-9) + 1)]
 
 
 def _tick(value: float, left: float) -> str:

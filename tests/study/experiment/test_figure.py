@@ -43,6 +43,7 @@ def test_a_figure_shows_every_row_of_its_data_and_no_other_records(kind: type[An
     assert {row["label"] for row in data if row["label"] not in texts} == set()
     assert len(data) > 1
     path = tmp_path / "figure.png"
+    assert not figure.shows(path, spec, runs)
     figure.save(spec, runs, path)
     assert figure.shows(path, spec, runs)
     assert not figure.shows(path, dataclasses.replace(spec, title="another"), runs)
@@ -55,11 +56,6 @@ def test_a_cell_that_was_not_measured_is_left_out(kind: type[Any]) -> None:
     fewer = [figure.figure_data(spec, {**runs, cell: []}) for cell in runs]
     assert [data for data in fewer if data != whole], "no cell is in the figure"
     assert all(len(str(data)) <= len(str(whole)) for data in fewer)
-
-
-def test_a_file_that_is_no_picture_has_no_digest(tmp_path: Path) -> None:
-    (tmp_path / "figure.png").write_text("no picture")
-    assert figure.stored_digest(tmp_path / "figure.png") is None
 
 
 def test_each_line_may_show_a_figure_of_its_own() -> None:

@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
 from store_faults import Death, dying
 
+from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
@@ -85,7 +86,7 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert "whole" in found["tags"]["mlflow.note.content"]
     assert found["datasets"] == [("random", ("ab" * 32)[:36])]
     assert unseal(found["artifacts"]["record.json"])[0] == record.to_dict()
-    figures = {"timeline.png", "timeline.html", "phases.png", "trace.json"}
+    figures = {"timeline.html", "phases.png", "trace.json"}
     assert figures | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
 
 
@@ -508,15 +509,19 @@ def test_a_run_that_is_deleted_in_mlflow_during_the_run_is_delivered_again_from_
     assert steps_of(uri, "deleted") == list(range(100))
 
 
-def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(home: Path, uri: str) -> None:
+def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(
+    home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("bent")
+
+    monkeypatch.setattr(report, "write_files", fail)
     journal = journals.begin(home / "runs", "bent")
     journals.step(journal, 0, 10)
-    span = {"step": 0, "phase": "step", "replica": None, "device": "cpu:0"}
-    journal.set(timeline=[span | {"start_us": 0, "end_us": math.inf}])
     finish(journals.end(journal))
     delivery = Upload(opened(home), journal.path).complete()
     assert delivery.complete
-    assert "without its figures (" in delivery.message
+    assert "without its figures (ValueError: bent)" in delivery.message
     assert only_run(uri, "bent").info.status == "FINISHED"
     assert steps_of(uri, "bent") == list(range(10))
 

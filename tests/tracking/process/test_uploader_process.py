@@ -23,7 +23,7 @@ from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
-FIGURES = {"phases.png", "timeline.png", "timeline.html", "layout.png", "trace.json"}
+FIGURES = {"phases.png", "timeline.html", "layout.png", "trace.json"}
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def is_whole(home: Path, uri: str, folder: Path) -> bool:
     run = only_run(uri, folder.name).info
     traces = MlflowClient(uri).search_traces(locations=[run.experiment_id], run_id=run.run_id)
     assert len(traces) == 2, "of the typical step, and of the slowest"
-    assert {"timeline.png", "record.json"} <= set(everything(uri, folder.name)["artifacts"])
+    assert {"phases.png", "record.json"} <= set(everything(uri, folder.name)["artifacts"])
     return repair.run_problems(home, folder, with_store=True) == []
 
 
