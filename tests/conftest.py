@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
-MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "submitit", "transformers", "yaml")
+MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_hosts", "test_servers", "test_upload", "test_store_check",
     "test_launch", "test_browser", "test_uploader_process", "test_properties", "test_sharded_look_ahead",
-    "test_models", "test_independent_loop", "test_jobs", "test_user_errors", "test_restarts", "test_run",
+    "test_models", "test_independent_loop", "test_user_errors", "test_restarts", "test_run",
     "test_step_profile",
     "test_every_layout", "test_look_ahead", "test_figures", "test_ui", "test_ddp", "test_foreign_records",
     "test_private_files", "test_cli", "test_fsdp", "test_locate", "test_installed",

@@ -29,9 +29,9 @@ _FIRST = 20
 """Cells of a sweep that is too large to run, which a dry run shows."""
 
 
-def parse(words: Sequence[str], own: Sequence[str], repeats: int, *, planned: bool = False) -> Grid:
+def parse(words: Sequence[str], own: Sequence[str], repeats: int) -> Grid:
     """The grid of a command line; ``own`` are the options of the command ``sweep``. Raises ConfigError."""
-    return grid(parse_axes(words, own), _config, repeats, planned=planned)
+    return grid(parse_axes(words, own), _config, repeats)
 
 
 def preview(words: Sequence[str], own: Sequence[str], repeats: int) -> str:

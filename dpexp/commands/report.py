@@ -1,6 +1,6 @@
 """Compare recorded runs in tables and figures; write and check the READMEs of experiments.
 
-Needs neither torch nor MLflow, except for ``--check``, which builds the models and data of the experiments.
+Needs neither torch nor MLflow.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ def _write(names: list[str]) -> int:
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
     from dpexp.study.experiment import experiment, index
-    from dpexp.study.experiment.problems import build_problems, committed_problems
     from dpexp.study.experiment.readme import ExperimentReadme
 
     every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
@@ -137,7 +136,7 @@ def _check(names: list[str]) -> int:
     problems = []
     for folder in checked:
         readme = ExperimentReadme(experiment.load_experiment(folder))
-        found = [*committed_problems(readme), *build_problems(readme)]
+        found = readme.problems()
         name = readme.experiment.name
         say(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found

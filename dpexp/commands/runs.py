@@ -101,7 +101,8 @@ def reproduce(
         bool, typer.Option("--exact", help="Run the recorded commit in a git worktree.")
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run the code and read the files that a foreign Record names.")
+        bool,
+        typer.Option("--trust", help="Run the code and read the files that a Record from elsewhere names."),
     ] = False,
     repeats: Annotated[
         int,
@@ -126,17 +127,19 @@ def reproduce(
     from dpexp.record.journal.fold import load
     from dpexp.report.render import terminal
     from dpexp.study.experiment.records import read_record
-    from dpexp.study.reproduce import reproduce, reproduction
+    from dpexp.study.reproduce import named_files, reproduce, reproduction
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
-    record = read_record(path) if path.is_file() else load(find_run(run))
+    folder = path.parent if path.is_file() else find_run(run)
+    record = read_record(path) if path.is_file() else load(folder)
+    is_trusted = trust or not named_files.is_foreign(folder)
 
     def warn(message: str) -> None:
         say(f"warning: {message}", err=True)
 
-    result = reproduce.reproduce(record, exact=exact, trust=trust, warn=warn, runs=repeats, track=track)
+    result = reproduce.reproduce(record, exact=exact, trust=is_trusted, warn=warn, runs=repeats, track=track)
     show_report(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 

@@ -24,8 +24,7 @@ from dpexp.study import MOST_REPEATS
 if TYPE_CHECKING:
     from dpexp.study.experiment.experiment import Experiment
     from dpexp.study.experiment.records import PlannedRun
-    from dpexp.study.sweep.cell_run import CompletedRun
-    from dpexp.study.sweep.sweep import Sweep, Way
+    from dpexp.study.sweep.sweep import CompletedRun, Sweep
 
 app = make_app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -53,7 +52,13 @@ Repeat = Annotated[
     ),
 ]
 Only = Annotated[
-    str, typer.Option("--only", help="Only cells of this name or pattern, and single.", metavar="PATTERN")
+    str,
+    typer.Option(
+        "--only",
+        help="Run one cell, by its number from 0 or its name, as a task of an array job: tasks with the same "
+        "words and DPEXP_HOME make one sweep side by side. Runs that have finished are not made again.",
+        metavar="CELL",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the newest sweep: run only what is missing.")]
 _DryRun = Annotated[
@@ -65,43 +70,6 @@ Publish = Annotated[
 Track = Annotated[
     bool,
     typer.Option("--track/--no-track", help="Deliver the runs to MLflow at the end.", envvar="DPEXP_TRACK"),
-]
-Order = Annotated[
-    int, typer.Option("--order-seed", help="Seed of the order of the runs.", metavar="INTEGER", min=0)
-]
-
-UntilDecided = Annotated[
-    bool,
-    typer.Option(
-        "--until-decided",
-        help="Run further rounds until every claim about time is decided, or up to --limit. Those of a grid "
-        "are that a cell is faster than single, or the first cell. The intervals are wider, because each "
-        "round looks at them.",
-    ),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        help="slurm: each round is a job of Slurm, through submitit; DPEXP_HOME must lie on a disk that the "
-        "nodes share. Default: the runs are made here.",
-        metavar="slurm",
-    ),
-]
-Slurm = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--slurm",
-        help="A parameter of submitit's jobs, as partition=gpu, time=120 (minutes) or gpus_per_node=2; "
-        "repeat the option for several.",
-        metavar="NAME=VALUE",
-    ),
-]
-Limit = Annotated[
-    int,
-    typer.Option(
-        "--limit", help="Most rounds with --until-decided.", metavar="INTEGER", min=2, max=MOST_REPEATS
-    ),
 ]
 
 
@@ -115,13 +83,8 @@ def sweep(
     dry_run: _DryRun = False,
     publish: Publish = False,
     track: Track = True,
-    order_seed: Order = 0,
-    until_decided: UntilDecided = False,
-    limit: Limit = 15,
-    on: On = None,
-    slurm: Slurm = None,
 ) -> None:
-    """Run each cell once in each round, in a balanced order, each run in a new process.
+    """Run each cell once in each round, each run in a new process.
 
     An experiment ends with the verdicts on its claims, a grid with the comparison of its runs.
 
@@ -129,43 +92,27 @@ def sweep(
     """
     from dpexp.study.sweep import sweep as sweeps
     from dpexp.study.sweep.grid import Grid
-    from dpexp.study.sweep.order import unbalanced
 
     check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
     if dry_run and (large := _preview(words, repeat, own)):
         say(large)
         return
-    experiment = _experiment(words, repeat, own, elsewhere=on is not None)
-    _refuse(experiment, publish, until_decided, on)
-    experiment = experiment.to_decide() if isinstance(experiment, Grid) and until_decided else experiment
-    current = _sweep(experiment, resume, limit if until_decided else None)
-    planned = sweeps.plan_runs(experiment, only, order_seed, current.limit)
+    experiment = _experiment(words, repeat, own)
+    if isinstance(experiment, Grid) and publish:
+        raise ConfigError("--publish is for an experiment, which has a folder")
+    planned = sweeps.plan_runs(experiment, only)
+    current = _sweep(experiment, only, resume)
     missing = current.missing(planned)
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    way = _way(current, on, slurm or [])
-    for remark in unbalanced(planned, missing):
-        say(remark, err=True)
     is_cut_short = resume and not only and not current.has_finished
-    failed = _run(current, missing, way, track) if missing or is_cut_short else 0
+    failed = _run(current, missing, track) if missing or is_cut_short else 0
     show_results(current, track=track)
     if publish:
         say(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(Exit.FAILED if failed else Exit.DONE)
-
-
-def _refuse(experiment: Experiment, publish: bool, until_decided: bool, on: str | None) -> None:
-    """Raises ConfigError for options that this kind of sweep does not have."""
-    from dpexp.study.sweep.grid import Grid
-
-    if isinstance(experiment, Grid) and publish:
-        raise ConfigError("--publish is for an experiment, which has a folder")
-    if until_decided and on:
-        raise ConfigError(
-            "--on: the rounds of --until-decided follow one another: give a number with --repeat"
-        )
 
 
 def _preview(words: list[str], repeat: int | None, own: list[str]) -> str:
@@ -180,7 +127,7 @@ def _is_folder(word: str) -> bool:
     return word not in STRATEGY_OPTIONS and (folder.is_dir() or len(folder.parts) > 1)
 
 
-def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhere: bool) -> Experiment:
+def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experiment:
     """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
     from dpexp.commands import grid
     from dpexp.study.experiment import experiment as experiments
@@ -190,63 +137,45 @@ def _experiment(words: list[str], repeat: int | None, own: list[str], *, elsewhe
         if repeat:
             raise ConfigError(
                 f"--repeat {repeat}: REPEATS in {folder / 'config.py'} says how often an experiment runs its "
-                "cells; --until-decided runs further rounds"
+                "cells"
             )
         if extra := words[1:]:
             hint = f"{folder / 'config.py'} has the options of an experiment"
             others = [flag for flag in own if flag != "--repeat"]
             raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], others)}")
-        return experiments.load_experiment(folder)
-    parsed = grid.parse(words, own, repeat or _REPEATS, planned=elsewhere)
+        experiment = experiments.load_experiment(folder)
+        if not experiment.runs:
+            raise ConfigError(
+                f"{folder / 'config.py'}: no cell is a run of dpexp; README says what measures them"
+            )
+        return experiment
+    parsed = grid.parse(words, own, repeat or _REPEATS)
     for reason in parsed.left_out:
         say(f"left out: {reason}", err=True)
     return parsed
 
 
-def _sweep(experiment: Experiment, resume: bool, limit: int | None) -> Sweep:
-    """A new sweep, or the newest one, which keeps its own limit."""
+def _sweep(experiment: Experiment, only: str, resume: bool) -> Sweep:
+    """A new sweep, the newest one, or the one that a task of one cell contributes to."""
     from dpexp.study.sweep.sweep import Sweep
 
     if not resume:
-        return Sweep.new(experiment, limit)
+        return Sweep.shared(experiment) if only else Sweep.new(experiment)
     newest = Sweep.latest(experiment)
     if newest is None:
         raise ConfigError(f"--resume: there is no sweep of {experiment.title} in {home() / 'runs'} yet")
-    if limit is not None and newest.limit is None:
-        raise ConfigError(
-            "--resume --until-decided: the number of rounds of that sweep was fixed: start a new one"
-        )
     return newest
 
 
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
-    from dpexp.study.sweep.cell_run import command_line
+    from dpexp.study.sweep.sweep import command_line
 
     say(f"{experiment.question}\n{len(missing)} of {plural(total, 'run')}, in this order:")
     for planned in missing:
         say(f"  {planned.title:24} {command_line(experiment, planned.cell)}")
 
 
-def _way(current: Sweep, on: str | None, options: list[str]) -> Way | None:
-    """How the runs are made; nothing is submitted yet."""
-    if on is None:
-        if options:
-            raise ConfigError("--slurm: give --on slurm as well")
-        return None
-    if on != "slurm":
-        raise ConfigError(f"--on {on}: only slurm is known; without --on the runs are made here")
-    from tqdm import tqdm
-
-    from dpexp.study.sweep.jobs import in_jobs
-    from dpexp.study.sweep.slurm_executor import slurm
-
-    executor = slurm(current.folder, options)
-    return lambda sweep, planned: in_jobs(
-        sweep, planned, executor, lambda line: tqdm.write(printable(line), file=sys.stderr)
-    )
-
-
-def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool) -> int:
+def _run(current: Sweep, missing: list[PlannedRun], track: bool) -> int:
     """Run the missing runs, with a progress bar on stderr; return the number of failed runs."""
     from tqdm import tqdm
 
@@ -262,7 +191,7 @@ def _run(current: Sweep, missing: list[PlannedRun], way: Way | None, track: bool
             bar.update()
 
         with exit_on_error(), SignalHandler().installed():
-            current.run(missing, report, way if missing else None, track=track)
+            current.run(missing, report, track=track)
     return failed
 
 

@@ -13,7 +13,6 @@ Terminal, MLflow, report, lists and experiments look at a Record through a view,
 from __future__ import annotations
 
 import statistics
-from datetime import datetime
 from functools import cached_property
 
 from dpexp.record.batches import Batches, batches
@@ -50,14 +49,6 @@ class RecordView:
     def usual(self) -> Steps | None:
         """The measured steps of the most frequent batch size, which the step time is of."""
         return step_times.usual_steps(self.by_rows)
-
-    @cached_property
-    def middle_s(self) -> float | None:
-        """The moment halfway through the run, in seconds since 1970; None where it is not known."""
-        started, ended = self.record.started, self.record.ended
-        if not started or not ended:
-            return None
-        return sum(datetime.fromisoformat(moment).timestamp() for moment in (started, ended)) / 2
 
     @property
     def usual_times(self) -> list[float]:

@@ -32,6 +32,8 @@ RUNS = {
     "whole-128-lr": run("whole", 128, 0.2),
 }
 
+REPEATS = 3
+
 CLAIMS = [
     Claim(
         "On four devices, four times the batch takes less than half the time per sample.",

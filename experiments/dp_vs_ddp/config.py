@@ -71,7 +71,7 @@ ANSWER = (
     "On two cores a step of two processes takes {ratio step_ms processes-2 single} the time of a single device, and one of "
     "two threads in one process {ratio step_ms threads-2 single}."
 )
-COLUMNS = ("step_ms", "sample_us", "wall_s", "verified")
+COLUMNS = ("step_ms", "sample_us", "verified")
 FIGURE = Bars(
     "Threads in one process against processes: a step of a small CNN, batch 1023",
     "step_ms",

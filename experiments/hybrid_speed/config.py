@@ -1,30 +1,14 @@
 """What does a step with a large embedding table take, by the way in which the model is laid out?"""
 
-from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.experiment import Claim
 from dpexp.study.experiment.figure_kinds import Lines
 
 QUESTION = "What does a step with a large embedding table take, by the way in which the model is laid out?"
 ROWS = (1_000, 100_000, 4_000_000)
 WAYS = ("tutorial", "dense", "sparse", "accelerate", "dataparallel", "emulated", "serial", "pipeline")
 
-RUNS = {
-    "single": RunConfig(
-        "single",
-        model="embedding:rows=1000,dim=64",
-        data="random:samples=512",
-        batch_size=512,
-        steps=100,
-        threads=1,
-        devices="cpu",
-        track=False,
-    ),
-    **{
-        f"{dense}-{rows}": Program("ways.py", (str(rows), dense))
-        for dense in ("linear", "mlp")
-        for rows in ROWS
-    },
-}
+RUNS = {}
+PROGRAMS = {f"{dense}-{rows}": ("ways.py", str(rows), dense) for dense in ("linear", "mlp") for rows in ROWS}
 
 CLAIMS = [
     Claim(

@@ -326,13 +326,13 @@ def figures(rows: int, hidden: int, block_s: float = BLOCK_S) -> dict[str, list[
 def main(rows: int, dense: str) -> None:
     """Measure all ways and print the Record; the time of its steps is that of plain PyTorch with sparse gradients."""
     from dpexp.record.clock import now
-    from dpexp.study.sweep.program import program_record
+    from experiments.programs import program_record
 
     stdout = os.dup(1)
     os.dup2(2, 1)  # the output of libraries goes to stderr
     torch.set_num_threads(1)
     started, found = now(), figures(rows, HIDDEN[dense])
-    record = program_record(__file__, f"{dense}-{rows}", found["sparse_ms"], IDS, found, started=started)
+    record = program_record(f"{dense}-{rows}", found["sparse_ms"], IDS, found, started=started)
     device = next(iter(devices.accelerators()), devices.HOST)
     record.execution = "virtual" if device == devices.HOST else "real"
     record.devices = {"requested": ["auto"], "used": [devices.label(device)], "output": devices.label(device)}

@@ -1,7 +1,7 @@
 """How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.experiment import Claim
 from dpexp.study.experiment.figure_kinds import Lines
 
 QUESTION = "How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"
@@ -31,8 +31,8 @@ RUNS = {
     "single-1000": run("single", 1000),
     **{f"dense-{rows}": run("hybrid", rows) for rows in ROWS},
     **{f"sparse-{rows}": run("hybrid", rows, sparse=True) for rows in ROWS},
-    **{f"large-{rows}": Program("setup.py", (str(rows),)) for rows in LARGE},
 }
+PROGRAMS = {f"large-{rows}": ("setup.py", str(rows)) for rows in LARGE}
 
 CLAIMS = [
     Claim(

@@ -4,7 +4,6 @@ The metric ``setup`` is the time from the start of the run to its first measured
 over the time in which torch makes such a table.
 """
 
-import os
 import sys
 import tempfile
 import time
@@ -25,7 +24,6 @@ from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
-from dpexp.record.runs.begin import PARENT
 
 WIDTH = 64
 
@@ -77,7 +75,6 @@ if __name__ == "__main__":
     before = made_s(int(sys.argv[1]))
     record, setup_s = run(int(sys.argv[1]))
     alone = (before + made_s(int(sys.argv[1]))) / 2
-    record.parent, record.experiment = os.environ.get(PARENT, ""), Path(__file__).parent.name
     record.metrics["setup"] = [round(setup_s / alone, 4)]
     summarize(record)
     print(record.to_json())

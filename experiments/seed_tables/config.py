@@ -17,6 +17,8 @@ RUNS = {
     **{f"whole-{devices}": whole(devices) for devices in (1, 2, 3, 8)},
 }
 
+REPEATS = 3
+
 CLAIMS = [
     Claim("One device sees every batch whole.", "split", "whole-1", "==", "30; 10"),
     Claim("Two devices get halves.", "split", "whole-2", "==", "15 + 15; 5 + 5"),

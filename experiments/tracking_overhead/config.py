@@ -1,17 +1,17 @@
 """What does it cost to record every step, against a bare loop and against other ways of recording?"""
 
-from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Program
+from dpexp.study.experiment.experiment import Claim
 from dpexp.study.experiment.figure_kinds import Bars
 
 QUESTION = "What does it cost to record every step, against a bare loop and against other ways of recording?"
 STEPS = 300
 
-RUNS = {
-    "single": RunConfig("single", devices="cpu", steps=STEPS, warmup=10, threads=1, track=True),
+RUNS = {}
+PROGRAMS = {
+    **{way: ("ways.py", way, str(STEPS)) for way in ("single", "bare", "recorded")},
     **{
-        way: Program("ways.py", (way, str(STEPS if way in ("bare", "recorded") else STEPS // 3)))
-        for way in ("bare", "recorded", "mlflow", "mlflow-async", "accelerate", "lightning")
+        way: ("ways.py", way, str(STEPS // 3))
+        for way in ("mlflow", "mlflow-async", "accelerate", "lightning")
     },
 }
 REPEATS = 5

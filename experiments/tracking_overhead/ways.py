@@ -7,6 +7,7 @@ included, so it contains the time between steps.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
 import psutil
 import torch
@@ -277,6 +279,23 @@ WAYS = {
 }
 
 
+def single(steps: int) -> None:
+    """A complete tracked run as a user starts it; prints its Record with the seconds of its process."""
+    words = ["single", "--devices", "cpu", "--threads", "1", "--steps", str(steps), "--json"]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "run.py"), *words],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"DPEXP_HOME": home},
+            check=True,
+        )
+        process_s = time.perf_counter() - start
+    record = json.loads(done.stdout)
+    record["metrics"]["process_s"] = [round(process_s, 3)]
+    print(json.dumps(record))
+
+
 def main(way: str, steps: int) -> None:
     """Run the loop and print its Record."""
     stdout = os.dup(1)
@@ -287,12 +306,15 @@ def main(way: str, steps: int) -> None:
     process_s = whole_process_s(way, steps) if way == "bare" else loop_s
     time_ms, ratios = result if isinstance(result, tuple) else (result, [])
 
-    from dpexp.study.sweep.program import program_record
+    from experiments.programs import program_record
 
     metrics = {"process_s": [round(process_s, 3)]} | ({"ratio": ratios} if ratios else {})
-    record = program_record(__file__, way, time_ms, 30, metrics)
+    record = program_record(way, time_ms, 30, metrics)
     os.write(stdout, record.to_json().encode())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1] == "single":
+        single(int(sys.argv[2]))
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

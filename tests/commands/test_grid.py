@@ -79,48 +79,6 @@ def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() ->
     assert left_out.startswith("whole --compile: --compile: whole makes new replicas")
 
 
-def test_a_cell_is_decided_against_single_or_the_first_that_does_the_same_work() -> None:
-    def decided(*words: str) -> list[tuple[str, str]]:
-        return [(claim.of, claim.against) for claim in grid(*words).to_decide().claims]
-
-    assert decided("whole", "functional", "single", "--virtual", "2") == [
-        ("whole", "single"),
-        ("functional", "single"),
-    ]
-    assert decided("whole", "functional", "--virtual", "2", "--batch-size", "8,16") == [
-        ("functional-batch_size_8", "whole-batch_size_8"),
-        ("functional-batch_size_16", "whole-batch_size_16"),
-    ]
-    with pytest.raises(ConfigError, match="of single, block no two may be ranked"):
-        grid("single", "block", "--virtual", "2").to_decide()
-
-
-def test_a_grid_until_decided_says_of_each_cell_whether_it_is_faster(dpexp_home: Path) -> None:
-    words = ("single", "whole", "--virtual", "2", *SHORT, "--no-check", "--repeat", "2", "--no-track")
-    done = script("sweep.py", *words, "--until-decided", "--limit", "3")
-    assert done.returncode == 0, done.stderr
-    assert "whole, run 1: " in done.stderr
-    (sweep,) = (each for each in map(load, dpexp_home.glob("runs/*")) if each.strategy == "sweep")
-    rounds = sweep.summary["rounds"]
-    assert 2 <= rounds <= 3
-    ends = done.stderr.splitlines()[-2:]
-    assert ends[0] == f"after {rounds} of at most 3 rounds"
-    verdicts = ("is faster than", "is slower than", "may be faster or slower than, which can't be told,")
-    assert any(ends[1].startswith(f"whole {each} single: its step takes ") for each in verdicts)
-    assert rounds == 3 or "can't be told" not in ends[1]
-
-
-def test_a_grid_that_runs_elsewhere_may_name_accelerators_that_this_machine_lacks() -> None:
-    words = ["single", "whole", "--devices", "cuda:0", "--devices", "cuda:62,cuda:63"]
-    with pytest.raises(ConfigError):
-        grid(*words)
-    assert [*parse(words, (), repeats=3, planned=True).runs] == [
-        "single",
-        "whole-devices_cuda_0",
-        "whole-devices_cuda_62_cuda_63",
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -248,7 +206,6 @@ def test_a_sweep_of_a_million_cells_is_refused_before_any_is_tried(dpexp_home: P
     [
         ("sweep.py", "single", "--devices", "cpu", "--repeat", "9" * 30),
         ("sweep.py", "single", "--devices", "cpu", "--repeat", "1001", "--dry-run"),
-        ("sweep.py", "experiments/seed_tables", "--until-decided", "--limit", "9" * 30),
         ("runs.py", "reproduce", "last", "--runs", "1000000"),
     ],
 )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import journals
 import pytest
-from record_factory import whole
 
 from dpexp.record.journal.fold import finish, fold, load
-from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY
+from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
 from dpexp.record.journal.kept import KEPT
 from dpexp.record.journal.seal import checksum
 from dpexp.record.profiler_trace import write_trace
@@ -17,7 +16,6 @@ from dpexp.record.record import Record, Row
 from dpexp.record.runs import check, clean_files
 from dpexp.record.runs.index import folders
 from dpexp.record.runs.origin import key_of
-from dpexp.record.runs.sweep_records import write_program, write_record
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import LedgerEntry
 from dpexp.tracking.delivery.repair import checked
@@ -34,8 +32,6 @@ def fill(home: Path) -> None:
         now = checksum(journal)
         entry = LedgerEntry("1", "2", True, now["bytes"], now["crc"])
         ledger.write_entry(journal.parent, "there", entry)
-    write_record(sweep.folder, "single.r1", runs / "child" / JOURNAL)
-    write_program(sweep.folder, "quick.r1", whole(2, run_id="quick", parent="sweep"))
     profiled = journals.begin(runs, "profiled")
     profiled.set({"work.operators": {"trace": write_trace(profiled.folder, b'{"traceEvents":[]}')}})
     finish(journals.end(profiled))

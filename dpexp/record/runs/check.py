@@ -4,7 +4,6 @@
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ from dpexp.record import json_text
 from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.durable import read_file
 from dpexp.record.journal.fold import WITHOUT_END, finish, fold
-from dpexp.record.journal.journal import JOURNAL, RECORD, SWEEP_STRATEGY, is_open
+from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.leftovers import remove_leftovers
 from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.profiler_trace import PROFILER_TRACE, wrong_trace
 from dpexp.record.record import JournalError, Record
-from dpexp.record.runs import clean_files, sweep_records
+from dpexp.record.runs import clean_files
 from dpexp.record.runs.clean_files import CleanFiles
 
 WRITE_AGAIN = "write it again from the journal"
-OF_RUN = "write it again from the journal of its run, if that is here"
+
 _BY_VERSION = ("summary", "damage")
 """Keys of a Record that another version of dpexp may have computed otherwise; a summary may not be wrong."""
 _MOST_BYTES = 1_000_000
@@ -82,14 +81,14 @@ def record_problems(folder: Path, clean: CleanFiles | None = None) -> list[Probl
         if record is None:
             record = fold(folder / JOURNAL)
             if found := _own_problems(folder, record):
-                return [*found, *_sweep_problems(folder, record)]
+                return found
             if clean:
                 clean.keep(folder, record)
     except OSError as error:
         return [Problem(folder.name, "journal", f"{JOURNAL}: {error.strerror}")]
     except JournalError as error:
         return [Problem(folder.name, "journal", str(error))]
-    return list(_sweep_problems(folder, record))
+    return []
 
 
 def _own_problems(folder: Path, record: Record) -> list[Problem]:
@@ -102,16 +101,6 @@ def _own_problems(folder: Path, record: Record) -> list[Problem]:
     if wrong := wrong_trace(folder, record):
         found.append(Problem(folder.name, "record", f"{PROFILER_TRACE}: {wrong}"))
     return found
-
-
-def _sweep_problems(folder: Path, record: Record) -> Iterator[Problem]:
-    """What is wrong with the Records that a sweep has of its runs."""
-    if record.strategy == SWEEP_STRATEGY:
-        for name, text in sweep_records.wrong_records(folder).items():
-            yield Problem(folder.name, "record", f"{sweep_records.RECORDS}/{name}.json: {text}", OF_RUN)
-    elif sweep_records.is_of_earlier_run(folder, record):
-        what = f"sweep {record.parent} has the Record of an earlier run {record.name}"
-        yield Problem(folder.name, "record", what, OF_RUN)
 
 
 def _derived(path: Path, record: Record, made_from: dict[str, Any], contradicting: list[str]) -> str:
@@ -152,9 +141,3 @@ def repair_record(folder: Path, found: list[Problem]) -> None:
     """Write the Records again that are wrong. Raises JournalError."""
     if any(problem.repair == WRITE_AGAIN for problem in found):
         finish(folder / JOURNAL)
-    if any(problem.repair == OF_RUN for problem in found):
-        record = fold(folder / JOURNAL)
-        if record.strategy == SWEEP_STRATEGY:
-            sweep_records.mend(folder, sweep_records.wrong_records(folder))
-        else:
-            sweep_records.write_record(folder.with_name(record.parent), record.name, folder / JOURNAL)

@@ -13,6 +13,8 @@ from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import JournalError
 from dpexp.record.runs.check import check_end
 
+IMPORTED = "imported"
+"""The empty file of a run that another machine made."""
 SYSTEM = "system.jsonl"
 """The system metrics of a run."""
 BESIDE = (SYSTEM, PROFILER_TRACE)
@@ -65,6 +67,7 @@ def _copy(journal: Path, folder: Path) -> None:
         copied = temporary / folder.name
         copied.mkdir()
         shutil.copyfile(journal, copied / JOURNAL)
+        (copied / IMPORTED).touch()
         for name in BESIDE:
             if journal.with_name(name).exists():
                 shutil.copyfile(journal.with_name(name), copied / name)

@@ -34,28 +34,9 @@ RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
 ONE_RUN = "from one run each"
-TWO_ROUNDS = "from two rounds, which balance two cells only"
-ONE_ORDER = "from rounds that are not balanced"
 """Why there is no interval."""
 _MOST = 700.0
 """The largest logarithm of an end."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """The order in which the rounds of a sweep ran two of their cells.
-
-    ``apart`` is {round: seconds from the second cell's run to the first's}, ``cells`` how many a round has.
-    """
-
-    apart: RunFigures
-    cells: int
-
-    @classmethod
-    def of(cls, first: RunFigures, second: RunFigures, cells: int) -> Order | None:
-        """The order of runs at these moments, in seconds; None where those of a round are not known."""
-        apart = {key: first[key] - second[key] for key in first if key in second}
-        return cls(apart, cells) if apart else None
 
 
 @dataclass(frozen=True)
@@ -67,8 +48,6 @@ class Interval:
     high: float = math.inf
     least_seen: float = math.inf
     """The least factor between equal and different that further comparisons of this kind would find."""
-    why: str = ONE_RUN
-    """Why there is no interval, if there is none."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -81,7 +60,7 @@ class Interval:
     def text(self, show: Callable[[float], str]) -> str:
         """``0.98x (95% interval 0.97x to 1.00x)``, or ``0.98x (from one run each: no interval)``."""
         if not self.is_known:
-            return f"{show(self.value)} ({self.why}: no interval)"
+            return f"{show(self.value)} ({ONE_RUN}: no interval)"
         return f"{show(self.value)} (95% interval {show(self.low)} to {show(self.high)})"
 
     @property
@@ -96,21 +75,18 @@ class Interval:
         )
 
 
-def of_runs(runs: RunFigures, confidence: float = CONFIDENCE) -> Interval:
+def of_runs(runs: RunFigures) -> Interval:
     """The figure of one cell with its interval."""
     value = typical(runs.values())
     if len(runs) < 2 or not value:
         return Interval(value)
-    return _exponential(value, estimates.mean(_logs(runs.values())), confidence)
+    return _exponential(value, estimates.mean(_logs(runs.values())))
 
 
-def ratio_interval(
-    first: RunFigures, second: RunFigures, confidence: float = CONFIDENCE, order: Order | None = None
-) -> Interval:
+def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
     """How many times the second cell's figure the first cell's is. Runs that share a key are paired.
 
-    Where some runs share a key, only those count: the others would compare different rounds. With the
-    ``order`` of their rounds a drift is no difference.
+    Where some runs share a key, only those count: the others would compare different rounds.
     """
     shared = [key for key in first if key in second]
     if shared:
@@ -122,23 +98,7 @@ def ratio_interval(
     if min(len(first), len(second)) < 2:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
-    if not shared:
-        return _exponential(value, estimates.difference(*logs), confidence)
-    if order is None or any(key not in order.apart for key in shared):
-        return _exponential(value, estimates.mean(logs[0] - logs[1]), confidence)
-    if len(shared) == 2 < order.cells:
-        return Interval(value, why=TWO_ROUNDS)
-    return _of_rounds(logs[0] - logs[1], [order.apart[key] for key in shared], confidence)
-
-
-def _of_rounds(differences: Array, apart: Sequence[float], confidence: float) -> Interval:
-    import numpy as np
-
-    estimate = estimates.of_rounds(differences, np.array(apart))
-    value = math.exp(float(estimate.middle))
-    if not math.isfinite(estimate.error):
-        return Interval(value, why=ONE_ORDER)
-    return _exponential(value, estimate, confidence)
+    return _exponential(value, estimates.mean(logs[0] - logs[1]) if shared else estimates.difference(*logs))
 
 
 def against_one(runs: Sequence[float], other: float) -> Interval:
@@ -160,9 +120,9 @@ def _logs(values: Iterable[float]) -> Array:
     return np.asarray(np.log(list(values)))
 
 
-def _exponential(value: float, estimate: Estimate, confidence: float) -> Interval:
-    middle, half = float(estimate.middle), float(estimate.half(confidence))
-    seen = least_found(int(estimate.freedom), confidence) * float(estimate.error)
+def _exponential(value: float, estimate: Estimate) -> Interval:
+    middle, half = float(estimate.middle), float(estimate.half(CONFIDENCE))
+    seen = least_found(int(estimate.freedom), CONFIDENCE) * float(estimate.error)
     low, high, seen = (_power_of_e(each) for each in (middle - half, middle + half, seen))
     return Interval(value, low, high, seen)
 

@@ -1,17 +1,15 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
-Runs are ranked only within a group: the same kind of execution, the same machine, the same work. The rounds
-of a sweep may lie on several hosts of one kind, because its cells are paired by round. Runs of one config,
-with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times with an
-interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within the
-noise, and cells that ran once have no interval.
+Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs of one
+config, with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times
+with an interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within
+the noise, and cells that ran once have no interval.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +24,7 @@ from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.stored_record import RecordReader
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import intervals
-from dpexp.report.analysis.intervals import Interval, Order
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare.group_key import GroupKey, GroupKeys
 
 
@@ -37,8 +35,6 @@ class Cell:
     rows: int
     folder: Path
     """The folder of the first run."""
-    round_size: int = 1
-    """How many runs the rounds of its sweep have."""
     views: list[RecordView] = field(default_factory=list)
 
     @property
@@ -97,16 +93,9 @@ class Cell:
         devices = dict.fromkeys(device for run in self.runs for device in run.memory)
         return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
 
-    @cached_property
-    def moments(self) -> dict[Hashable, float]:
-        """{run: the moment halfway through it, in seconds}, where it is known."""
-        moments = {_round(view.record): view.middle_s for view in self.views}
-        return {key: moment for key, moment in moments.items() if moment is not None}
-
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        order = Order.of(baseline.moments, self.moments, max(self.round_size, baseline.round_size))
-        return intervals.ratio_interval(baseline.medians, self.medians, order=order)
+        return intervals.ratio_interval(baseline.medians, self.medians)
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
@@ -188,18 +177,14 @@ def compare(folders: Sequence[Path], reader: RecordReader | None = None) -> Comp
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
     found, unreadable = _read(folders, reader or RecordReader())
-    hosts = _hosts(found.values())
-    sizes = Counter(_round(record) for record in found.values() if record.status == "finished")
     for folder, record in found.items():
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
             why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
-        (execution, machine, work), config = keys.of(record)
-        key = (execution, (hosts.get(record.parent, machine[0]), *machine[1:]), work)
+        key, config = keys.of(record)
         cell = cells.setdefault((key, config, usual.rows), Cell(usual.rows, folder))
-        cell.round_size = max(cell.round_size, sizes[_round(record)])
         if not cell.views:
             groups.setdefault(key, Group(*key)).cells.append(cell)
         cell.views.append(view)
@@ -216,23 +201,6 @@ def _read(folders: Iterable[Path], reader: RecordReader) -> tuple[dict[Path, Rec
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
     return found, unreadable
-
-
-def _hosts(records: Iterable[Record]) -> dict[str, str]:
-    """{sweep: its hosts} of sweeps whose rounds ran on several hosts, each on one.
-
-    Its cells are paired by round, so that a ratio compares runs of one host.
-    """
-    sweeps: dict[str, dict[Hashable, set[str]]] = {}
-    for record in filter(lambda record: record.parent, records):
-        rounds = sweeps.setdefault(record.parent, {})
-        rounds.setdefault(_round(record), set()).add(str(record.environment.get("host")))
-    found = {}
-    for sweep, rounds in sweeps.items():
-        hosts = set().union(*rounds.values())
-        if len(hosts) > 1 and all(len(of_round) == 1 for of_round in rounds.values()):
-            found[sweep] = ", ".join(sorted(hosts))
-    return found
 
 
 def _round(record: Record) -> Hashable:

@@ -117,7 +117,7 @@ def _explained(group: Group) -> list[str]:
     others = [cell for cell in group.cells if cell is not group.baseline]
     found = [cell.speed_up(group.baseline) for cell in others]
     lines = []
-    if any(not each.is_known and each.why == ONE_RUN for each in found):
+    if any(not each.is_known for each in found):
         lines.append(
             "a config that ran once has no interval: its steps do not show how far the next run will lie; "
             "repeat it to compare it"
@@ -188,7 +188,7 @@ def _efficiency(cell: Cell, figure: Figure, baseline: Cell) -> str:
 
 
 def _interval(interval: Interval) -> str:
-    ends = f"[{_end(interval.low)}, {_end(interval.high)}]" if interval.is_known else interval.why
+    ends = f"[{_end(interval.low)}, {_end(interval.high)}]" if interval.is_known else ONE_RUN
     return f"{units.ratio(interval.value)} {ends}"
 
 

@@ -8,17 +8,16 @@ sides, or if each cell ran once. A claim about a fact (shapes, equality, bytes) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.report import units
-from dpexp.report.analysis import intervals, looks
-from dpexp.report.analysis.intervals import Interval, Order
+from dpexp.report.analysis import intervals
+from dpexp.report.analysis.intervals import Interval
 from dpexp.report.section import Section
 from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
 from dpexp.study.experiment.metrics import Metric, medians, metric, value
-from dpexp.study.experiment.records import MeasuredRun, RunsByCell, measured_runs
+from dpexp.study.experiment.records import MeasuredRun, RunsByCell
 
 
 @dataclass(frozen=True)
@@ -98,44 +97,19 @@ def _outcome(holds: Any) -> ClaimOutcome:
 def interval(
     name: str, runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun] | None = None
 ) -> Interval | None:
-    """A timed metric of one cell's runs, or its ratio to another's, with its 95% interval; None without any.
-
-    Of a sweep that ran until its claims were decided, what the intervals after each of its rounds have in
-    common: they are wider, so that looking often finds no more differences that are not there.
-    """
+    """A timed metric of a cell's runs, or its ratio to another's, with its 95% interval; None without any."""
     figures = medians(name, runs)
-    baseline = None if against is None else medians(name, against)
-    if not figures or baseline == {}:
+    if not figures:
         return None
-
-    order = None if against is None else _order(runs, against)
-
-    def after(rounds: int, confidence: float) -> Interval:
-        early = {number: figure for number, figure in figures.items() if number <= rounds}
-        if baseline is None:
-            return intervals.of_runs(early, confidence)
-        return intervals.ratio_interval(early, baseline, confidence, order)
-
-    first, last = min(figures), max(figures)
-    confidences = looks.look_confidences(*runs[0].looks) if runs[0].looks else {}
-    done = [
-        after(rounds, confidence) for rounds, confidence in confidences.items() if first <= rounds <= last
-    ]
-    return looks.over_looks(done) if done else after(last, intervals.CONFIDENCE)
+    if against is None:
+        return intervals.of_runs(figures)
+    baseline = medians(name, against)
+    return intervals.ratio_interval(figures, baseline) if baseline else None
 
 
-def _order(runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun]) -> Order | None:
-    """The order of two cells in the rounds of their sweep; None where it was not balanced or is not known."""
-    moments, others = (
-        {run.round: run.view.middle_s for run in of_cell if run.view.middle_s is not None}
-        for of_cell in (runs, against)
-    )
-    return Order.of(moments, others, runs[0].cells) if runs[0].cells else None
-
-
-def claim_sections(experiment: Experiment, folder: Path) -> list[Section]:
-    """The verdicts on the Records of a folder as report sections."""
-    verdicts = judge(experiment, measured_runs(folder))
+def claim_sections(experiment: Experiment, runs: RunsByCell) -> list[Section]:
+    """The verdicts on these runs as report sections."""
+    verdicts = judge(experiment, runs)
     mood = "good" if all(verdict.is_as_stated for verdict in verdicts) else "warn"
     lines = (experiment.question, *map(_line, verdicts))
     return [Section(f"Claims of {experiment.name}, judged by these runs", lines, mood)]

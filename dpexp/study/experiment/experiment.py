@@ -7,11 +7,10 @@
                      figure.png             drawn from the Records
                      records/KIND/          the Records of the committed result, by kind of machine:
                          CELL.rN.json       one run: cell CELL, round N, as the run itself wrote it
-                         sweep.json         the sweep: order, seconds of each process, environment
-                         SHA256SUMS         of all of these
 
-A *cell* is one entry of ``RUNS``; a sweep runs every cell once a round. A claim is data: the Records of any
-machine show whether it holds, is not shown, or is contradicted.
+A *cell* is one entry of ``RUNS``, which a sweep runs once a round, or of ``PROGRAMS``: a program of the
+experiment, which writes its Records itself (``experiments/programs.py``). A claim is data: the Records of
+any machine show whether it holds, is not shown, or is contradicted.
 """
 
 import operator
@@ -19,7 +18,7 @@ import re
 import reprlib
 import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,26 +28,14 @@ from dpexp.config.errors import ConfigError, did_you_mean, shortened
 from dpexp.config.run_config import RunConfig, known_options, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Row
-from dpexp.record.runs.sweep_records import RECORDS
 from dpexp.study import MOST_REPEATS
 from dpexp.study.experiment.figure_kinds import ExperimentFigure
-from dpexp.study.experiment.records import RunsByCell, measured_runs
+from dpexp.study.experiment.records import RECORDS, RunsByCell, measured_runs, run_records
 
 CONFIG, README = "config.py", "README.md"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-
-
-@dataclass(frozen=True)
-class Program:
-    """A cell that is not a run of dpexp: a program in the experiment's folder that prints a Record."""
-
-    file: str
-    arguments: tuple[str, ...] = ()
-
-
-Run = RunConfig | Program
 
 
 class ClaimOutcome(StrEnum):
@@ -87,16 +74,21 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment as its ``config.py`` defines it. ``columns`` are the result table's metrics."""
+    """An experiment as its ``config.py`` defines it.
+
+    ``programs`` are the cells that are not runs of dpexp, each with what measures it; ``columns`` are the
+    result table's metrics.
+    """
 
     folder: Path
     question: str
-    runs: Mapping[str, Run]
+    runs: Mapping[str, RunConfig]
     claims: Sequence[Claim]
     answer: str
     columns: Sequence[str]
     figure: ExperimentFigure
     repeats: int = 5
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -113,12 +105,13 @@ class Experiment:
 
     def committed_runs(self) -> dict[str, RunsByCell]:
         """{kind of machine: its finished runs by cell} of the committed Records."""
-        return {folder.name: measured_runs(folder) for folder in sorted(self.records.glob("*/"))}
+        folders = sorted(self.records.glob("*/"))
+        return {folder.name: measured_runs(run_records(folder)) for folder in folders}
 
-    def is_reference(self, cell: str) -> bool:
-        """Whether a cell runs on a single device, the reference that every sweep measures."""
-        run = self.runs[cell]
-        return isinstance(run, RunConfig) and run.strategy == REFERENCE
+    @property
+    def cells(self) -> list[str]:
+        """All cells, those of its programs last."""
+        return [*self.runs, *self.programs]
 
     def changed_fields(self, cell: str, recorded: Row) -> list[str]:
         """The fields of a cell's config that differ from a recorded one; none of a program.
@@ -126,18 +119,18 @@ class Experiment:
         Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
         was made with the option's default.
         """
-        run = self.runs[cell]
-        if isinstance(run, Program):
+        if cell in self.programs:
             return []
+        run = self.runs[cell]
         wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
         keys = (wanted.keys() | known_options(recorded).keys()) - options_with_role("label", "delivery")
         return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
     def cells_matching(self, pattern: str) -> list[str]:
-        """The cells that match a pattern of a claim or of ``--only``. Raises ConfigError if none does."""
-        found = [cell for cell in self.runs if fnmatchcase(cell, pattern)]
+        """The cells that match a pattern of a claim. Raises ConfigError if none does."""
+        found = [cell for cell in self.cells if fnmatchcase(cell, pattern)]
         if not found:
-            cells = ", ".join(self.runs) + did_you_mean(pattern, self.runs)
+            cells = ", ".join(self.cells) + did_you_mean(pattern, self.cells)
             raise ConfigError(f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {cells}")
         return found
 
@@ -156,7 +149,7 @@ def load_experiment(folder: Path) -> Experiment:
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise ConfigError(f"{path}: it must define {', '.join(missing)}")
-    settings = {name.lower(): names[name] for name in (*REQUIRED, "REPEATS") if name in names}
+    settings = {name.lower(): names[name] for name in (*REQUIRED, "REPEATS", "PROGRAMS") if name in names}
     experiment = Experiment(folder, **settings)
     _check(experiment, path)
     return experiment
@@ -167,14 +160,13 @@ def _check(experiment: Experiment, path: Path) -> None:
     if type(repeats) is not int or not 1 <= repeats <= MOST_REPEATS:
         found = shortened(reprlib.repr(repeats))
         raise ConfigError(f"{path}: REPEATS is {found}: give a whole number from 1 to {MOST_REPEATS:,}")
-    for cell, run in experiment.runs.items():
+    for cell in experiment.cells:
         if not _CELL.fullmatch(cell):
             raise ConfigError(f"{path}: cell '{cell}': use only letters, digits, - and _")
-        if isinstance(run, Program) and not (path.parent / run.file).is_file():
-            raise ConfigError(f"{path}: cell '{cell}': there is no file {run.file}")
     for claim in experiment.claims:
         for pattern in filter(None, (claim.of, claim.against)):
             experiment.cells_matching(pattern)
-    if not any(map(experiment.is_reference, experiment.runs)):
+    runs = experiment.runs.values()
+    if runs and not any(run.strategy == REFERENCE for run in runs):
         what = f"strategy {REFERENCE}, the reference that every sweep measures"
         raise ConfigError(f"{path}: no cell has {what}")

@@ -57,13 +57,6 @@ def _value(figure: Figure, view: RecordView, key: str) -> Any:
         return None
 
 
-def _wall_s(run: MeasuredRun, _: str) -> list[float]:
-    """What the sweep measured; a program that writes its Record after its work records the time itself."""
-    if "process_s" in run.record.metrics:
-        return _metric(run, "process_s")
-    return [] if run.wall_s is None else [run.wall_s]
-
-
 def _split(run: MeasuredRun, _: str) -> str:
     return "; ".join(units.repeated(map(str, group.split or [group.rows])) for group in run.view.batches)
 
@@ -116,7 +109,12 @@ def _yes(verified: bool | None) -> str:
 METRICS: Mapping[str, Metric] = {
     **{figure.name: _of_figure(figure) for figure in figures(At.CLAIM)},
     "time_ms": Metric("{}", lambda run, name: _metric(run, f"{name}_ms"), units.ms, True),
-    "wall_s": Metric("whole process", _wall_s, lambda seconds: units.ms(1000 * seconds), True),
+    "wall_s": Metric(
+        "whole process",
+        lambda run, _: _metric(run, "process_s"),
+        lambda seconds: units.ms(1000 * seconds),
+        True,
+    ),
     "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
     "split": Metric("rows a device, by batch", _split, str),
     "shapes": Metric("inputs -> outputs of {}", _replica_shapes, str),

@@ -5,7 +5,7 @@ The blocks ``answer``, ``results`` and ``setup`` stand between ``<!-- begin: NAM
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,12 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
 from dpexp.report import units
+from dpexp.report.analysis.intervals import ONE_RUN
 from dpexp.report.render.markdown import code, escape, table
 from dpexp.report.section import Table
 from dpexp.study.experiment import claims, figure, metrics
 from dpexp.study.experiment.claims import Verdict
-from dpexp.study.experiment.experiment import README, ClaimOutcome, Experiment
+from dpexp.study.experiment.experiment import CONFIG, README, ClaimOutcome, Experiment
 from dpexp.study.experiment.records import RunsByCell
 
 FIGURE = "figure.png"
@@ -82,7 +83,7 @@ class ExperimentReadme:
         for kind, runs in self.runs.items():
             if len(self.runs) > 1:
                 parts.append(f"### On {kind}")
-            cells = tuple(self._cell_row(cell, runs) for cell in self.experiment.runs if runs.get(cell))
+            cells = tuple(self._cell_row(cell, runs) for cell in self.experiment.cells if runs.get(cell))
             titles = ("cell", "runs", *map(metrics.metric_title, self.experiment.columns))
             verdicts = tuple(
                 (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
@@ -99,9 +100,7 @@ class ExperimentReadme:
 
     def setup(self) -> str:
         """The machine, versions, lock, commit and date of each kind's Records."""
-        return "\n".join(
-            line for kind, runs in self.runs.items() for line in _setup(kind, records_of(runs), _looks(runs))
-        )
+        return "\n".join(line for kind, runs in self.runs.items() for line in _setup(kind, records_of(runs)))
 
     def render(self, text: str) -> str:
         """The README's text with new blocks. Raises ConfigError if a block's place is missing."""
@@ -109,6 +108,39 @@ class ExperimentReadme:
         for name, block in blocks.items():
             text = replace_block(text, name, block, self.experiment.folder / README)
         return text
+
+    def problems(self) -> list[str]:
+        """Where the committed result differs from what its Records and config give."""
+        experiment, folder = self.experiment, self.experiment.folder
+        if not self.runs:
+            return [f"{experiment.records}: no Records"]
+        found = [problem for kind in self.runs for problem in self._record_problems(kind)]
+        update = f"python scripts/report.py experiments/{experiment.name}"
+        text = (folder / README).read_text(encoding="utf-8") if (folder / README).is_file() else ""
+        if self.render(text) != text:
+            found.append(f"{folder / README} is not what its Records give: {update}")
+        if not figure.shows(folder / FIGURE, experiment.figure, self.main_runs):
+            found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
+        for kind, verdicts in self.verdicts.items():
+            found += [
+                f"{folder / CONFIG}: claim “{verdict.claim.text}”: {verdict.outcome} on {kind}, "
+                f"not {verdict.claim.stated}: {verdict.figures}"
+                for verdict in verdicts
+                if not verdict.is_as_stated
+            ]
+        return found
+
+    def _record_problems(self, kind: str) -> Iterator[str]:
+        """The cells that lack a round, and the Records of another config."""
+        folder, last = self.experiment.records / kind, self.experiment.repeats
+        for cell in self.experiment.cells:
+            measured = self.runs[kind].get(cell, ())
+            rounds = [run.round for run in measured]
+            if rounds != list(range(1, last + 1)):
+                yield f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {last}"
+            for run in measured:
+                if changed := self.experiment.changed_fields(cell, run.record.config):
+                    yield f"{folder / run.name}.json was made with another config: {', '.join(changed)}"
 
     def write(self) -> list[Path]:
         """Update the README's blocks and the figure; returns the files."""
@@ -147,7 +179,7 @@ def fill(text: str, runs: RunsByCell) -> str:
         found = claims.interval(name, runs[cell], runs[against] if what == "ratio" else None)
         if found is None:
             return f"(not measured: {name})"
-        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else found.why
+        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else ONE_RUN
         return f"{show(found.value)} ({ends})"
 
     return _PLACEHOLDER.sub(figures, text)
@@ -158,18 +190,14 @@ def records_of(runs: RunsByCell) -> list[Record]:
     return [run.record for of_cell in runs.values() for run in of_cell]
 
 
-def _looks(runs: RunsByCell) -> tuple[int, int] | None:
-    return next((run.looks for of_cell in runs.values() for run in of_cell), None)
-
-
-def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = None) -> list[str]:
+def _setup(kind: str, records: list[Record]) -> list[str]:
     environment = records[0].environment
     locks = [record.environment.get("lock") or {} for record in records]
     commits = [record.environment.get("git") or {} for record in records]
     differs = _distinct(name for lock in locks for name in lock.get("differs") or ())
-    until = f", in {looks[0]} to {looks[1]} rounds, until all claims about time were decided" if looks else ""
     dirty = " with uncommitted changes" if any(git.get("dirty") for git in commits) else ""
-    sweeps = _distinct(record.parent for record in records)
+    sweeps = _distinct(record.parent for record in records if record.parent)
+    of_sweep = f" of sweep {sweeps}" if sweeps else ""
     threads, torch = (
         _distinct(str(record.environment.get(key)) for record in records) for key in ("threads", "torch")
     )
@@ -180,7 +208,7 @@ def _setup(kind: str, records: list[Record], looks: tuple[int, int] | None = Non
         + _distinct(code(f"{str(lock.get('sha256'))[:16]}…") for lock in locks)
         + escape(f", but for {differs}" if differs else ", nothing differs from it"),
         "code: commit " + _distinct(code(str(git.get("commit"))[:12]) for git in commits) + dirty,
-        escape(f"date: {date(records)}; {len(records)} runs of sweep {sweeps}{until}"),
+        escape(f"date: {date(records)}; {len(records)} runs{of_sweep}"),
     )
     return [f"- {line}" for line in lines]
 

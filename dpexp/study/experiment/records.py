@@ -1,6 +1,5 @@
-"""The Records of an experiment's runs as files: ``CELL.rN.json`` of cell CELL in round N, ``sweep.json``."""
+"""The Records of an experiment's runs by name: ``CELL.rN`` is the run of cell CELL in round N."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +11,10 @@ from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record import json_text
 from dpexp.record.figures.step_times import speed_up
 from dpexp.record.record import Record, Row
-from dpexp.record.runs import sweep_records
 from dpexp.record.view import RecordView
 
-SWEEP, CHECKSUMS = f"{sweep_records.OF_SWEEP}.json", "SHA256SUMS"
-BALANCED = "balanced"
-"""The ``order`` of a sweep's rounds; those of older versions of dpexp were in random order."""
+RECORDS = "records"
+"""The folder of an experiment with its committed Records."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """``whole-8.r2``: the run's name, and its file's without ``.json``."""
+        """``whole-8.r2``: the run's name, and its committed file's without ``.json``."""
         return f"{self.cell}.r{self.round}"
 
     @property
@@ -40,16 +37,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class MeasuredRun(PlannedRun):
-    """A finished run of a sweep with its Record, and seconds of its process where they are known.
-
-    ``looks`` are the first and the last round after which the sweep could end, if it ended as soon as its
-    claims were decided. ``cells`` is how many cells ran in its rounds if their order was balanced, else 0.
-    """
+    """A finished run of a sweep with its Record."""
 
     record: Record
-    wall_s: float | None = None
-    looks: tuple[int, int] | None = None
-    cells: int = 0
 
     @cached_property
     def view(self) -> RecordView:
@@ -60,32 +50,13 @@ class MeasuredRun(PlannedRun):
 RunsByCell = Mapping[str, Sequence[MeasuredRun]]
 
 
-def sweep_record(folder: Path) -> Record:
-    """The Record of the sweep that made the Records of a folder; an empty one before its end."""
-    return read_record(folder / SWEEP) if (folder / SWEEP).is_file() else Record()
-
-
-def looks_of(sweep: Row) -> tuple[int, int] | None:
-    """The rounds after which a sweep of this config could end; None if their number was fixed."""
-    return (int(sweep["repeats"]), int(sweep["limit"])) if sweep.get("limit") else None
-
-
-def measured_runs(folder: Path, config: Row | None = None) -> dict[str, list[MeasuredRun]]:
-    """{cell: its finished runs by round} of a folder of Records. Raises JournalError for a newer Record.
-
-    ``config`` is that of a sweep that has not ended; of an ended one its Record has it.
-    """
-    sweep = sweep_record(folder)
-    config, seconds = config or sweep.config, sweep.summary
-    paths = [(path, *path.stem.rpartition(".r")[::2]) for path in sorted(folder.glob("*.r[0-9]*.json"))]
-    cells = len({cell for _, cell, _ in paths}) if config.get("order") == BALANCED else 0
+def measured_runs(records: Mapping[str, Record]) -> dict[str, list[MeasuredRun]]:
+    """{cell: its finished runs by round} of Records by the names of their runs."""
     found: dict[str, list[MeasuredRun]] = {}
-    for path, cell, number in paths:
-        record = read_record(path)
+    for name, record in records.items():
+        cell, _, number = name.rpartition(".r")
         if record.status == "finished":
-            wall_s = seconds.get(f"wall_s.{path.stem}")
-            run = MeasuredRun(cell, int(number), record, wall_s, looks_of(config), cells)
-            found.setdefault(cell, []).append(run)
+            found.setdefault(cell, []).append(MeasuredRun(cell, int(number), record))
     for runs in found.values():
         runs.sort(key=lambda run: run.round)
     return found
@@ -94,7 +65,7 @@ def measured_runs(folder: Path, config: Row | None = None) -> dict[str, list[Mea
 def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
     """``{run, speed_up}`` of each run over the single device of its round, for the same global batch.
 
-    ``runs`` are the Records by the names of their files, in order.
+    ``runs`` are the Records by name.
     """
     by_round: dict[str, list[Record]] = {}
     for name, record in runs.items():
@@ -109,9 +80,18 @@ def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
     return rows
 
 
+def machine_kind(records: Mapping[str, Record]) -> str:
+    """``cpu``, or the name of the accelerator that the runs used, as a folder name."""
+    for record in records.values():
+        chips = record.environment.get("accelerators") or []
+        if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
+            return str(chips[0]["name"]).lower().replace(" ", "-")
+    return "cpu"
+
+
 def run_records(folder: Path) -> dict[str, Record]:
-    """{name of the file: Record} of a folder's runs, by name."""
-    return {path.stem: read_record(path) for path in sorted(folder.glob("*.r*.json"))}
+    """{name of the run: Record} of a folder's files ``CELL.rN.json``, by name."""
+    return {path.stem: read_record(path) for path in sorted(folder.glob("*.r[0-9]*.json"))}
 
 
 def read_record(path: Path) -> Record:
@@ -128,11 +108,3 @@ def parse_record(text: str | bytes) -> Record:
     if not isinstance(data, dict) or "run_id" not in data:
         raise ValueError("it has no run_id")
     return Record.from_dict(data)
-
-
-def checksums(folder: Path) -> str:
-    """The SHA256SUMS of a folder's Records, as ``sha256sum`` writes it."""
-    return "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(folder.glob("*.json"))
-    )

@@ -3,27 +3,19 @@
 import reprlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.ranges import plural
-from dpexp.record.consistency.proof import SECTIONS, Section
 from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import intervals
-from dpexp.study.experiment.agreement import flops_differ
 
 BITS = ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators")
 """What decides bits."""
 SAME_TIMES = (*BITS, "cpu_count")
 """The kind of machine: times are compared where these facts are equal."""
-TIMES_ROUNDING = 10.0
-"""How much larger a measured rounding can be elsewhere."""
-OPERATORS = ("torch", "cuda", "accelerators")
-"""What decides which operators a step calls, and what they send and keep."""
-MEMORY = ("parameters", "buffers", "optimizer", "gradients", "activations")
-"""What a step holds each time: the peak depends on when it is released."""
 
 
 @dataclass(frozen=True)
@@ -54,64 +46,6 @@ def named(record: Record) -> Row:
 def verdict(record: Record) -> Row:
     """What a verification of another version of dpexp has too."""
     return {name: record.verification.get(name) for name in ("checked", "passed", "dtype")}
-
-
-def limits(then: Record, now: Record) -> Check:
-    """Limits that were measured then are again of this size, and as many steps are verified."""
-    what, (before, after) = "limit of errors", (then.verification, now.verification)
-    if before.get("tolerance") is None or after.get("tolerance") is None:
-        return Check(what, None, False, "not recorded")
-    raised = [text for section in SECTIONS if (text := _raised(section, then, now))]
-    if raised:
-        return Check(what, False, True, "; ".join(raised))
-    steps, steps_now = before.get("steps") or 0, after.get("steps") or 0
-    if steps > steps_now:
-        return Check(what, False, True, f"{plural(steps, 'step')} verified then, {steps_now} now")
-    return Check(what, True, True, f"{before['tolerance']:g} in {steps or 'some'} steps")
-
-
-def _raised(section: Section, then: Record, now: Record) -> str:
-    """What the limit of a section was, if that is far larger than now; empty if it is not."""
-    before, after = section.of(then), section.of(now)
-    known = section.allowed(then, str(before.get("dtype")))
-    limit, limit_now = before.get("tolerance"), after.get("tolerance")
-    if known is None or limit is None or limit_now is None:
-        return ""
-    is_raised = limit > max(known, TIMES_ROUNDING * limit_now)
-    return f"{section.name}: {limit:g} then, {limit_now:g} now" if is_raised else ""
-
-
-def work(then: Record, now: Record, is_required: bool) -> Check:
-    """The operations of a step, as far as both runs have formulas for its operators."""
-    what = "operations of a step"
-    if "flops" not in then.work or "flops" not in now.work:
-        return Check(what, None, False, "not recorded")
-    facts = [{key: work.get(key) for key in ("rows", "tokens")} for work in (then.work, now.work)]
-    if flops_differ(then.work, now.work) or facts[0] != facts[1]:
-        before, after = (
-            work["flops"] | found for work, found in zip((then.work, now.work), facts, strict=True)
-        )
-        return Check(what, False, is_required, f"{before} then, {after} now")
-    return Check(what, True, is_required, f"{sum(then.work['flops'].values())} floating-point operations")
-
-
-def collectives(then: Record, now: Record, is_required: bool) -> Check:
-    """What ranks send each other in a step."""
-    before, after = (record.summary.get("collectives") for record in (then, now))
-    if before is None or after is None:
-        return Check("bytes between ranks", None, False, "not recorded")
-    return replace(rows("bytes between ranks", before, after), is_required=is_required)
-
-
-def memory(then: Record, now: Record, is_required: bool) -> Check:
-    """What the observed step holds, by device."""
-    before, after = (
-        [{key: row[key] for key in ("device", "rank", *MEMORY) if key in row} for row in record.memory_use]
-        for record in (then, now)
-    )
-    if not before:
-        return Check("memory of a step", None, False, "not recorded")
-    return replace(rows("memory of a step", before, after), is_required=is_required)
 
 
 def rows(what: str, then: list[Row], now: list[Row]) -> Check:

@@ -19,7 +19,7 @@ from dpexp.config.process import ROOT, home
 from dpexp.config.run_config import RunConfig, known_options
 from dpexp.record.record import Record, Row
 from dpexp.study.reproduce.comparisons import incomparable
-from dpexp.study.reproduce.foreign_records import changed_files, check_files, check_trust
+from dpexp.study.reproduce.named_files import changed_files, check_files, check_trust
 from dpexp.study.reproduce.reproduction import Reproduction, compare_records
 from dpexp.study.reproduce.worktree import worktree
 from dpexp.study.sweep.child_run import run_in_child
@@ -54,9 +54,9 @@ def reproduce(
     It runs ``runs`` times where its times can be compared: from two on they have an interval. What it runs is
     delivered to MLflow if the recorded run was to be, and ``track`` allows it.
 
-    ``trust`` also runs code and reads files that a Record from elsewhere names; ``warn`` is called, before
-    anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and if its
-    config, data or commit is not available here.
+    ``trust`` also runs code and reads files that the Record names, as one's own may; ``warn`` is called,
+    before anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and
+    if its config, data or commit is not available here.
     """
     config = config_of(record, track=track)
     if used := live.live_options(config):
@@ -64,7 +64,7 @@ def reproduce(
     if not exact:
         config = known_options(config)
         RunConfig.from_dict(config, where=f"record {record.run_id}")
-    check_files(record)
+    check_files(record, config)
     if not trust:
         check_trust(record, config, exact=exact)
     for change in changed_files(record, config):

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from dpexp.config.process import ROOT, c_library, end_with_parent, python_path
-from dpexp.record.journal.durable import private_opener
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
 from dpexp.study.experiment.records import parse_record
@@ -46,54 +44,33 @@ class ChildRun:
     error: str
 
 
-def run_in_child(
-    config: Row, environ: Mapping[str, str], root: Path = ROOT, held: Sequence[int] = ()
-) -> ChildRun:
+def run_in_child(config: Row, environ: Mapping[str, str], root: Path = ROOT) -> ChildRun:
     """Run the config with the ``dpexp`` in ``root``; the working directory may hold another one."""
     command = [sys.executable, "-P", "-c", CODE]
-    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config), held)
+    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config))
 
 
-def run_command(
-    command: Sequence[str], environ: Mapping[str, str], stdin: str = "", held: Sequence[int] = ()
-) -> ChildRun:
-    """Run a command that prints a Record as JSON, with these environment variables added.
-
-    It inherits the open files ``held``, and with them their locks.
-    """
-    done = run_process(command, input=stdin, env=os.environ | dict(environ), held=held)
+def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> ChildRun:
+    """Run a command that prints a Record as JSON, with these environment variables added."""
+    done = run_process(command, input=stdin, env=os.environ | dict(environ))
     record = None
     with contextlib.suppress(ValueError):  # it printed something else, or nothing
         record = parse_record(done.stdout)
     return ChildRun(record, _error(done))
 
 
-def run_program(
-    command: Sequence[str], environ: Mapping[str, str], output: Path, held: Sequence[int] = ()
-) -> str:
-    """Run a command that prints into a file; returns its error, empty for exit code 0."""
-    with open(output, "wb", opener=private_opener) as file:
-        return _error(run_process(command, env=os.environ | dict(environ), held=held, stdout=file))
-
-
 def run_process(
-    command: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    input: str = "",
-    held: Sequence[int] = (),
-    stdout: int | BinaryIO = subprocess.PIPE,
+    command: Sequence[str], *, env: Mapping[str, str], input: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a process to its end. It is terminated when this one ends, or is interrupted, which then waits."""
     c_library()
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=stdout,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=env,
-        pass_fds=held,
         preexec_fn=partial(_end_with, os.getpid()),
     ) as process:
         try:

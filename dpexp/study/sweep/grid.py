@@ -16,12 +16,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpexp.config.errors import ConfigError, startup_errors
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim, Experiment
+from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.figure_kinds import Bars
 
 Axes = Mapping[str, Sequence[tuple[str, ...]]]
@@ -37,13 +37,11 @@ MOST_CELLS, MOST_RUNS = 1_000, 10_000
 class Grid(Experiment):
     """An experiment without a folder and without claims; its question is the command line's words.
 
-    ``left_out`` are the combinations that their strategy refuses, each with the reason; ``executions`` says
-    of each cell whether its devices are real.
+    ``left_out`` are the combinations that their strategy refuses, each with the reason.
     """
 
     experiment_name: str = ""
     left_out: Sequence[str] = ()
-    executions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -52,32 +50,6 @@ class Grid(Experiment):
     @property
     def title(self) -> str:
         return self.question
-
-    def to_decide(self) -> Grid:
-        """The grid with a claim for each cell that has a baseline: that its step is shorter.
-
-        The baseline of cells that may be ranked is the single device, else the first of them. Raises
-        ConfigError where no two cells may be ranked.
-        """
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for cell, run in self.runs.items():
-            config = run.to_dict() if isinstance(run, RunConfig) else {}
-            work = [str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval")]
-            alike.setdefault((self.executions.get(cell, ""), *work), []).append(cell)
-        claims = []
-        for cells in alike.values():
-            baseline = next(filter(self.is_reference, cells), cells[0])
-            claims += [
-                Claim(f"{cell} against {baseline}", "step_ms", cell, "<", against=baseline)
-                for cell in cells
-                if cell != baseline
-            ]
-        if not claims:
-            raise ConfigError(
-                f"--until-decided: of {', '.join(self.runs)} no two may be ranked: they do different work, "
-                "or some are on real devices and some on emulated ones (--virtual)"
-            )
-        return replace(self, claims=claims)
 
 
 @dataclass(frozen=True)
@@ -114,51 +86,46 @@ def too_large(axes: Mapping[str, Axes], repeats: int) -> str:
     return f"{found}: a sweep has at most {MOST_CELLS:,} cells and {MOST_RUNS:,} runs"
 
 
-def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int, *, planned: bool = False) -> Grid:
+def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
     """The grid of these strategies, with the options of each. Every combination is built, and none runs.
-
-    ``planned`` admits accelerators that this machine does not have: the runs are made elsewhere.
 
     Raises ConfigError for a value that every combination with it refuses, and for too many of them.
     """
     if problem := too_large(axes, repeats):
         raise ConfigError(f"{problem}: give fewer values or rounds; --dry-run shows the first cells")
-    configs: list[tuple[RunConfig, str]] = []
+    configs: list[RunConfig] = []
     accepted: list[Combination] = []
     refused: list[tuple[Combination, str]] = []
     for combination in combinations(axes):
         try:
             config = config_of(combination.strategy, combination.words)
-            configs.append((config, _execution(config, planned)))
+            _build(config)
+            configs.append(config)
             accepted.append(combination)
         except ConfigError as error:
             refused.append((combination, str(error)))
     _check_values(accepted, refused)
     question = _question(axes)
     runs: dict[str, RunConfig] = {}
-    executions: dict[str, str] = {}
-    for combination, (config, execution) in zip(accepted, configs, strict=True):
+    for combination, config in zip(accepted, configs, strict=True):
         varying = [option for option, values in axes[combination.strategy].items() if len(values) > 1]
         name = combination.cell(varying)
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
         runs[unique] = replace(config, track=False)  # the sweep delivers its runs
-        executions[unique] = execution
     bars = Bars("", "step_ms", {})
     left_out = dict.fromkeys(_reason(one, why, accepted) for one, why in refused)
-    name = configs[0][0].experiment
-    return Grid(Path(), question, runs, (), "", (), bars, repeats, name, tuple(left_out), executions)
+    name = configs[0].experiment
+    return Grid(Path(), question, runs, (), "", (), bars, repeats, {}, name, tuple(left_out))
 
 
-def _execution(config: RunConfig, planned: bool) -> str:
-    """How a run of this config would be executed, if it could start. Raises ConfigError."""
+def _build(config: RunConfig) -> None:
+    """Build what a run of this config would begin with. Raises ConfigError."""
     from dpexp.engine.prepare import prepare
     from dpexp.engine.printed_text import on_stderr
 
     with startup_errors(), on_stderr():
-        prepared = prepare(config, planned=planned)
-        prepared.release()
-    return prepared.execution
+        prepare(config).release()
 
 
 def _check_values(accepted: Sequence[Combination], refused: Sequence[tuple[Combination, str]]) -> None:

@@ -1,12 +1,10 @@
 """Intervals over runs: how often they find a difference where there is none, and how wide they are."""
 
-import dataclasses
 import functools
 import itertools
 import math
 import re
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +16,17 @@ from dpexp.report.analysis import estimates
 from dpexp.report.analysis.estimates import Estimate
 from dpexp.report.analysis.intervals import (
     CONFIDENCE,
-    ONE_ORDER,
     Interval,
-    Order,
     against_one,
     of_runs,
     ratio_interval,
     typical,
 )
-from dpexp.report.analysis.looks import look_confidences, over_looks
 from dpexp.report.analysis.power import least_found
 
 Array = np.ndarray[Any, Any]
 PAGE = ROOT / "docs" / "definitions.md"
-TRIALS, STEPS, LAST = 5000, 24, 15
+TRIALS, STEPS = 5000, 24
 RUNS = (2, 3, 5, 8)
 SPREADS = ((0.0, 0.1), (0.02, 0.1), (0.3, 0.1))
 """Relative spreads between the runs of a cell and between the steps of a run."""
@@ -51,9 +46,9 @@ def run_medians(between: float, within: float, correlation: float, seed: int) ->
     return np.median(within * np.array(steps), axis=0) + between * rng.standard_normal(shape)
 
 
-def found(estimate: Estimate, confidence: float = CONFIDENCE) -> float:
+def found(estimate: Estimate) -> float:
     """The share of trials whose interval finds a difference although there is none."""
-    return float(np.mean(np.abs(estimate.middle) > estimate.half(confidence)))
+    return float(np.mean(np.abs(estimate.middle) > estimate.half(CONFIDENCE)))
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
@@ -102,28 +97,13 @@ def test_the_documented_widths_are_those_of_the_simulation() -> None:
     assert [int(row[0]) for row in rows] == list(RUNS)
     for runs, rate, *widths, shown in rows:
         first, second = (0.05 * run_medians(1.0, 0.0, 0.0, seed)[:, : int(runs)] for seed in (1, 2))
-        of_rounds = estimates.of_rounds(first - second, np.resize([1.0, -1.0, -1.0, 1.0], int(runs)))
+        of_rounds = estimates.mean(first - second)
         assert 100 * found(of_rounds) == pytest.approx(float(rate), abs=0.1)
         for estimate, width in zip((of_rounds, estimates.difference(first, second)), widths, strict=True):
             half = np.median(estimate.half(CONFIDENCE))
             assert 100 * (np.exp(half) - 1) == pytest.approx(float(width), rel=0.02)
         seen = least_found(int(of_rounds.freedom), CONFIDENCE) * np.median(of_rounds.error)
         assert 100 * (np.exp(seen) - 1) == pytest.approx(float(shown), rel=0.02)
-
-
-def test_looking_after_every_round_finds_no_more() -> None:
-    logs = np.random.default_rng(3).standard_normal((TRIALS, LAST))
-    looks = look_confidences(5, LAST)
-    assert list(looks) == list(range(5, LAST + 1))
-    rates = {}
-    for kind in ("spent", "naive"):
-        differs = np.zeros(TRIALS, dtype=bool)
-        for rounds, confidence in looks.items():
-            estimate = estimates.mean(logs[:, :rounds])
-            differs |= np.abs(estimate.middle) > estimate.half(confidence if kind == "spent" else 0.95)
-        rates[kind] = differs.mean()
-    assert 0.03 < rates["spent"] <= MOST
-    assert rates["naive"] > 0.1
 
 
 # --- one comparison ------------------------------------------------------------------------------
@@ -146,42 +126,6 @@ def test_a_drift_that_rounds_share_does_not_widen_the_interval() -> None:
     assert paired.value == pytest.approx(unpaired.value)
     assert 1.0 not in paired
     assert 1.0 in unpaired
-
-
-def drifting(rounds: int, apart: Sequence[float], ratio: float = 1.0) -> tuple[dict[int, float], ...]:
-    """Figures of two cells in so many rounds, whose runs are so far apart: 2% from each run to the next."""
-    numbers = range(1, rounds + 1)
-    second = {number: 1.001**number for number in numbers}
-    return {number: ratio * second[number] * 1.02 ** apart[number - 1] for number in numbers}, second
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 4, 5, 8])
-def test_a_steady_drift_is_no_difference_in_balanced_rounds_and_a_line_takes_it_out(rounds: int) -> None:
-    apart = [(1.0, -1.0, -1.0, 1.0)[number % 4] for number in range(rounds)]
-    order = Order(dict(enumerate(apart, start=1)), 2)
-    found = ratio_interval(*drifting(rounds, apart), order=order)
-    assert found.low <= 1 + 1e-9
-    assert found.high >= 1 - 1e-9
-    if rounds >= 5:
-        real = ratio_interval(*drifting(rounds, apart, 1.01), order=order)
-        assert (real.low, real.value, real.high) == pytest.approx((1.01, 1.01, 1.01))
-
-
-def test_rounds_that_are_not_balanced_have_a_line_or_no_interval() -> None:
-    """One cell always first: that it runs later is all that differs. A late run, as of --resume, is far."""
-    for rounds in (2, 3, 4, 5, 8):
-        found = ratio_interval(*drifting(rounds, [1.0] * 8), order=Order(dict.fromkeys(range(1, 9), 1.0), 2))
-        assert (found.is_known, found.why) == (False, ONE_ORDER)
-    for late in ([1.0, 1.1, 0.9], [1.0, 1.2, 0.9, 1.1], [1.0, -1.0, 9.0], [1.0, -1.0, -1.0, 1.0, 90.0]):
-        found = ratio_interval(*drifting(len(late), late), order=Order(dict(enumerate(late, start=1)), 2))
-        assert found.low - 1e-9 < 1 < found.high + 1e-9
-
-
-def test_rounds_whose_moments_are_not_known_are_compared_by_their_mean() -> None:
-    figures = {1: 2.0, 2: 2.2, 3: 1.9}, {1: 1.0, 2: 1.3, 3: 1.1}
-    for order in (Order({1: 0.0, 2: 0.0, 3: 0.0}, 2), Order({1: 5.0}, 2)):
-        found, plain = ratio_interval(*figures, order=order), ratio_interval(*figures)
-        assert dataclasses.astuple(found)[:4] == pytest.approx(dataclasses.astuple(plain)[:4])
 
 
 def test_only_common_rounds_are_compared() -> None:
@@ -208,9 +152,3 @@ def test_a_figure_of_zero_has_no_interval() -> None:
 def test_the_typical_figure_is_the_geometric_mean() -> None:
     assert typical([3.3]) == 3.3
     assert typical([1.0, 4.0]) == pytest.approx(2.0)
-
-
-def test_looks_keep_what_they_have_in_common() -> None:
-    looks = [Interval(1.0, 0.5, 1.5, 1.3), Interval(1.1, 0.8, 2.0, 1.2)]
-    assert over_looks(looks) == Interval(1.1, 0.8, 1.5, 1.2)
-    assert over_looks([Interval(1.0, 0.9, 1.1), Interval(2.0, 1.9, 2.1)]) == Interval(2.0, 1.9, 2.1)

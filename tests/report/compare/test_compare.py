@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
 from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
-from dpexp.report.compare.grouping import Comparison, Group, compare
+from dpexp.report.compare.grouping import Comparison, compare
 from dpexp.report.compare.tables import shown_cells
 from dpexp.report.render import run_list, terminal
 from dpexp.tracking.content.content import summary_metrics
@@ -207,61 +206,6 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
 
     assert (interval("sweep").low, interval("sweep").high) == pytest.approx((2.0, 2.0))
     assert interval("").low < 1.0
-
-
-OWN = (1e-4, -1e-4, 5e-5, -5e-5, -1e-4, 1e-4, 5e-5, -5e-5)
-"""What the runs of a cell have of their own."""
-
-
-def drifting(save: Save, rounds: int, cells: int = 2, drift: float = 1.02) -> Comparison:
-    """A sweep whose runs of a second each get slower, AB BA BA AB; further cells run after those two."""
-    folders, start = [], datetime(2026, 1, 2, tzinfo=UTC)
-    for number in range(rounds):
-        order = [0, 1] if number % 4 in (0, 3) else [1, 0]
-        for place, cell in enumerate([*order, *range(2, cells)]):
-            count = cells * number + place
-            record = single() if cell == 0 else whole(cell + 1)
-            record.steps["time_ms"] = [drift**count * (1 + cell * OWN[number])] * len(record.steps["time_ms"])
-            record.started, record.ended = (
-                (start + timedelta(seconds=count + more)).isoformat() for more in (0, 0.9)
-            )
-            folders.append(save(record, count + 1, parent="sweep", name=f"{cell}.r{number + 1}"))
-    return compare(folders)
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 5, 8])
-def test_a_drift_is_no_difference_between_the_cells_of_a_sweep(save: Save, rounds: int) -> None:
-    (group,) = drifting(save, rounds).groups
-    (other,) = (cell for cell in group.cells if cell is not group.baseline)
-    speed_up = other.speed_up(group.baseline)
-    assert tables.comparison_verdict(speed_up) == "within the noise"
-    assert (speed_up.least_seen < 1.001) is (rounds >= 5)  # a line takes the drift out of the spread
-
-
-def test_two_rounds_of_three_cells_have_no_verdict(save: Save) -> None:
-    compared = drifting(save, 2, cells=3)
-    assert "from two rounds, which balance two cells only" in text(compared)
-    shutil.rmtree(compared.groups[0].cells[0].folder.parent)
-    assert "from two rounds" not in text(drifting(save, 3, cells=3))
-
-
-def test_rounds_of_a_sweep_on_several_hosts_are_compared_together_where_each_had_one(save: Save) -> None:
-    def groups(sweep: str, hosts: list[list[str]]) -> list[Group]:
-        folders = []
-        for number, of_round in enumerate(hosts, start=1):
-            for cell, (make, host) in enumerate(zip((single, partial(whole, 2)), of_round, strict=True)):
-                record = make(step_ms=(2.0, 1.0)[cell] * (1 + number))
-                record.environment |= {"host": host}
-                folders.append(save(record, 10 * number + cell, parent=sweep, name=f"{cell}.r{number}"))
-        compared = compare(folders)
-        shutil.rmtree(folders[0].parent)
-        return compared.groups
-
-    (group,) = groups("jobs", [["n1", "n1"], ["n2", "n2"], ["n1", "n1"]])
-    speed_up = group.ranked[0].speed_up(group.baseline)
-    assert (group.machine, speed_up.low) == (("n1, n2", "A CPU"), pytest.approx(2.0))
-    split = groups("split", [["n1", "n2"], ["n2", "n2"]])
-    assert sorted(group.machine[0] for group in split) == ["n1", "n2"]
 
 
 def test_noisy_cells_are_named(save: Save) -> None:

@@ -1,11 +1,8 @@
 """The committed experiments: their READMEs match their Records, and the check finds what does not match."""
 
-import json
-import operator
 import re
 import shutil
 import subprocess
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,7 @@ from command_lines import ROOT, script
 from dpexp.config.errors import ConfigError
 from dpexp.study.experiment.experiment import load_experiment
 from dpexp.study.experiment.index import with_index
-from dpexp.study.experiment.problems import committed_problems
 from dpexp.study.experiment.readme import ExperimentReadme, records_of
-from dpexp.study.experiment.records import checksums
 
 EXPERIMENTS = ROOT / "experiments"
 NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))
@@ -27,7 +22,7 @@ def report(*arguments: str) -> subprocess.CompletedProcess[str]:
     return script("report.py", *arguments)
 
 
-def test_every_experiment_matches_its_records_and_still_builds() -> None:
+def test_every_experiment_matches_its_records() -> None:
     done = report("--check")
     assert done.returncode == 0, done.stderr
     assert len(NAMES) >= 1
@@ -40,7 +35,10 @@ def test_a_readme_is_a_lesson(name: str) -> None:
     text = (experiment.folder / "README.md").read_text()
     assert text.startswith(f"# {experiment.question}\n")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
-    assert f"python scripts/sweep.py experiments/{name}" in text
+    if experiment.runs:
+        assert f"python scripts/sweep.py experiments/{name}" in text
+    if experiment.programs:
+        assert f"python experiments/programs.py experiments/{name}" in text
     assert (experiment.folder / "config.py").read_text().startswith(f'"""{experiment.question}')
 
 
@@ -48,7 +46,7 @@ def test_a_readme_is_a_lesson(name: str) -> None:
 def test_every_record_names_its_lock_and_its_commit(name: str) -> None:
     experiment = load_experiment(EXPERIMENTS / name)
     records = [record for runs in ExperimentReadme(experiment).runs.values() for record in records_of(runs)]
-    assert len(records) >= len(experiment.runs) > 0
+    assert len(records) >= len(experiment.cells) > 0
     for record in records:
         assert record.environment["lock"]["sha256"]
         assert record.environment["git"]["commit"]
@@ -75,7 +73,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def problems(folder: Path) -> str:
-    return "\n".join(committed_problems(ExperimentReadme(load_experiment(folder))))
+    return "\n".join(ExperimentReadme(load_experiment(folder)).problems())
 
 
 def changed(path: Path, old: str, new: str) -> None:
@@ -91,49 +89,6 @@ def test_an_untouched_copy_has_no_problems(copied: Path) -> None:
 def test_an_edited_answer_is_found(copied: Path) -> None:
     changed(copied / "README.md", "7 × 4 + 2", "8 × 4")
     assert "README.md is not what its Records give" in problems(copied)
-
-
-def test_an_edited_record_is_found(copied: Path) -> None:
-    changed(copied / "records" / "cpu" / "whole-8.r2.json", '"finished"', '"finished" ')
-    assert "have changed since the sweep" in problems(copied)
-
-
-@pytest.mark.parametrize(
-    ("facts", "found"),
-    [
-        ({"execution": "real"}, "execution is real, but its config says --virtual 8"),
-        ({"verification.gradient_error": 0.1}, "verification.gradient_error is 0.1, not at most 1e-12"),
-        ({"summary.step_ms.median": 0.01}, "summary.step_ms.median is 0.01, but its samples give "),
-        ({"config_digest": "0" * 64}, "config_digest is not the SHA-256 of its config"),
-        ({"digest.weights": "0" * 64}, "whole-8.r2 and whole-8.r1 differ in digest"),
-        ({"devices.output": "cpu:1"}, "whole-8.r2 and whole-8.r1 differ in devices"),
-    ],
-)
-def test_a_forged_record_is_found_although_its_checksum_is_right(
-    copied: Path, facts: dict[str, object], found: str
-) -> None:
-    forge(copied, facts, "whole-8.r2")
-    assert found in problems(copied)
-
-
-def test_records_that_are_all_forged_alike_differ_from_what_their_config_predicts(copied: Path) -> None:
-    forge(copied, {"devices.output": "cpu:1"}, *(f"whole-8.r{number}" for number in (1, 2, 3)))
-    ExperimentReadme(load_experiment(copied)).write()
-    assert problems(copied) == ""
-    assert "devices.output is not what its config predicts" in report("--check", str(copied)).stderr
-
-
-def forge(folder: Path, facts: dict[str, object], *runs: str) -> None:
-    """Change facts in the Records of these runs, and their checksums."""
-    records = folder / "records" / "cpu"
-    for name in runs:
-        path = records / f"{name}.json"
-        record = json.loads(path.read_text())
-        for key, value in facts.items():
-            *parents, last = key.split(".")
-            reduce(operator.getitem, parents, record)[last] = value
-        path.write_text(json.dumps(record))
-    (records / "SHA256SUMS").write_text(checksums(records))
 
 
 def test_a_missing_run_is_found(copied: Path) -> None:
@@ -152,21 +107,6 @@ def test_a_contradicted_claim_is_found(copied: Path) -> None:
 def test_a_config_that_differs_from_the_records_is_found(copied: Path) -> None:
     changed(copied / "config.py", "steps=40, warmup=4", "steps=41, warmup=4")
     assert "was made with another config: steps" in problems(copied)
-
-
-def test_a_config_that_no_longer_builds_is_found(copied: Path) -> None:
-    changed(
-        copied / "config.py",
-        'RunConfig("whole", virtual=devices',
-        'RunConfig("whole", "nomodel", virtual=devices',
-    )
-    done = report("--check", str(copied))
-    assert done.returncode == 1
-    assert "cell 'whole-1' no longer builds: --model: unknown model 'nomodel'" in done.stderr
-    changed(copied / "config.py", '"whole", "nomodel"', '"hole"')
-    done = report("--check", str(copied))
-    assert done.returncode == 2
-    assert "did you mean 'whole'" in done.stderr
 
 
 def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(copied: Path) -> None:

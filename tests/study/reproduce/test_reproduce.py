@@ -135,7 +135,7 @@ def test_times_of_another_kind_of_execution_are_not_comparable() -> None:
     assert checked(result, "time of a step")[2] == "not comparable: virtual then, real now"
 
 
-# --- an honest Record with one fact changed, as someone with an editor would -----------------------
+# --- facts that must be equal ---------------------------------------------------------------------
 
 
 def _shape(record: Record) -> None:
@@ -152,31 +152,9 @@ def _fewer_steps(record: Record) -> None:
     summarize(record)
 
 
-def _faster(record: Record) -> None:
-    """The summary alone: the figure that lists and reports show first."""
-    record.summary["step_ms"] = {**record.summary["step_ms"], "median": 0.001}
-
-
-def _slower(record: Record) -> None:
-    """Steps that take longer together than the run did."""
-    record.steps["time_ms"] = [1000 * ms for ms in record.steps["time_ms"]]
-    summarize(record)
-
-
-def _config(record: Record) -> None:
-    record.config = {**record.config, "lr": 0.5}
-
-
-RATES = {"median": 2e9, "iqr": 1e8, "min": 1e9, "max": 3e9, "n": 9}
-
-
-FORGERIES: dict[str, Callable[[Record], object]] = {
+DIFFERENT: dict[str, Callable[[Record], object]] = {
     "execution": lambda record: setattr(record, "execution", "real"),
-    "strategy": lambda record: setattr(record, "strategy", "ddp"),
     "status": lambda record: setattr(record, "status", "failed"),
-    "config": _config,
-    "verified, though its error is large": lambda record: record.verification.update(gradient_error=0.3),
-    "verified, without an error": lambda record: record.verification.update(output_error=None),
     "not verified": lambda record: record.verification.update(checked=False, passed=None),
     "failed verification": lambda record: record.verification.update(passed=False),
     "verified in another type": lambda record: record.verification.update(dtype="float32"),
@@ -190,17 +168,14 @@ FORGERIES: dict[str, Callable[[Record], object]] = {
     "phases": lambda record: record.phases.pop("replicate"),
     "weights": lambda record: record.digest.update(weights="0" * 64),
     "losses": lambda record: record.steps.update(loss=[0.0] * 100),
-    "a link of virtual devices": lambda record: record.work.update(link={"bytes": 9, "bytes_per_s": RATES}),
-    "a faster summary": _faster,
-    "steps longer than the run": _slower,
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_record_is_not_reproduced(name: str) -> None:
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_run_with_another_fact_is_not_reproduced(name: str) -> None:
     then, now = pair()
     assert compare_records(then, now).is_reproduced
-    FORGERIES[name](then)
+    DIFFERENT[name](then)
     result = compare_records(then, now)
     assert not result.is_reproduced
     assert "NOT REPRODUCED" in terminal.terminal_text(reproduction_sections(result))
@@ -224,8 +199,8 @@ def test_a_record_without_a_config_cannot_be_repeated() -> None:
 
 def test_a_config_of_another_dpexp_names_what_is_unknown() -> None:
     record: Any = whole(2)
-    record.config["stages"] = 4
-    with pytest.raises(ConfigError, match="stages"):
+    record.config["backend"] = "gone"
+    with pytest.raises(ConfigError, match="gone"):
         reproduce(record)
 
 

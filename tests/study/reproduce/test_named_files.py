@@ -1,9 +1,8 @@
-"""A Record from elsewhere runs no code that it names, and a file that has changed is reported."""
+"""A run from elsewhere runs no code that it names, and a file that has changed is reported."""
 
 import dataclasses
 import re
 import shlex
-import shutil
 import subprocess
 import typing
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.engine.facts.references import references
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
-from dpexp.study.reproduce.foreign_records import changed_files, check_trust
+from dpexp.study.reproduce.named_files import changed_files, check_files, check_trust
 from dpexp.study.reproduce.reproduce import reproduce
 from dpexp.training.optimizer_names import OPTIMIZERS
 
@@ -61,21 +60,19 @@ def traps(folder: Path) -> Iterator[dict[str, Any]]:
     yield {"loss": "trap:make"}
 
 
-def test_a_record_from_elsewhere_runs_nothing_that_it_names(dpexp_home: Path, tmp_path: Path) -> None:
-    """As a file, imported by ``sync``, copied into the home, and as an own Record that was altered."""
+def test_a_run_from_elsewhere_runs_nothing_that_it_names(dpexp_home: Path, tmp_path: Path) -> None:
+    """As a file, and imported by ``sync``."""
     own = dpexp.run(RunConfig("single", steps=2, track=False), quiet=True)
     elsewhere = tmp_path / "elsewhere"
     for number, trap in enumerate(traps(tmp_path)):
         config = {**own.config, **trap}
-        altered = dataclasses.replace(Record.from_dict(own.to_dict()), config=config)
         with pytest.raises(ConfigError, match="Nothing was run") as raised:
-            reproduce(altered)
+            reproduce(dataclasses.replace(Record.from_dict(own.to_dict()), config=config))
         assert next(iter(trap.values())) in str(raised.value)
-        journals.complete(elsewhere, f"foreign{number}", config=config, origin=own.origin)
+        journals.complete(elsewhere, f"foreign{number}", config=config)
     synced = runs_script("sync", elsewhere, folder=tmp_path)
     assert synced.returncode == 0, synced.stderr
-    shutil.copytree(elsewhere / "foreign0", dpexp_home / "runs" / "copied")
-    for run in (dpexp_home / "runs/foreign0/record.json", "foreign2", "copied"):
+    for run in ("foreign2", dpexp_home / "runs/foreign0/record.json"):
         done = runs_script("reproduce", run, folder=tmp_path)
         assert done.returncode == 2
         assert "--trust" in done.stderr
@@ -122,7 +119,7 @@ def test_a_file_that_changed_is_reported_before_anything_runs(dpexp_home: Path, 
         changed = folder / "a.txt" if path is folder else file
         changed.write_text(changed.read_text().replace("5", "6").replace("not", "NOT"))
         events: list[str] = []
-        reproduced = reproduce(own, warn=events.append)
+        reproduced = reproduce(own, trust=True, warn=events.append)
         assert len(events) == 1
         assert str(path) in events[0]
         assert own.files[0]["sha256"][:12] in events[0]
@@ -141,7 +138,7 @@ def test_a_commit_outside_of_the_history_needs_trust() -> None:
 
 def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
     with pytest.raises(ConfigError, match="credential"):
-        check_trust(whole(2), {"strategy": "whole", "model": "pkg.mod:make:token=***"}, exact=False)
+        check_files(whole(2), {"strategy": "whole", "model": "pkg.mod:make:token=***"})
 
 
 # --- the rule covers options to come --------------------------------------------------------------

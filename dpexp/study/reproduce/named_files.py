@@ -1,7 +1,7 @@
-"""Foreign Records run no code and read no files that they name, unless the user says so.
+"""Named files: what a Record's config names outside of dpexp, and whether it is as it was at the run.
 
-``reproduce`` runs what a Record's config names. Trusted are dpexp's own models, data and losses, and the
-unaltered Records of this user's runs in this home (see ``dpexp.record.runs.origin``).
+``reproduce`` runs what a Record's config names. Of a run that was imported, and of a Record's file, it runs
+dpexp's own models, data and losses, and other code only if the user says so.
 """
 
 from collections.abc import Iterator
@@ -10,28 +10,30 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
-from dpexp.config.run_config import RunConfig
+from dpexp.config.run_config import RunConfig, known_options
 from dpexp.engine.facts.files import file_hashes, is_relative
 from dpexp.engine.facts.references import references
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import HIDDEN
-from dpexp.record.runs.origin import is_ours
+from dpexp.record.runs.import_journals import IMPORTED
 from dpexp.study.reproduce.worktree import commit_of, is_in_history
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a run came from another machine; a folder that is not one of this home's runs did as well."""
+    return (folder / IMPORTED).exists() or folder.resolve().parent != home() / "runs"
 
 
 def check_trust(record: Record, config: Row, *, exact: bool) -> None:
     """Raises ConfigError if running the config would use code or files of someone else; shows which."""
     named = list(_named(config, exact))
-    if is_ours(home(), record):
-        named = []
     if exact and not is_in_history(commit_of(record)):
         named.append(f"--exact runs commit {commit_of(record)}, which is not in this checkout's history")
     if named:
         lines = "".join(f"\n  {printable_line(line)}" for line in named)
         raise ConfigError(
-            f"record {printable_line(record.run_id)} is not one of your own runs in {home()}, or was "
-            f"altered, and it names what dpexp does not have:{lines}\nNothing was run. Look at it; --trust "
-            "runs it"
+            f"record {printable_line(record.run_id)} was not made in {home()}, and it names what dpexp does "
+            f"not have:{lines}\nNothing was run. Look at it; --trust runs it"
         )
 
 
@@ -44,19 +46,13 @@ def _named(config: Row, exact: bool) -> Iterator[str]:
             raise
         yield f"--exact runs a config that this dpexp does not know ({error})"
         return
-    for reference in filter(lambda each: each.is_outside, references(parsed)):
-        if HIDDEN in reference.text:
-            raise ConfigError(
-                f"{printable_line(f'{reference.flag} {reference.text}')}: the Record does not hold the "
-                f"credential that was in place of {HIDDEN}: repeat the run with {command('run')}"
-            )
-        yield str(reference)
+    yield from (str(each) for each in references(parsed) if each.is_outside)
 
 
 def changed_files(record: Record, config: Row) -> list[str]:
     """The files that the config names and that are different from those of the run, in words."""
     try:
-        present = file_hashes(references(RunConfig.from_dict(config)))
+        present = file_hashes(references(RunConfig.from_dict(known_options(config))))
     except ConfigError:  # of another dpexp, which --exact runs
         return []
     recorded = _hashes(record)
@@ -68,8 +64,17 @@ def changed_files(record: Record, config: Row) -> list[str]:
     ]
 
 
-def check_files(record: Record) -> None:
-    """Raises ConfigError for a file that the run found in another directory and that this one lacks."""
+def check_files(record: Record, config: Row) -> None:
+    """Raises ConfigError for a file that the run found in another directory and that this one lacks.
+
+    And for a credential, which no Record holds.
+    """
+    for name in ("model", "data", "loss"):
+        if HIDDEN in str(config.get(name)):
+            raise ConfigError(
+                f"--{name} {printable_line(str(config[name]))}: the Record does not hold the credential that "
+                f"was in place of {HIDDEN}: repeat the run with {command('run')}"
+            )
     for path in _hashes(record):
         if (elsewhere := _started_elsewhere(record, path)) and not Path(path).expanduser().exists():
             raise ConfigError(f"{printable_line(no_file(path))}; {elsewhere}")
