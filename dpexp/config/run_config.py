@@ -46,8 +46,7 @@ class RunConfig:
     )
     data: SpecField = option(
         "random",
-        "Data: random[:samples=100], digits, text:PATH, arrays:FILE.npz, sequences, clicks, criteo:FILE, "
-        "pkg.mod:factory.",
+        "Data: random[:samples=100], digits, text:PATH, sequences, clicks, pkg.mod:factory.",
         metavar="SOURCE",
     )
     loss: SpecField = option(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +14,12 @@ from torch import Tensor
 from dpexp import tensors
 from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.objective import Objective
-from dpexp.data.rng import EpochOrder
-
-Fetch = Callable[[Tensor | slice], tuple[tuple[Any, ...], Any]]
-"""From indices of samples to their inputs and targets."""
+from dpexp.data.rng import epoch_order
 
 
 @dataclass(eq=False, repr=False)
 class Dataset:
-    """Samples in batches. ``test`` is the held-out part; a stream is read in its own order only."""
-
-    is_stream: ClassVar[bool] = False
+    """Samples in batches. ``test`` is the held-out part."""
 
     name: str
     description: str
@@ -81,19 +75,13 @@ class Dataset:
 
         The order depends on seed and epoch only. Only the rows that ``rank_rows`` gives are fetched.
         """
-        order = EpochOrder(self.samples, seed, epoch) if shuffle and not self.is_stream else None
-        with self.reading(first * batch_size) as fetch:
-            for start in range(first * batch_size, self.samples, batch_size):
-                global_rows = min(batch_size, self.samples - start)
-                rows, fetched = local_rows(rank_rows, global_rows)
-                positions = slice(start + fetched.start, start + fetched.stop)
-                inputs, targets = fetch(positions if order is None else order[positions])
-                yield Batch(inputs, targets, rows, global_rows)
-
-    @contextmanager
-    def reading(self, first: int) -> Iterator[Fetch]:
-        """``fetch`` for one epoch; a stream is given ascending slices only, from sample ``first`` on."""
-        yield self.fetch
+        order = epoch_order(self.samples, seed, epoch) if shuffle else None
+        for start in range(first * batch_size, self.samples, batch_size):
+            global_rows = min(batch_size, self.samples - start)
+            rows, fetched = local_rows(rank_rows, global_rows)
+            positions = slice(start + fetched.start, start + fetched.stop)
+            inputs, targets = self.fetch(positions if order is None else order[positions])
+            yield Batch(inputs, targets, rows, global_rows)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar: see ``Objective``."""

@@ -30,9 +30,6 @@ _SOURCES = {
         (Option("length", int, 32, "Bytes in a sample."),),
         argument="PATH",
     ),
-    "arrays": Entry(
-        "x and y of a NumPy archive.", "dpexp.data.sources.arrays:ArraysSource", argument="FILE.npz"
-    ),
     "sequences": Entry(
         "Sequences of different lengths; each step has a class that depends on those before it.",
         "dpexp.data.sources.synthetic:SequencesSource",
@@ -53,12 +50,6 @@ _SOURCES = {
             Option("rows", int, 1000, "Rows of a table: ids are below it."),
             Option("skew", float, 1.1, "Exponent of the power law; 0 draws all ids alike.", min=0),
         ),
-    ),
-    "criteo": Entry(
-        "A log of clicks in Criteo's format, also .gz: 13 integers and 26 categories, streamed in its order.",
-        "dpexp.data.sources.criteo:CriteoSource",
-        (Option("rows", int, 100_000, "Rows of a table, to which categories are hashed."),),
-        argument="FILE",
     ),
 }
 

@@ -63,12 +63,6 @@ DIGESTS: dict[str, dict[str, Any]] = {
     "dccec493a9b26267": {"strategy": "block", "model": " transformer:depth=1 ", "block": ["encoder"]},
     "d8eed5fd57354dcb": {"strategy": "functional", "data": "digits", "model": "mlp"},
     "877c0931a43e5f65": {"strategy": "place", "place": ["block*=cpu:0"], "virtual": 2},
-    "c12e9266b4fe3007": {
-        "strategy": "whole",
-        "model": "dpexp.live:Net",
-        "data": "arrays:x=1/y:z,.npz",
-        "loss": "mine.py:loss",
-    },
     "dcb1e35f853b27ff": {"strategy": "single", "data": "no such source", "model": "linear,in=5"},
 }
 """The beginnings of digests that journals of earlier versions hold."""

@@ -1,6 +1,8 @@
 """User models and data: they are the same on every rank and in every run."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from command_lines import CommandLines
@@ -35,6 +37,18 @@ def test_random_data_of_the_docs_is_the_same_on_every_rank_and_in_every_run(
     first, second = (json.loads(run.stdout) for run in runs)
     assert first["digest"] == second["digest"]
     assert first["steps"]["loss"] == second["steps"]["loss"]
+
+
+def test_arrays_and_a_log_of_clicks_of_the_docs_are_data(
+    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+) -> None:
+    write_examples(PAGE, tmp_path)
+    subprocess.run([sys.executable, "some_data.py"], cwd=tmp_path, check=True)
+    for words in examples():
+        if "logs.py" in " ".join(words):
+            run = command_lines.run([*words, *SHORT, "--json"], tmp_path, DPEXP_HOME=str(dpexp_home))
+            assert run.code == 0, run.stderr
+            assert json.loads(run.stdout)["verification"]["passed"] is True
 
 
 DRAWS = """

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.ranges import plural
-from dpexp.data.rng import EpochOrder, generator, kept_globals, seed_globals
+from dpexp.data.rng import epoch_order, generator, kept_globals, seed_globals
 
 Indices = Sequence[int] | torch.Tensor
 MOST_DRAWN = 100
@@ -80,7 +80,7 @@ class LoaderOrder:
             return
         order: Any = range(samples)
         if self.is_shuffled:
-            order = EpochOrder(samples, seed, epoch) if shuffle else order
+            order = epoch_order(samples, seed, epoch) if shuffle else order
         elif not self.is_sequential:
             order = self._draws(self.sampler, seed, epoch)
             samples = len(order)

@@ -6,8 +6,9 @@ from torch import Tensor
 from dpexp.config.features import PADDING, Features
 from dpexp.config.ranges import plural
 from dpexp.data.base import Samples, TensorSource
-from dpexp.data.rng import generator, mix
+from dpexp.data.rng import generator
 
+_LOW = (1 << 32) - 1
 DECAY = 0.7
 """The fraction of the hidden state that remains after a step."""
 
@@ -111,4 +112,14 @@ def power_law(shape: tuple[int, ...], rows: int, skew: float, rng: torch.Generat
 def _hashed(ids: Tensor, seed: int) -> Tensor:
     """A fixed number from 0 to 1 for each id ``(samples, tables)`` that looks random; tables differ."""
     salt = torch.randint(2**62, (ids.shape[1],), generator=generator(seed, "clicks: effects"))
-    return mix(ids + salt).double().div(2**32).float()
+    return _mix(ids + salt).double().div(2**32).float()
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Integers (int64) -> numbers below 2**32 that look random; equal inputs give equal outputs.
+
+    The mixing function is that of Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    for factor in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):
+        bits = (bits ^ ((bits >> 30) & _LOW)) * factor
+    return (bits >> 32) & _LOW

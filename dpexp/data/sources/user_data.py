@@ -21,6 +21,7 @@ from dpexp.config.ranges import plural
 from dpexp.data.base import Source, kind_of
 from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.dataset import Dataset
+from dpexp.data.rng import MAX_SAMPLES
 from dpexp.data.sources.user_samples import (
     MapStyle,
     forward_signature,
@@ -30,8 +31,6 @@ from dpexp.data.sources.user_samples import (
     train_and_test,
 )
 
-MAX_SAMPLES = 10**12
-"""An epoch of more would last for years; an endless data set may return any length up to this."""
 DIGESTED = 10_000
 """The digest is computed over at most so many samples, evenly spaced."""
 
