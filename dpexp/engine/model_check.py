@@ -91,7 +91,7 @@ def turn_off_cache(model: nn.Module) -> str:
     return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
 
 
-def check_sync_batch_norm(model: nn.Module, sizes: Iterable[int], dp_size: int) -> None:
+def check_rows_of_ranks(model: nn.Module, sizes: Iterable[int], dp_size: int) -> None:
     """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows.
 
     ``sizes`` are the rows that global batches have.

@@ -26,7 +26,7 @@ from dpexp.engine.model_check import (
     check_model,
     check_not_scripted,
     check_not_wrapped,
-    check_sync_batch_norm,
+    check_rows_of_ranks,
     try_one_batch,
     turn_off_cache,
 )
@@ -34,7 +34,7 @@ from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
+from dpexp.strategies.ranks.sync_batch_norm import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
@@ -170,10 +170,7 @@ def prepare(
     source = data.source(found["data"], found.get("loss"), config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     strategy = STRATEGIES[config.strategy](config, group)
-    with strategy.building():
-        model = models.build(found["model"], source.features)
-    if group.members and not any(device.type == "cuda" for device in selection.used):
-        on_host_ranks(model)
+    model = models.build(found["model"], source.features)
     check_not_wrapped(model)
     check_not_scripted(model)
     cache_note = turn_off_cache(model)
@@ -186,8 +183,9 @@ def prepare(
     strategy.prepare(model, selection.used)
     check_model(model, trains=not config.eval, copies=config.check)
     if not config.eval:
-        check_sync_batch_norm(model, dataset.batch_rows(config.batch_size, config.seed), group.dp_size)
-        check_optimizer(optimizer, model, looks_ahead=config.options.looks_ahead)
+        check_sync_batch_norm(model, *(selection.used[:1] or [devices.HOST]))
+        check_rows_of_ranks(model, dataset.batch_rows(config.batch_size, config.seed), group.dp_size)
+        check_optimizer(optimizer, model)
     tensors.cast_module(model, dtype)
     prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
     prepared.untouched, prepared.evaluation = untouched, evaluation

@@ -19,7 +19,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,13 @@ from dpexp.config.alike import listed
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategies.custom import CustomOptions
 from dpexp.data.batch import Batch
-from dpexp.devices import HOST, accelerators, move, physical, place
+from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules.wrappers import Wrapper, named_parameters
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.strategies.ranks.sync_batch_norm import converted_on_host
+from dpexp.strategies.ranks.sync_batch_norm import check_sync_batch_norm
 from dpexp.strategies.sharding_rules import explained, register_attention
 from dpexp.strategies.shards import DTensorShards, full_output
 from dpexp.tensors import map_tensors
@@ -110,16 +110,16 @@ def lay_out(
     """What ``function(model, target)`` makes of the model; ``target`` is a mesh, or the list of devices.
 
     For a mesh the model is moved to the device of this rank first. Raises ConfigError where it makes
-    something else than a module.
+    something else than a module, or a SyncBatchNorm of ranks on the host.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    with converted_on_host() if physical(devices[0]) == HOST else nullcontext():
-        laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
+    laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
     if not isinstance(laid_out, nn.Module):
         raise ConfigError(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
             "or what wraps it"
         )
+    check_sync_batch_norm(laid_out, devices[0])
     register_attention(laid_out)
     module = FullOutputs(laid_out, devices[0])
     return Placed(

@@ -23,7 +23,6 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.timing import Timer
 from dpexp.verification.equivalence import Equivalence
 from dpexp.verification.paths.reaching import Pieces, reached_by_all
@@ -65,8 +64,6 @@ def prove(
     with _process_group(mesh) as group:
 
         def laid_out(copied: nn.Module) -> Placed:
-            if mesh is not None and used[0] == HOST:
-                on_host_ranks(copied)
             placed = lay_out(parallelize, copied, target, used, Timer(), group)
             check_parameters(model, placed, group)
             return placed

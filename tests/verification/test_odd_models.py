@@ -7,18 +7,18 @@ import pytest
 import torch
 from odd_models import Hooked, Synchronized
 from planted import Planted, on_host
-from torch import nn
+from torch import distributed, nn
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.diagnosis import explained
 from dpexp.engine.dry_run import predict
-from dpexp.engine.model_check import check_sync_batch_norm
+from dpexp.engine.model_check import check_rows_of_ranks
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import HostSyncBatchNorm, on_host_ranks, without_ranks
+from dpexp.strategies.ranks.sync_batch_norm import without_ranks
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
@@ -48,27 +48,27 @@ def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
 
 def test_sync_batch_norm_over_ranks_without_rows_is_refused_before_the_run() -> None:
     model = Synchronized()
-    check_sync_batch_norm(model, [30, 30, 30, 10], 5)
+    check_rows_of_ranks(model, [30, 30, 30, 10], 5)
     with pytest.raises(ConfigError, match=r"\(middle\) needs rows on every rank, .* 10 rows .* 5 of 8"):
-        check_sync_batch_norm(model, [30, 30, 30, 10], 8)
+        check_rows_of_ranks(model, [30, 30, 30, 10], 8)
 
 
-@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])
-@pytest.mark.parametrize(
-    "options", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
-)
-def test_host_sync_batch_norm_of_one_process_is_batch_norm(options: Any, shape: tuple[int, ...]) -> None:
-    norms = on_host_ranks(nn.SyncBatchNorm(5, **options)), nn.BatchNorm1d(5, **options)
-    x = torch.randn(shape)
-    for _ in range(2):
-        found, expected = (norm(x) for norm in norms)
-        assert torch.equal(found, expected)
-    assert isinstance(norms[0], HostSyncBatchNorm)
-    with without_ranks(norms[0]):
-        assert not isinstance(norms[0], HostSyncBatchNorm)
-    assert all(
-        torch.equal(*pair) for pair in zip(*(norm.state_dict().values() for norm in norms), strict=True)
-    )
+def test_sync_batch_norm_of_ranks_on_the_host_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = RunConfig("ddp", model="odd_models:Synchronized", devices="cpu")
+    prepare(config)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match=r"SyncBatchNorm \(middle\) computes on accelerators only"):
+        prepare(config)
+
+
+def test_sync_batch_norm_without_ranks_is_a_plain_one_for_a_while() -> None:
+    norm = nn.SyncBatchNorm(5)
+    with without_ranks(norm):
+        assert not isinstance(norm, nn.SyncBatchNorm)
+        norm(torch.randn(6, 5, 3))
+    assert isinstance(norm, nn.SyncBatchNorm)
 
 
 DIFFERENTIAL = {"model": "odd_models:Differential", "steps": 2, "track": False}

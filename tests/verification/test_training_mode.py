@@ -201,10 +201,6 @@ def ddp(model: nn.Module, mesh: Any) -> Any:
     return DistributedDataParallel(model)
 
 
-def _converted(model: nn.Module, mesh: Any) -> Any:
-    return ddp(nn.SyncBatchNorm.convert_sync_batchnorm(model), mesh)
-
-
 def _own_sync(model: Any, mesh: Any) -> Any:
     model[1] = OwnSyncBatchNorm(model[1])
     return ddp(model, mesh)
@@ -237,9 +233,8 @@ LAYOUTS: dict[str, tuple[Any, str]] = {
     "buffers of each rank": (_buffers_of(-1), ""),
     "ddp": (ddp, ""),
     "train": (lambda model, mesh: ddp(model.train(), mesh), ""),
-    "converted": (_converted, ""),
     "own sync": (_own_sync, ""),
-    "converted, other probability": (changed(WRONG["probability"][0], _converted), "module '2'"),
+    "own sync, other probability": (changed(WRONG["probability"][0], _own_sync), "module '2'"),
     "momentum": (changed(WRONG["momentum"][0], ddp), "buffers (1.running_"),
     "probability": (changed(WRONG["probability"][0], ddp), "module '2'"),
     "alike": (_seeded_alike, "module '2'"),

@@ -17,7 +17,6 @@ from dpexp.config.alike import listed
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.modules.hooks import hooked_parameters
 from dpexp.strategies.modules.wrappers import parts
-from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.compare import whole_error
 from dpexp.verification.limits.norms import distance
@@ -60,7 +59,7 @@ class WrittenByShards:
         return {
             f"{part.name}.{key}".lstrip(".")
             for part in parts(layout.placed.module)
-            if part.pieces > 1 or (self.dp_size > 1 and not isinstance(part.module, SYNCHRONIZED))
+            if part.pieces > 1 or (self.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
             for key in (part.module._buffers if kind == "buffers" else part.module._parameters)
         }
 

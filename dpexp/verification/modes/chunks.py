@@ -24,7 +24,6 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper, named_buffers, parts
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 
 INNER = 1 << 12
 """Chunks inside of a chunk are numbered from so many times its number."""
@@ -133,7 +132,7 @@ class Chunks:
         own = (
             split_modules(placed.module),
             placed.is_on_host and in_order and (group.size == group.dp_size or not placed.is_opaque),
-            group.size > 1 and any(isinstance(part, SYNCHRONIZED) for part in placed.module.modules()),
+            group.size > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in placed.module.modules()),
         )
         modules, alike, synchronized = zip(*group.all_gather(own), strict=True)
         together = {name: count for of_rank in modules for name, count in of_rank.items()}

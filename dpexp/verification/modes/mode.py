@@ -18,7 +18,6 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
 from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import SYNCHRONIZED
 from dpexp.verification.modes.chunks import Chunked, Chunks
 from dpexp.verification.modes.random_draws import WHOLE_MODEL, Seeds
 
@@ -166,7 +165,7 @@ def _train_batch_norms(placed: Placed, group: ProcessGroup) -> frozenset[str]:
     in_full = group.dp_size == 1 and not placed.is_opaque
     names = set()
     for part in parts(placed.module):
-        is_synchronized = group.size > 1 and isinstance(part.module, SYNCHRONIZED)
+        is_synchronized = group.size > 1 and isinstance(part.module, nn.SyncBatchNorm)
         if isinstance(part.module, _BatchNorm) and (is_synchronized or (in_full and part.pieces == 1)):
             part.module.training = True
             names.add(part.name)

@@ -1,4 +1,4 @@
-"""Ranks that compute their own rows: batch statistics of all of them, and outputs that stay their own."""
+"""Ranks that compute their own rows: outputs that stay their own, and steps whose phases are timed."""
 
 from contextlib import nullcontext
 from itertools import islice
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from in_ranks import in_ranks
-from torch import nn
 
 from dpexp.config.mesh import Mesh
 from dpexp.config.run_config import RunConfig
@@ -14,31 +13,8 @@ from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.ranks.sync_batch_norm import on_host_ranks
 from dpexp.strategies.shards import full_output
 from dpexp.timing import Timer
-
-ROWS = (slice(0, 5), slice(5, 8))
-"""The rows of each rank."""
-
-
-def batch_norm(group: ProcessGroup, momentum: str) -> list[float]:
-    """How far two steps of SyncBatchNorm in ranks are from BatchNorm on all rows, and what these keep."""
-    options: Any = {"momentum": None if momentum == "None" else float(momentum), "dtype": torch.float64}
-    synchronized, alone = on_host_ranks(nn.SyncBatchNorm(4, **options)), nn.BatchNorm1d(4, **options)
-    rows, generator = ROWS[group.rank], torch.Generator().manual_seed(0)
-    apart = []
-    for _ in range(2):
-        x, weights = (torch.randn(8, 4, dtype=torch.float64, generator=generator) + 3 for _ in range(2))
-        own, every = x[rows].clone().requires_grad_(), x.clone().requires_grad_()
-        found, expected = synchronized(own), alone(every)
-        (found * weights[rows]).sum().backward()
-        (expected * weights).sum().backward()
-        assert own.grad is not None
-        assert every.grad is not None
-        apart += [found - expected[rows], own.grad - every.grad[rows]]
-    apart += [a.double() - b for a, b in zip(synchronized.buffers(), alone.buffers(), strict=True)]
-    return [float(each.abs().max()) for each in apart]
 
 
 def outputs(group: ProcessGroup, mesh: str, dim: str) -> Any:
@@ -78,13 +54,8 @@ def timed(group: ProcessGroup, strategy: str) -> float:
 
 def test_ranks_compute_their_rows() -> None:
     strategies = ("ddp", "fsdp", "hybrid")
-    cases = ("batch_norm:0.1", "batch_norm:None", "of_rows", "of_columns")
-    found = in_ranks(2, __file__, *cases, *(f"timed:{strategy}" for strategy in strategies))
+    found = in_ranks(2, __file__, "of_rows", "of_columns", *(f"timed:{strategy}" for strategy in strategies))
     for strategy in strategies:
         assert max(found[f"timed:{strategy}"]) < 1e-14, strategy
-    for momentum in ("0.1", "None"):
-        for apart in found[f"batch_norm:{momentum}"]:
-            assert len(apart) == 7
-            assert max(apart) < 1e-12, momentum
     assert found["of_rows"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], "each rank's own, for its own targets"
     assert found["of_columns"] == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2, "all columns of the same rows"

@@ -24,7 +24,7 @@ TRAINED = {
     f"{strategy} {model}": {"strategy": strategy, "model": f"losses_inside:{model}", "reduction": reduction}
     for model, reduction in LOSSES.items()
     for strategy in ("ddp", "fsdp")
-} | {"Synchronized": {"model": f"{HELPERS / 'odd_models.py'}:Synchronized"}}
+}
 CASES: dict[str, dict[str, Any]] = TRAINED | {
     "right": {"model": f"{HELPERS / 'planted.py'}:Net"},
     "Checkpointed": {"model": f"{HELPERS / 'odd_models.py'}:Checkpointed"},
