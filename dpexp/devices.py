@@ -171,11 +171,6 @@ def non_blocking_to(tensor: torch.Tensor, device: torch.device, copy: bool = Fal
     return tensor.to(destination, non_blocking=device.type != "cpu", copy=copy)
 
 
-def has_link(device: torch.device) -> bool:
-    """Whether copies to the device come from pinned memory of the host, in a stream of their own."""
-    return device.type in ("cuda", "xpu")
-
-
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     """Mixed precision for forwards on this kind of device; does nothing where ``dtype`` is empty."""
     return torch.autocast(device.type, dtype=getattr(torch, dtype)) if dtype else nullcontext()

@@ -63,11 +63,6 @@ class StrategyOptions:
         """These options, if a run that torchrun did not start launches its ranks by itself; else None."""
         return None
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether rows of tables are looked up before the updates that precede their batch."""
-        return False
-
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):

@@ -6,13 +6,10 @@ second code path. That of several ranks is in ``torch_process_group``.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import distributed
 
 from dpexp.config.mesh import Mesh
 from dpexp.distributed.world import Member
@@ -35,7 +32,6 @@ class ProcessGroup:
     mesh = Mesh.of_rows(1)
     members: tuple[Member, ...] = ()
     is_first_on_host = True
-    _second: SecondGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -101,11 +97,6 @@ class ProcessGroup:
         """What ended this rank: ``error``, or the error or end of a peer that caused it."""
         return error
 
-    def second(self, timeout_s: float) -> SecondGroup:
-        """A group of the same ranks for the collectives of a second thread: the first call makes it."""
-        self._second = self._second or SecondGroup(timeout_s)
-        return self._second
-
     def destroy(self) -> None:
         """End the group once every rank calls this. After an error a process ends without it."""
 
@@ -113,51 +104,3 @@ class ProcessGroup:
         """The rows of a global batch of ``count`` that this rank computes, split as ``Tensor.chunk`` does."""
         size, part = max(1, -(-count // self.dp_size)), self.dp_rank
         return slice(min(count, part * size), min(count, (part + 1) * size))
-
-
-class SecondGroup:
-    """A second process group of all ranks, on gloo, for the collectives of a second thread::
-
-        main thread      default group    collective 1 | collective 2 | ...
-        second thread    second group     collective 1 | ...
-
-    The ranks must begin the collectives of a group in one order. Of two threads that share a group each rank
-    may have another order, and then all wait for ever; so each thread has its own group.
-
-    ``open`` makes it when it is first needed, and again after ``abort``.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._group: Any = None
-
-    def open(self) -> None:
-        """Make the group if there is none; every rank calls this at the same point of its main thread."""
-        if self._group is None:
-            self._group = distributed.new_group(backend="gloo", timeout=self._timeout)
-
-    @property
-    def group(self) -> Any:
-        """The open group. Raises RuntimeError after ``abort``."""
-        if self._group is None:
-            raise RuntimeError("the second process group has ended")
-        return self._group
-
-    def abort(self) -> None:
-        """End it: what waits in it, on this rank and on others, raises RuntimeError at once.
-
-        What begins in it later on this rank raises ValueError. A wait that times out makes gloo close the
-        connections of its group.
-        """
-        group, self._group = self._group, None
-        if group is None:
-            return
-        peer = (distributed.get_rank() + 1) % distributed.get_world_size()
-        with suppress(RuntimeError):  # always: it timed out, or the connections were closed before
-            receiving: Any = distributed.irecv(torch.empty(1), peer, group=group)
-            receiving.wait(datetime.timedelta(milliseconds=1))
-        distributed.destroy_process_group(group)
-
-    def drop(self) -> None:
-        """Forget it, before all groups are destroyed."""
-        self._group = None

@@ -102,8 +102,6 @@ class TorchProcessGroup(ProcessGroup):
         return error if self._faults is None else self._faults.root_cause(error)
 
     def destroy(self) -> None:
-        if self._second is not None:
-            self._second.drop()
         gc.collect()  # wrapped modules, which are in cycles and hold the group
         self.barrier()
         distributed.destroy_process_group()

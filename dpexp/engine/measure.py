@@ -7,6 +7,7 @@ warm_up -> time_steps -> record_digests -> compare_last
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,11 +23,8 @@ from dpexp.engine.steps.step_log import StepLog
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.operators import STEPS, WARM_UP, profile_operators
 from dpexp.measurement.phases import time_phases
-from dpexp.measurement.probes.bandwidth import link, memory
 from dpexp.measurement.probes.energy import EnergyMeter
-from dpexp.measurement.probes.host_traffic import observed_traffic
 from dpexp.measurement.probes.peak import peak
-from dpexp.measurement.probes.probe import probed
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal.journal import Journal
@@ -69,11 +67,9 @@ class Measurement:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
         self.progress.begin("warm up")
         warm_up = islice(self.prepared.endless_batches(), self._config.warmup)
-        with self.trainer.ahead(warm_up) as batches:
-            if self.own_steps is not None:
-                self.own_steps.first(self.trainer, batches)
-            for batch in batches:
-                self.trainer.step(batch)
+        if self.own_steps is not None:
+            self.own_steps.first(self.trainer, warm_up)
+        self.trainer.take_steps(warm_up)
 
     def compare_last(self) -> None:
         """Compare further steps, from the trained state; later ones accumulate as without them."""
@@ -107,12 +103,10 @@ class Measurement:
 
     def _time_epoch(self, epoch: int, count: int) -> None:
         """Measure so many steps of an epoch at most."""
-        local = islice(self.prepared.local_batches(epoch), count)
-        with self.trainer.ahead(local) as batches:
-            for step in timed_steps(self.trainer, batches):
-                self._log.pending.append(step)
-                if self._log.must_flush:
-                    self._flush()
+        for step in timed_steps(self.trainer, islice(self.prepared.local_batches(epoch), count)):
+            self._log.pending.append(step)
+            if self._log.must_flush:
+                self._flush()
 
     def _flush(self) -> None:
         """Write the pending steps to the journal; all ranks call it after the same step.
@@ -176,17 +170,16 @@ class Measurement:
         if not self._config.phase_steps:
             return
         profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
-        with observed_traffic(self.trainer.placed) as traffic:
-            profile.take(next(self.prepared.local_batches(0)))
+        profile.take(next(self.prepared.local_batches(0)))
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
             flops, step_s = sum(work.get("flops", {}).values()), self.trainer.placed.timer.first_step_s
             dtype = self._config.autocast or self._config.dtype
             used = self.prepared.selection.used
-            work |= probed(peak=lambda: peak(used, self._group, cpu_name(), dtype, flops, step_s))
-        if self._group.size == 1 and not profile.note:
-            work |= probed(memory=lambda: memory(traffic), link=lambda: link(traffic))
+            with suppress(RuntimeError):  # no room for its matrices, or no such product on the device
+                if row := peak(used, self._group, cpu_name(), dtype, flops, step_s):
+                    work["peak"] = row
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
 

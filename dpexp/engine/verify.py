@@ -13,15 +13,12 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from dpexp.config.alike import listed
-from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.modules.tables import is_mapped
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OptimizerChoice
@@ -37,7 +34,7 @@ from dpexp.verification.steps.gathered_outputs import gathered_outputs
 from dpexp.verification.steps.model_copy import copied
 from dpexp.verification.steps.recorder import Step, computed
 from dpexp.verification.steps.side_by_side import Report, no_report
-from dpexp.verification.touched_rows import LARGE, UnknownIdError, with_touched_rows
+from dpexp.verification.touched_rows import UnknownIdError, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
 """What a user may do about a layout that is refused."""
@@ -153,7 +150,6 @@ def _equivalence(
     made = reached_by_all(model, objective, compared[0], pieces, trains, group)
     if not (in_full or prepared.strategy.needs.full_tables):
         model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
-    _check_not_mapped(model)
     plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
     equivalence = Equivalence(
         model,
@@ -175,17 +171,6 @@ def _optimizer(prepared: Prepared) -> OptimizerChoice | None:
     """The run's; it accumulates two batches where the run accumulates more, so that few batches show it."""
     choice = prepared.optimizer
     return replace(choice, accumulate=min(2, choice.accumulate)) if choice is not None else None
-
-
-def _check_not_mapped(model: nn.Module) -> None:
-    """Raises ConfigError for a large table in a file, of which verification would make copies in memory."""
-    named = model.named_parameters()
-    names = [name for name, tensor in named if is_mapped(tensor) and tensor.numel() >= LARGE]
-    if names:
-        raise ConfigError(
-            f"--table-file: verification would copy {listed(names)} to memory, because the model uses it "
-            f"otherwise than by lookups, or three batches use half of its rows: {UNVERIFIED}"
-        )
 
 
 def batches(prepared: Prepared) -> list[Batch]:

@@ -16,7 +16,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.modules.tables import TablePart, is_mapped
+from dpexp.strategies.modules.tables import TablePart
 from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
 from dpexp.training.preserve import preserved
@@ -196,7 +196,6 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
         "bytes": tensor.numel() * tensor.element_size(),
         "device": devices.label(device_of(part, tensor)),
         "replicas": [devices.label(device) for device in part.replica_devices[1:]],
-        **({"mapped": True} if is_mapped(tensor) else {}),
     }
 
 

@@ -69,8 +69,8 @@ def profile_operators(trainer: Trainer, batches: Sequence[Batch]) -> OperatorPro
     """
     profiler, found = _Profiler(trainer.placed.devices), OperatorProfile()
     try:
-        with profiler, trainer.ahead(batches) as ahead:
-            for batch in ahead:
+        with profiler:
+            for batch in batches:
                 trainer.step(batch)
                 devices.synchronize(trainer.placed.devices)
                 profiler.step_ended()

@@ -4,7 +4,7 @@ Terminal, MLflow, report, lists and experiments look at a Record through a view,
 
     Record ── RecordView ──┬── steps       usual, by_rows                         figures/step_times.py
                            ├── noise       noise, phase_noise, slow_start         figures/noise.py
-                           ├── phases      phases, rest, phase_samples, stages    figures/phase_times.py
+                           ├── phases      phases, rest, phase_samples            figures/phase_times.py
                            ├── batches     batches, largest                       batches.py
                            ├── traffic     moves, bytes_moved, bytes_by_phase     traffic/communication.py
                            └── work        flops, flops_per_s, peak_share, …      figures/work.py
@@ -20,7 +20,6 @@ from dpexp.record.device_map import without_host
 from dpexp.record.figures import phase_times, step_times, work
 from dpexp.record.figures.noise import Noise, noise, slow_start
 from dpexp.record.figures.phase_times import REST, Phase, StepSpans
-from dpexp.record.figures.stages import stages
 from dpexp.record.figures.step_times import Steps, spread
 from dpexp.record.record import Record, present
 from dpexp.record.traffic import communication
@@ -158,11 +157,6 @@ class RecordView:
     def phase_noise(self) -> Noise | None:
         """Why the phase-timed steps cannot be judged; None where they can."""
         return noise(self.timed_steps)
-
-    @cached_property
-    def stages(self) -> dict[str, float]:
-        """The stages of a hybrid, without overlap, and how near the step is to the longest."""
-        return stages(self.phase_samples, self.usual, self.record.work)
 
     # --- batches and traffic ---
 

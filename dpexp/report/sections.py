@@ -14,7 +14,7 @@ from dpexp.record.device_map import optimizer_rows
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units, verdict
-from dpexp.report.analysis import layout, stages, work
+from dpexp.report.analysis import layout, work
 from dpexp.report.analysis.noise import noise_text
 from dpexp.report.analysis.phases import phase_text
 from dpexp.report.analysis.shapes import call_texts, headline
@@ -115,10 +115,6 @@ def device_map_section(view: RecordView) -> Section | None:
     lines = _moved(view)
     if "cpu" in record.memory:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
-    mapped = [row for row in record.device_map if row.get("mapped")]
-    if mapped:
-        names, size = ", ".join(row["module"] for row in mapped), sum(row["bytes"] for row in mapped)
-        lines.append(f"{names}: {units.size(size)} mapped from files in {record.config['table_file']}")
     peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
     devices: dict[tuple[str, ...], list[str]] = {}
     has_state = bool(optimizer_rows(record))
@@ -209,7 +205,7 @@ def _phases(view: RecordView) -> Section | None:
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
     bars = (*phases, *([view.rest] if view.rest is not None else []))
-    return Section(title, (line, *stages.stage_lines(view)), bars=bars, colors=palette.of_run(view))
+    return Section(title, (line,), bars=bars, colors=palette.of_run(view))
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

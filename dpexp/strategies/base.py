@@ -64,10 +64,6 @@ class Strategy(ABC):
             module.compile()
         return module
 
-    def building(self) -> AbstractContextManager[object]:
-        """The context in which the model is built."""
-        return nullcontext()
-
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
 

@@ -33,7 +33,6 @@ from torch import nn
 from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.strategies.gradient_sync import GradientSync
-from dpexp.strategies.prefetch import NoPrefetch, Prefetch
 from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 
@@ -69,8 +68,6 @@ class Placed:
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
     ``gradient_sync`` says how gradients of ranks come together, ``shards`` what this rank has of each tensor.
-    A loop over batches takes them from ``prefetch``, which may prepare those after the current one.
-    ``host_modules`` compute on the host, and their outputs are copied to the output device.
     ``is_opaque``: a user's code laid it out, and no wrapper says how it splits rows or what ranks send.
     ``timer`` is that of the module's wrappers; ``forward_phase`` is empty where they time the forward.
     """
@@ -81,8 +78,6 @@ class Placed:
     devices: tuple[torch.device, ...]
     gradient_sync: GradientSync = field(default_factory=GradientSync)
     shards: Shards = field(default_factory=Shards)
-    prefetch: Prefetch = field(default_factory=NoPrefetch)
-    host_modules: tuple[nn.Module, ...] = ()
     is_opaque: bool = False
     timer: Timer = field(default_factory=Timer)
     forward_phase: str = "forward"

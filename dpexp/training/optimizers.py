@@ -29,7 +29,6 @@ class Optimizers:
         self.members, self.clip_norm = members, clip_norm
         self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
-        self._prefetch = placed.prefetch
 
     def step(self) -> bool:
         """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
@@ -45,9 +44,8 @@ class Optimizers:
                 _values(gradient).div_(self.accumulate)
         if self.clip_norm is not None:
             clip(self._parameters, self._shards, self.clip_norm)
-        with self._prefetch.writing():
-            for member in self.members:
-                member.step()
+        for member in self.members:
+            member.step()
         return True
 
     def restart(self) -> None:

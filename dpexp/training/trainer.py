@@ -4,8 +4,7 @@ The step itself is ``Placed.step``. A trainer adds what stays the same from step
 optimizers and mixed precision. Runs train with one; verification steps two of them side by side.
 """
 
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -80,13 +79,8 @@ class Trainer:
 
     def take_steps(self, batches: Iterable[Batch]) -> None:
         """A step on each batch."""
-        with self.ahead(batches) as ahead:
-            for batch in ahead:
-                self.step(batch)
-
-    def ahead(self, batches: Iterable[Batch]) -> closing[Generator[Batch]]:
-        """The batches, for a loop with a step of each; the layout may look up those after the current one."""
-        return closing(self.placed.prefetch.ahead(batches))
+        for batch in batches:
+            self.step(batch)
 
     def evaluate(self, batch: Batch) -> Any:
         """The outputs of one batch in eval mode, without autocast.

@@ -139,10 +139,10 @@ def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_pa
 
 def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('table_file = "tables"\n')
-    assert config_of("hybrid", DPEXP_TABLE_FILE="")["table_file"] == ""
-    assert config_of("hybrid", "--config", str(file), DPEXP_TABLE_FILE="")["table_file"] == "tables"
-    assert config_of("hybrid", "--table-file", "other", "--config", str(file))["table_file"] == "other"
+    file.write_text('output_device = "cpu:1"\n')
+    assert config_of("whole", DPEXP_OUTPUT_DEVICE="")["output_device"] == ""
+    assert config_of("whole", "--config", str(file), DPEXP_OUTPUT_DEVICE="")["output_device"] == "cpu:1"
+    assert config_of("whole", "--output-device", "cpu:2", "--config", str(file))["output_device"] == "cpu:2"
 
 
 def test_a_printed_config_can_be_read_back(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ PROCESS: dict[str, dict[str, Any]] = {
     "hybrid": {"virtual": 1},
     "hybrid of replicas": {"virtual": 3},
     "hybrid sparse": {"virtual": 1, **SPARSE},
-    "hybrid mapped": {"virtual": 1, **SPARSE, "table_file": tempfile.gettempdir(), "dtype": "float32"},
-    "hybrid ahead": {"virtual": 2, **SPARSE, "pipeline": True, "lookahead": 2},
     "place": {"virtual": 2, "place": ("block1=cpu:1", "block2=cpu")},
     "custom": {"virtual": 3, "layout": f"{LAYOUT}:replicated"},
 }
@@ -45,8 +42,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "ddp unused": {"find_unused": True},
     "fsdp": {"block": ("block*", "embedding")},
     "hybrid": {},
-    "hybrid by row": {**SPARSE, "shard_embedding": True, "shard_by": "row"},
-    "hybrid by column": {**SPARSE, "shard_embedding": True, "shard_by": "column", "pipeline": True},
+    "hybrid sharded": {**SPARSE, "shard_embedding": True},
     "custom": {"layout": f"{LAYOUT}:tensor_parallel", "mesh": "tp=2"},
     "custom of rows": {"layout": f"{LAYOUT}:sharded", "mesh": "dp=2"},
 }
@@ -54,7 +50,6 @@ RANKS: dict[str, dict[str, Any]] = {
 FEW = ("ddp unused", "custom of rows")
 """Those whose gradients come together as in another: they train with some optimizers."""
 FOR_SPARSE = ("sgd", "adam", "adagrad", "rowwise_adagrad")
-FOR_FILES = ("sgd", "rowwise_adagrad")
 
 AUTOCAST: dict[str, tuple[tuple[str, int], ...]] = {
     "single": (),
@@ -121,11 +116,7 @@ def possible(layout: str, options: dict[str, Any], values: dict[str, Any]) -> bo
     by_tokens = values["loss"] in ("tokens", "weighted", "inside")
     if values["accumulate"] > 1 and by_tokens:
         return False
-    if (options.get("sparse") or layout in FEW) and values["optimizer"] not in FOR_SPARSE:
-        return False
-    if "table_file" in options and values["optimizer"] not in FOR_FILES:
-        return False
-    return options.get("shard_by") != "column" or values["optimizer"] != "rowwise_adagrad"
+    return not (options.get("sparse") or layout in FEW) or values["optimizer"] in FOR_SPARSE
 
 
 def cases(layouts: dict[str, dict[str, Any]]) -> list[Case]:

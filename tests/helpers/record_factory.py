@@ -103,14 +103,13 @@ def hybrid(
     virtual: bool = True,
     phases: dict[str, float] | None = None,
     sparse: bool = False,
-    pipeline: bool = False,
     ids: int = 1,
 ) -> Record:
     """A finished run of ``hybrid``: a table of ``rows`` x ``dim`` on the host, the linear on one device."""
     record = whole(1, virtual=virtual)
     device = record.devices["used"][0]
     record.strategy, record.name = "hybrid", "hybrid-1"
-    options = {"sparse": sparse, "pipeline": pipeline}
+    options = {"sparse": sparse}
     record.config = RunConfig("hybrid", virtual=1 if virtual else None, options=options).to_dict()
     record.config_digest = config_digest(record.config)
     record.device_map = [

@@ -11,7 +11,6 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
-from dpexp.strategies.hybrid.table_shards import plan_shards
 from dpexp.timing import Timer
 
 
@@ -57,8 +56,8 @@ class Net(nn.Module):
 
 def trained(group: ProcessGroup, case: str) -> list[Any]:
     """Whether verification passes, its gradient error, and the error of training."""
-    by, gradients, optimizer = case.split()
-    options = {"shard_embedding": True, "shard_by": by, "sparse": gradients == "sparse"}
+    gradients, optimizer = case.split()
+    options = {"shard_embedding": True, "sparse": gradients == "sparse"}
     shape = {"batch_size": 10, "data": "random:samples=33", "lr": 0.01}
     config = {"strategy": "hybrid", "model": f"{__file__}:Net", "optimizer": optimizer} | shape | options
     prepared = RunConfig.from_dict(config)
@@ -66,22 +65,21 @@ def trained(group: ProcessGroup, case: str) -> list[Any]:
     return [result.passed, result.gradient_error, training_error(prepared, group)]
 
 
-def lookup(group: ProcessGroup, by: str) -> dict[str, Any]:
+def lookup(group: ProcessGroup) -> dict[str, Any]:
     """What a lookup of this rank's ids sends; rank 1 looks up 32 times as many as the others, each thrice."""
     table = nn.Embedding(10_000, 8)
     nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(0))
     expected = table.weight.detach().clone()
-    shards = plan_shards([table.weight], group.size, by)[table.weight]
-    sharded = ShardedEmbedding(table, shards, Timer())
+    sharded = ShardedEmbedding(table, Timer())
     count = 320 if group.rank == 1 else 10
     ids = torch.randperm(10_000, generator=torch.Generator().manual_seed(group.rank))[:count].repeat(3)
     sent: list[int] = []
     received: list[int] = []
     plain = distributed.all_to_all_single
 
-    def counted(out: torch.Tensor, into: torch.Tensor, *sizes: Any, **group: Any) -> Any:
+    def counted(out: torch.Tensor, into: torch.Tensor, *sizes: Any) -> Any:
         sent.append(into.nbytes), received.append(out.nbytes)
-        return plain(out, into, *sizes, **group)
+        return plain(out, into, *sizes)
 
     distributed.all_to_all_single = counted  # type: ignore[assignment]
     try:

@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[], Record]] = {
         2, strategy="functional", config=RunConfig("functional", virtual=2).to_dict()
     ),
     "block": lambda: of_replicas("block", {"forward": 3.0}),
-    "hybrid": lambda: hybrid(sparse=True, pipeline=True),
+    "hybrid": lambda: hybrid(sparse=True),
     "ddp": lambda: of_ranks("ddp"),
     "fsdp": lambda: of_ranks("fsdp"),
     "custom": lambda: of_ranks("custom", "dp=2,tp=2", same=2),

@@ -423,7 +423,7 @@ def test_replicas_on_a_gpu_compute_in_the_dtype_of_autocast(strategy: str, backe
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"sparse": True}, {"sparse": True, "pipeline": True}])
+@pytest.mark.parametrize("options", [{}, {"sparse": True}])
 def test_hybrid_puts_the_dense_part_on_the_gpu(options: Any) -> None:
     gpu = devices.accelerators()[0]
     prepared = prepare(RunConfig("hybrid", devices=str(gpu), options=options))

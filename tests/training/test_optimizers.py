@@ -58,7 +58,7 @@ def test_every_optimizer_trains_a_layout_as_a_single_device(optimizer: str) -> N
 
 @pytest.mark.parametrize("optimizer", FOR_SPARSE)
 def test_every_variant_for_sparse_tables_trains_as_a_single_device(optimizer: str) -> None:
-    result = verify(prepare(hybrid(optimizer, clip_norm=0.02, virtual=2, pipeline=True)))
+    result = verify(prepare(hybrid(optimizer, clip_norm=0.02, virtual=2)))
     assert result.passed, result.cause
 
 
@@ -214,7 +214,7 @@ def test_steps_apart_leave_batches_that_accumulate_as_they_were() -> None:
 
 @pytest.mark.parametrize("strategy", ["whole", "hybrid"])
 def test_accumulation_is_verified(strategy: str) -> None:
-    values = {"sparse": True, "pipeline": True} if strategy == "hybrid" else {}
+    values = {"sparse": True} if strategy == "hybrid" else {}
     result = verify(prepare(config("adam", strategy, model=TABLE, accumulate=4, virtual=2, **values)))
     assert result.passed, result.cause
     assert result.optimizer_error is not None

@@ -51,7 +51,7 @@ def on_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
     [
         ("single", {}, 1e-5),
         ("whole", {"virtual": 3, "optimizer": "adam", "clip_norm": 0.1, "accumulate": 2}, 1e-5),
-        ("hybrid", {"virtual": 2, "options": {"sparse": True, "pipeline": True}}, 1e-5),
+        ("hybrid", {"virtual": 2, "options": {"sparse": True}}, 1e-5),
         ("whole", {"virtual": 2, "dtype": "float64"}, 1e-12),
         ("whole", {"virtual": 2, "dtype": "bfloat16"}, 2.0**-5),
         ("functional", {"virtual": 3, "autocast": "bfloat16", "optimizer": "adagrad"}, 2.0**-5),

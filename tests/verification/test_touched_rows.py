@@ -103,9 +103,7 @@ def hybrid(**values: Any) -> Prepared:
     return prepare(RunConfig.from_dict({"strategy": "hybrid", "virtual": 1, "model": model} | values))
 
 
-@pytest.mark.parametrize(
-    "values", [{"sparse": True, "optimizer": "adam"}, {"sparse": True, "pipeline": True, "virtual": 2}]
-)
+@pytest.mark.parametrize("values", [{"sparse": True, "optimizer": "adam"}, {"sparse": True, "virtual": 2}])
 def test_a_right_layout_is_verified_in_the_rows_of_its_batches(values: dict[str, Any]) -> None:
     result = verify(hybrid(**values))
     assert result.passed, result.cause

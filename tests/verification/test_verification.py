@@ -57,9 +57,8 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     assert result.gradient_error < 1e-14
 
 
-@pytest.mark.parametrize("options", [{"sparse": True}, {"sparse": True, "pipeline": True}])
-def test_every_kind_of_hybrid_equals_the_single_device(options: Any) -> None:
-    assert check(prepare(RunConfig("hybrid", virtual=2, options=options))).passed
+def test_a_sparse_hybrid_equals_the_single_device() -> None:
+    assert check(prepare(RunConfig("hybrid", virtual=2, options={"sparse": True}))).passed
 
 
 def test_a_model_in_float32_is_verified_in_float64_and_not_changed() -> None:

@@ -14,12 +14,11 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.engine.verify import refuse, row_of
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Row
-from dpexp.strategies.modules.tables import is_mapped
 from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.compare import Difference
 from dpexp.verification.modes.mode import Mode
 from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
-from dpexp.verification.touched_rows import LARGE, with_touched_rows
+from dpexp.verification.touched_rows import with_touched_rows
 
 KINDS = {
     "output_error": "outputs",
@@ -48,11 +47,6 @@ class OwnVerification:
         model, self._notes = prepared.model, list[str]()
         if not prepared.strategy.needs.full_tables:
             model, self._notes = with_touched_rows(model, self._batches())
-        mapped = any(is_mapped(each) and each.numel() >= LARGE for each in model.parameters())
-        self._own: OwnSteps | None = None
-        if mapped:
-            self._notes = ["not compared: the steps use half of a table in a file"]
-            return
         dtype = getattr(torch, config.dtype)
         self._own = OwnSteps(
             model, prepared.data.objective, prepared.optimizer, dtype, config.autocast, self._report, proven
@@ -67,8 +61,6 @@ class OwnVerification:
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
         """The run's first steps, on the first of these batches of this rank."""
-        if self._own is None:
-            return
         self._record("first_steps", "as placed, before the first step", self._own.bind(trainer))
         parts = islice(batches, self._first)
         result = self._own.first(self._prepared.endless_global_batches(), parts)
@@ -77,8 +69,6 @@ class OwnVerification:
 
     def last(self, number: int) -> None:
         """Steps from the trained state, on the batches that would come after so many steps."""
-        if self._own is None:
-            return
         self._entry = "last_step"
         parts = islice(self._prepared.endless_batches(number), self._last)
         result = self._own.last(self._prepared.endless_global_batches(number), parts)

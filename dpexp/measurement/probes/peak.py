@@ -8,7 +8,8 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ import torch
 from dpexp import devices
 from dpexp.config.process import home
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.measurement.probes.probe import LEAST, rates, seconds
 from dpexp.record.figures.step_times import spread
 from dpexp.record.journal.durable import write_atomically
 from dpexp.record.record import Row
 
-_SECONDS = 0.1
-"""The probe ends after this time."""
+_SECONDS, LEAST = 0.1, 3
+"""The probe ends after this time, and so many samples."""
 FILE = "peaks.json"
 _KEYS = {"device", "dtype", "threads", "size", "flops_per_s"}
 PRODUCT_SECONDS = 0.004
@@ -90,7 +90,25 @@ def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[int, list[f
     size = SMALLEST
     while True:
         matrix = torch.ones(size, size, dtype=dtype, device=devices.physical(device))
-        sample = partial(seconds, partial(torch.mm, matrix, matrix, out=matrix @ matrix), device)
+        sample = partial(_seconds, partial(torch.mm, matrix, matrix, out=matrix @ matrix), device)
         if size >= LARGEST or min(sample() for _ in range(LEAST)) >= PRODUCT_SECONDS:
-            return size, rates(2 * size**3, sample, _SECONDS)
+            return size, _rates(2 * size**3, sample)
         size *= 2
+
+
+def _rates(amount: float, sample: Callable[[], float]) -> list[float]:
+    """The amount divided by the seconds of each sample; the first one, which warms up, is left out."""
+    sample()
+    started, found = time.perf_counter(), list[float]()
+    while len(found) < LEAST or time.perf_counter() - started < _SECONDS:
+        found.append(amount / sample())
+    return found
+
+
+def _seconds(operation: Callable[[], object], device: torch.device) -> float:
+    """The time of an operation, from idle device to idle device."""
+    devices.synchronize([device])
+    start = time.perf_counter()
+    operation()
+    devices.synchronize([device])
+    return time.perf_counter() - start

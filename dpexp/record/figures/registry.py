@@ -94,7 +94,6 @@ FIGURES = (
         "phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, At.SUMMARY | At.METRIC,
         is_kept=True,
     ),
-    Figure("stages", "stages", "", lambda view: view.stages, At.SUMMARY),
     Figure("bytes_moved", "moved", "B", lambda view: view.bytes_moved, At.COLUMN, digits=0),
     Figure("moved_bytes", "moved a step", "B", _bytes_by_kind, At.CLAIM),
     Figure("parameter_bytes", "parameters", "B", lambda view: parameter_bytes(view.record), At.CLAIM),

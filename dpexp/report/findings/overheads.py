@@ -173,24 +173,6 @@ def _ids(evidence: Evidence, module: str) -> int:
     return max((sum(map(math.prod, inputs)) for call in calls for inputs in call.inputs), default=0)
 
 
-@rule(place=50, headline="transfer that nothing overlaps")
-def transfer(evidence: Evidence) -> Finding | None:
-    """The accelerator waits while the host's outputs are transferred to it."""
-    record = evidence.record
-    phase = evidence.phases.get("transfer")
-    if record.execution != "real" or phase is None or not evidence.devices:
-        return None
-    if record.config.get("pipeline", True) or phase.share <= SMALL:
-        return None
-    moved = sum(move.bytes for move in evidence.view.moves if move.phase == "transfer")
-    return Finding(
-        f"The transfer from the host is not overlapped: it takes {units.percent(phase.share)} of a step "
-        f"({units.ms(phase.median)} for {units.size(moved)}), while the accelerator waits.",
-        "Use --pipeline: the host looks up the next batch while the accelerator computes this one.",
-        {"share": phase.share, "ms": phase.median, "bytes": float(moved)},
-    )
-
-
 @rule(place=80, headline="all-reduce that nothing overlaps")
 def exposed_allreduce(evidence: Evidence) -> Finding | None:
     """The all-reduce continues long after backward has computed all gradients."""

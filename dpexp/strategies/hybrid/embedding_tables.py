@@ -13,7 +13,6 @@ from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding, ShardedEmbeddingBag
-from dpexp.strategies.hybrid.table_shards import Split
 from dpexp.strategies.modules.tables import EmbeddingTable
 from dpexp.strategies.modules.wrappers import named_parameters, parts
 from dpexp.strategies.ranks.ddp import RowWeightedSync
@@ -21,10 +20,8 @@ from dpexp.strategies.shards import Shards, rows_of
 from dpexp.timing import Timer
 
 
-def shards_of(
-    tables: Sequence[EmbeddingTable], shards: Mapping[torch.Tensor, Split], timer: Timer
-) -> dict[int, ShardedEmbedding]:
-    """What this rank has of each table, by the id of the table, from the shards of each weight.
+def shards_of(tables: Sequence[EmbeddingTable], timer: Timer) -> dict[int, ShardedEmbedding]:
+    """What this rank has of each table, by the id of the table.
 
     Tables with one weight have one afterwards, and hooks on a table's forward stay.
     """
@@ -32,7 +29,7 @@ def shards_of(
     weights: dict[torch.Tensor, nn.Parameter] = {}
     for table in tables:
         kind: Any = ShardedEmbeddingBag if isinstance(table, nn.EmbeddingBag) else ShardedEmbedding
-        sharded = kind(table, shards[table.weight], timer)
+        sharded = kind(table, timer)
         sharded.weight = weights.setdefault(table.weight, sharded.weight)
         for key, value in vars(table).items():
             if key.startswith("_forward") and "hooks" in key:
@@ -52,7 +49,7 @@ def replaced(module: nn.Module, tables: Mapping[int, nn.Module]) -> nn.Module:
 
 
 class TableShards(Shards):
-    """Of a sharded table each rank has some rows, or some columns; of everything else all."""
+    """Of a sharded table each rank has some rows; of everything else all."""
 
     def __init__(self, group: ProcessGroup, module: nn.Module) -> None:
         self._group = group
@@ -70,23 +67,19 @@ class TableShards(Shards):
         tensor = tensor.detach()
         if name not in self.tables:
             return tensor
-        columns = tensor.dim() == 2 and _is_by_column(self.tables[name])
-        return torch.cat(self._group.all_gather(tensor.to_dense()), 1 if columns else 0)
+        return torch.cat(self._group.all_gather(tensor.to_dense()))
 
     def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if name not in self.tables:
             return super().rows(name, tensor, ids)
-        own = self.tables[name].shard.rows
+        own = self.tables[name].rows
         chosen = ids[(ids >= own.start) & (ids < own.stop)] - own.start
-        columns = tensor.dim() == 2 and _is_by_column(self.tables[name])
-        return torch.cat(self._group.all_gather(rows_of(tensor, chosen)), 1 if columns else 0)
+        return torch.cat(self._group.all_gather(rows_of(tensor, chosen)))
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         if name in self.tables:
-            own = self.tables[name].shard
-            value = value[own.rows.start : own.rows.stop]
-            if _is_by_column(self.tables[name]):
-                value = value[:, own.columns.start : own.columns.stop]
+            own = self.tables[name].rows
+            value = value[own.start : own.stop]
         tensor.detach().copy_(value)
 
 
@@ -122,10 +115,6 @@ class TableSync(RowWeightedSync):
         gradient = table.grad.coalesce() if table.grad.is_sparse else table.grad
         distributed.all_reduce(gradient)
         table.grad = gradient / self.dp_size
-
-
-def _is_by_column(table: ShardedEmbedding) -> bool:
-    return any(len(each.columns) < table.embedding_dim for each in table.shards)
 
 
 def _no_rows(table: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,3 @@ def tables(module: nn.Module) -> list[EmbeddingTable]:
 def placed_tables(module: nn.Module) -> list[PlacedTable]:
     """The embedding tables in a module, and the parts in place of some."""
     return [part for part in module.modules() if isinstance(part, PlacedTable)]
-
-
-def is_mapped(tensor: torch.Tensor) -> bool:
-    """Whether the parameter lies in a file, from which its layout has mapped it into memory."""
-    return getattr(tensor, "mapped", False)

@@ -137,11 +137,10 @@ class SideBySide:
     def run(self, batches: Sequence[Batch]) -> Failure | None:
         """Take a step on each batch, until one differs."""
         parts = (self.objective.weighted(batch.part(self.group.rows), self.group) for batch in batches)
-        with self.layout.ahead(parts) as ahead:
-            for self.steps, (batch, part) in enumerate(zip(batches, ahead, strict=True), 1):
-                failure = self._step(batch, part)
-                if failure:
-                    return failure
+        for self.steps, (batch, part) in enumerate(zip(batches, parts, strict=True), 1):
+            failure = self._step(batch, part)
+            if failure:
+                return failure
         failed = self.errors.failed(self.steps, self._after())
         return Failure(failed, batches[-1], Step(), Step()) if failed else None
 

@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[], Record]] = {
     "whole, real": lambda: whole(2, virtual=False),
     "of equal batches": lambda: whole(4, batches=(32, 32)),
     "with its work": lambda: whole(2, work=WORK, memory_use=MEMORY_USE),
-    "hybrid": lambda: hybrid(sparse=True, pipeline=True),
+    "hybrid": lambda: hybrid(sparse=True),
     "not verified": lambda: whole(2, verification={"checked": False}),
     "with metrics": lambda: whole(2, metrics={"accuracy": [0.5, 0.75], "loss": [0.7, float("nan")]}),
     "passed through": lambda: whole(1, execution="passthrough"),

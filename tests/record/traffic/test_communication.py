@@ -24,7 +24,6 @@ from dpexp.measurement.collectives import CountCollectives
 from dpexp.record.record import Record, Row
 from dpexp.record.traffic.communication import by_phase
 from dpexp.record.view import RecordView
-from dpexp.strategies.hybrid.look_ahead import LookAhead, Reads
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 
@@ -38,19 +37,12 @@ RANK_CASES = {
     "hybrid dense": {"strategy": "hybrid", "host": ["table"], "sparse": False},
     "hybrid sparse": {"strategy": "hybrid", "host": ["table"], "sparse": True},
     "hybrid sharded": {"strategy": "hybrid", "host": ["table"], "shard_embedding": True},
-    "hybrid by column": {
-        "strategy": "hybrid",
-        "host": ["table"],
-        "shard_embedding": True,
-        "shard_by": "column",
-    },
     "hybrid sharded eval": {"strategy": "hybrid", "host": ["table"], "shard_embedding": True, "eval": True},
-    "hybrid pipelined": {
+    "hybrid sharded sparse": {
         "strategy": "hybrid",
         "host": ["table"],
         "shard_embedding": True,
         "sparse": True,
-        "pipeline": True,
     },
     "tensor parallel": {
         "strategy": "custom",
@@ -103,20 +95,6 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
         for move in several:
             if move.bytes and move.what != "transfer":
                 found.setdefault(f"{move.name} in {move.phase}", [0, 0])[place] += move.bytes
-    if isinstance(placed.prefetch, LookAhead):
-        found |= looked_up_ahead(of_all_ranks(group, sent_ahead(trainer, batch)), found)
-    return found
-
-
-def looked_up_ahead(rows: list[Row], alone: dict[str, list[int]]) -> dict[str, list[int]]:
-    """What a step sends, counted, whose lookups were done ahead, and what it sends by the formula."""
-    found: dict[str, list[int]] = {}
-    for row in rows:
-        name = f"{row['what']} backward" if row["backward"] else row["what"]
-        found.setdefault(f"{name} ahead", [0, 0])[0] += row["bytes"]
-    for key, (_, by_formula) in alone.items():
-        name, _, _ = key.partition(" in ")
-        found[f"{name} ahead"][1] += by_formula
     return found
 
 
@@ -130,29 +108,6 @@ def sent(trainer: Trainer, batch: Batch) -> list[Row]:
     with trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
         trainer.step(batch)
     return count.rows()
-
-
-def sent_ahead(trainer: Trainer, batch: Batch) -> list[Row]:
-    """What a step sends whose lookups were done ahead: they count, and what it reads again is ``again``."""
-    layout, ahead = trainer.placed.prefetch, list[Row]()
-    assert isinstance(layout, LookAhead)
-    read_ahead = layout._read_ahead
-
-    def read(batch: Batch) -> Reads:
-        with CountCollectives() as count:
-            found = read_ahead(batch)
-        ahead[:] = count.rows()
-        return found
-
-    layout._read_ahead = read  # type: ignore[method-assign]
-    with trainer.ahead(iter([batch] * 4)) as batches:
-        for each in batches:
-            with CountCollectives() as count:
-                trainer.step(each)
-    is_again = {"what": "all-to-all", "backward": False}
-    return ahead + [
-        row | {"what": "again"} if is_again.items() <= row.items() else row for row in count.rows()
-    ]
 
 
 def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
@@ -176,10 +131,7 @@ def test_what_ranks_send_is_counted_as_the_formulas_say(ranks: int) -> None:
     tensor_parallel = found.pop("tensor parallel")
     rows, numbers, float32 = 10, 42, 4
     assert tensor_parallel["all-reduce in forward"][0] == 2 * (ranks - 1) * rows * numbers * float32
-    # rows that were looked up ahead and written since
-    again, _ = found["hybrid pipelined"].pop("again ahead")
-    assert 0 < again <= found["hybrid pipelined"]["all-to-all ahead"][0]
-    assert len(found) == 12
+    assert len(found) == 11
     for case, kinds in found.items():
         assert kinds or case == "ddp eval", case
         for kind, (counted, by_formula) in kinds.items():

@@ -11,7 +11,7 @@ import pytest
 from command_lines import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_factory import EPOCH, PHASES, hybrid, measure, time_phases, whole
+from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
@@ -217,54 +217,6 @@ def test_a_sparse_gradient_and_a_small_table_are_not_found() -> None:
     assert "dense_gradient" not in names(whole(2))
 
 
-SLOW_TRANSFER = {
-    "embedding": 1.0,
-    "transfer": 2.0,
-    "dense": 2.0,
-    "loss": 0.1,
-    "backward": 2.0,
-    "optimizer": 0.2,
-}
-
-
-def test_a_long_transfer_is_found_on_real_devices() -> None:
-    found = finding(hybrid(virtual=False, phases=SLOW_TRANSFER), "transfer")
-    assert found.figures["bytes"] == 30 * 10 * 4
-    assert "--pipeline" in found.advice
-
-
-def test_a_pipelined_a_short_and_an_emulated_transfer_are_not_found() -> None:
-    assert "transfer" not in names(hybrid(virtual=False, phases=SLOW_TRANSFER, pipeline=True))
-    assert "transfer" not in names(hybrid(virtual=False))
-    assert "transfer" not in names(hybrid(phases=SLOW_TRANSFER))
-
-
-def stepping(ms: float, **changes: Any) -> Record:
-    """A hybrid whose measured steps take so long, and 20 phase-timed ones 1 ms."""
-    record = hybrid(sparse=True, **changes)
-    record.timeline, record.phases = [], {}
-    measure(record, ms, 100, EPOCH)
-    time_phases(record, {"embedding": 0.5, "dense": 0.5}, [], 0.0, 20)
-    summarize(record)
-    return record
-
-
-@pytest.mark.parametrize(
-    ("ms", "said", "advised"), [(2.0, "is slower", "Use --serial"), (0.5, "is not slower", "Compare")]
-)
-def test_look_ahead_that_is_slower_or_is_not_is_found(ms: float, said: str, advised: str) -> None:
-    found = finding(stepping(ms, pipeline=True), "look_ahead")
-    assert f"Looking ahead {said} here" in found.text
-    assert advised in found.advice
-    assert found.figures["ratio"] == pytest.approx(ms, rel=0.05)
-
-
-def test_equal_steps_serial_runs_and_few_phases_say_nothing_of_look_ahead() -> None:
-    assert "look_ahead" not in names(stepping(1.0, pipeline=True))
-    assert "look_ahead" not in names(stepping(2.0))
-    assert "look_ahead" not in names(hybrid(sparse=True, pipeline=True))
-
-
 # --- reliability ---------------------------------------------------------------------------------
 
 
@@ -392,11 +344,10 @@ def test_every_finding_has_figures_advice_and_numbers_in_its_sentence() -> None:
     records = [
         whole(8, phases=COPYING | {"replicate": 1.0}, replica_share=0.1, execution="passthrough"),
         hybrid(rows=1_000_000, dim=64, phases=LARGE_TABLE),
-        hybrid(virtual=False, phases=SLOW_TRANSFER),
         timed([3.0] * 5 + [1.0, 1.7] * 40),
     ]
     raised = [item for record in records for item in apply_rules(record).items()]
-    assert {name for name, _ in raised} >= {"replicate", "overhead", "noise", "transfer", "passed_through"}
+    assert {name for name, _ in raised} >= {"replicate", "overhead", "noise", "passed_through"}
     for _, found in raised:
         assert found.figures
         assert found.advice.endswith(".")

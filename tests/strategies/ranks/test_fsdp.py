@@ -75,7 +75,7 @@ def test_blocks_that_the_model_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "optimizer"), [("--sparse", ("adam", "--pipeline", *ACCUMULATED)), ("--dense", ("sgd",))]
+    ("gradients", "optimizer"), [("--sparse", ("adam", *ACCUMULATED)), ("--dense", ("sgd",))]
 )
 def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str, ...]) -> None:
     found = record(torchrun(3, "hybrid", gradients, "--optimizer", *optimizer, "--batch-size", "10", *SHORT))
@@ -90,8 +90,6 @@ def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str,
 def test_tables_are_sharded_by_rows() -> None:
     words = (
         "--shard-embedding",
-        "--shard-by",
-        "row",
         "--sparse",
         "--model",
         "dlrm:tables=2,rows=70001,fused=false",
