@@ -33,16 +33,14 @@ def option(
     flag: str | None = None,
     role: Role = "run",
     is_name: bool = False,
-    empty: bool = True,
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
     ``flag`` spells the two forms of a boolean (``--check/--no-check``); ``metavar`` stands for the value in
-    the help; ``is_name`` marks the name of a run or an experiment; without ``empty`` the command line takes
-    no empty text, which ``"$VARIABLE"`` gives where the variable is unset.
+    the help; ``is_name`` marks the name of a run or an experiment.
     """
     limits = {"min": min, "max": max, "choices": choices, "is_name": is_name}
-    metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, "empty": empty, **limits}
+    metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 

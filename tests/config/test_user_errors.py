@@ -100,7 +100,6 @@ OPTIONS = [
         environment={"DPEXP_BATCHSIZE": "3"}),
     bad("single", "Invalid value for '--seed': 'many' is not a whole number (DPEXP_SEED)",
         environment={"DPEXP_SEED": "many"}),
-    bad("hybrid --table-file ''", "Invalid value for '--table-file': '' is empty: give a DIR, or leave"),
 ]  # fmt: skip
 
 DEVICES = [

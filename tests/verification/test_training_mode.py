@@ -234,7 +234,6 @@ LAYOUTS: dict[str, tuple[Any, str]] = {
     "ddp": (ddp, ""),
     "train": (lambda model, mesh: ddp(model.train(), mesh), ""),
     "own sync": (_own_sync, ""),
-    "own sync, other probability": (changed(WRONG["probability"][0], _own_sync), "module '2'"),
     "momentum": (changed(WRONG["momentum"][0], ddp), "buffers (1.running_"),
     "probability": (changed(WRONG["probability"][0], ddp), "module '2'"),
     "alike": (_seeded_alike, "module '2'"),

@@ -71,7 +71,6 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
         help=meta["help"] + choices,
         metavar=meta["metavar"] or _METAVARS.get(kind),
         parser=_number_parser(kind, flag, variable) if kind in (int, float) else None,
-        callback=None if meta["empty"] else _refuse_empty,
         envvar=[variable, *aliases] if (aliases := ALIASES.get(field.name)) else variable,
         show_envvar=True,
         rich_help_panel=panel,
@@ -98,15 +97,6 @@ def _number_parser(kind: type[int] | type[float], flag: str, variable: str) -> C
             raise typer.BadParameter(message, param_hint=f"'{flag}'") from None
 
     return parse
-
-
-def _refuse_empty(ctx: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Callback of an option that has no meaning without a text: an empty environment variable is unset."""
-    source = ctx.get_parameter_source(parameter.name or "")
-    if not value and source is not None and source.name == "COMMANDLINE":
-        message = f"'' is empty: give a {parameter.metavar}, or leave the option out"
-        raise typer.BadParameter(message, param_hint=f"'{parameter.opts[0]}'")
-    return value
 
 
 # --- config files and the environment ------------------------------------------------------------
