@@ -5,7 +5,7 @@ from dpexp.study.experiment.figure_kinds import Lines
 
 QUESTION = "What does a step with a large embedding table take, by the way in which the model is laid out?"
 ROWS = (1_000, 100_000, 4_000_000)
-WAYS = ("tutorial", "dense", "sparse", "accelerate", "dataparallel", "emulated", "serial", "pipeline")
+WAYS = ("tutorial", "dense", "sparse", "accelerate", "dataparallel", "emulated", "serial")
 
 RUNS = {}
 PROGRAMS = {f"{dense}-{rows}": ("ways.py", str(rows), dense) for dense in ("linear", "mlp") for rows in ROWS}
@@ -38,7 +38,6 @@ CLAIMS = [
         for way, name in (
             ("sparse", "Plain PyTorch, sparse"),
             ("serial", "hybrid --sparse"),
-            ("pipeline", "hybrid --sparse --pipeline"),
         )
     ),
     Claim(
@@ -70,13 +69,6 @@ CLAIMS = [
         1.1,
     ),
     Claim(
-        "hybrid --sparse --pipeline takes at most 1.1 times hybrid --sparse.",
-        "samples:pipeline_over_serial",
-        "*-*",
-        "<=",
-        1.1,
-    ),
-    Claim(
         "PyTorch's DataParallel, which does nothing without an accelerator, takes at most 1.1 times plain PyTorch, dense.",
         "samples:dataparallel_over_dense",
         "*-*",
@@ -97,8 +89,7 @@ ANSWER = (
     "At four million rows a step of the tutorial's class takes {value samples:tutorial_over_serial linear-4000000} that of "
     "`hybrid --sparse`, whose step takes {ratio time_ms:serial linear-4000000 linear-1000} that with a thousand rows, "
     "{value samples:serial_over_sparse linear-4000000} that of plain PyTorch with sparse gradients and "
-    "{value samples:serial_over_accelerate linear-4000000} that of Accelerate's device map; `--pipeline` takes "
-    "{value samples:pipeline_over_serial linear-4000000} the time of `--serial`."
+    "{value samples:serial_over_accelerate linear-4000000} that of Accelerate's device map."
 )
 COLUMNS = tuple(f"time_ms:{way}" for way in WAYS)
 FIGURE = Lines(

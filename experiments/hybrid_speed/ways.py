@@ -11,11 +11,10 @@ with the same weights and train on the same batches with SGD, in float32, with o
     dataparallel   all       all          dense    PyTorch's DataParallel; without an accelerator it only calls the module
     emulated       both      both         dense    dpexp's DataParallel over two virtual devices; not beside an accelerator
     serial         host      device       sparse   dpexp: run.py hybrid --sparse
-    pipeline       host      device       sparse   dpexp: run.py hybrid --sparse --pipeline
 
 The device is the first accelerator. Without one it is the CPU, and for dpexp a virtual device.
 
-    | tutorial | dense | sparse | … | pipeline | pipeline | … | dense | tutorial | tutorial | …        a turn: all ways
+    | tutorial | dense | sparse | … | serial | serial | … | dense | tutorial | tutorial | …        a turn: all ways
 
 In its turn a way computes one step that is not timed, then several: a sample is their mean. So other load on the
 machine affects all ways alike, and a ratio is that of two samples of one turn.
@@ -46,8 +45,6 @@ HIDDEN = {"linear": 0, "mlp": 1024}
 IDS, BATCHES, LR = 512, 64, 0.1
 COMPARED = 2
 """Steps after which the weights of all ways are compared."""
-SETTLED = 16
-"""Further steps of a pipeline: its first one only learns which lookups there are."""
 TURNS, BLOCK_S, MOST = 3, 0.15, 300
 """Turns; the time that a way's block of steps should take; the most steps of a block."""
 RATIOS = (
@@ -56,7 +53,6 @@ RATIOS = (
     ("emulated", "dense"),
     ("serial", "sparse"),
     ("serial", "accelerate"),
-    ("pipeline", "serial"),
 )
 
 
@@ -193,29 +189,23 @@ def emulated(work: Work) -> Way | None:
     return plain(model, DataParallel(model, both), work.device, work)
 
 
-def serial(work: Work, pipeline: bool = False) -> Way:
+def serial(work: Work) -> Way:
     """dpexp's hybrid, a step as a run of it takes it."""
     from dpexp.timing import Timer
 
-    prepared = hybrid(work.rows, work.hidden, pipeline)
+    prepared = hybrid(work.rows, work.hidden)
     trained = parameters(prepared.model)  # before it is placed
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     trainer = prepared.trainer(placed)
 
     def steps() -> Generator[Tensor]:
-        with trainer.ahead(work.endless_batches) as batches:
-            for batch in batches:
-                yield trainer.step(batch).detach()
+        for batch in work.endless_batches:
+            yield trainer.step(batch).detach()
 
     return Way(steps(), trained)
 
 
-def pipeline(work: Work) -> Way:
-    """The same with look-ahead."""
-    return serial(work, pipeline=True)
-
-
-def hybrid(rows: int, hidden: int, pipeline: bool = False):
+def hybrid(rows: int, hidden: int):
     """A prepared run of dpexp, with the model of this file, on one device."""
     from dpexp.config.run_config import RunConfig
     from dpexp.engine.prepare import prepare
@@ -227,15 +217,14 @@ def hybrid(rows: int, hidden: int, pipeline: bool = False):
         batch_size=IDS,
         lr=LR,
         threads=1,
-        options={"sparse": True, "pipeline": pipeline},
+        options={"sparse": True},
         **({"devices": "1"} if devices.accelerators() else {"virtual": 1}),
     )
     return prepare(config, one_batch=False)
 
 
 WAYS: Mapping[str, Callable[[Work], Way | None]] = {
-    way.__name__: way
-    for way in (tutorial, dense, sparse, accelerate, dataparallel, emulated, serial, pipeline)
+    way.__name__: way for way in (tutorial, dense, sparse, accelerate, dataparallel, emulated, serial)
 }
 
 
@@ -295,8 +284,6 @@ def measure(
     ways: Mapping[str, Way], steps: Mapping[str, int], device: torch.device
 ) -> dict[str, list[float]]:
     """{way: milliseconds a step, a sample for each turn} of so many steps a turn."""
-    for _ in islice(ways["pipeline"].steps, SETTLED):
-        pass
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(TURNS):
         for name in list(ways)[:: -1 if turn % 2 else 1]:  # none always follows the same one
