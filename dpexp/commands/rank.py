@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from typing import NoReturn
 
 from dpexp.config.errors import ConfigError
@@ -13,7 +14,6 @@ from dpexp.distributed.process_end import end_rank
 from dpexp.distributed.rank_results import Job, RankResult, first_rank_result, write_result
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World, restarts_left
-from dpexp.engine.printed_text import on_stderr
 from dpexp.record.record import JournalError
 from dpexp.record.redact import redact
 from dpexp.run import execute
@@ -38,7 +38,7 @@ def _run_rank(job: Job) -> int:
     config = RunConfig.from_dict(job.config, where="job")
     try:
         # the launcher relays what the stdout of the other ranks gets
-        with on_stderr(sys.stderr if world.local_rank == 0 else sys.stdout):
+        with redirect_stdout(sys.stderr if world.local_rank == 0 else sys.stdout):
             outcome = execute(config, quiet=job.quiet)
     except (ConfigError, JournalError) as error:
         write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
 from dpexp.commands.command_line.output import say, show_report
-from dpexp.config.errors import startup_errors
+from dpexp.config.errors import describe, startup_errors, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.record import Record
@@ -74,12 +75,11 @@ def _command(strategy: str) -> None:
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
-    from dpexp.engine.printed_text import on_stderr
     from dpexp.engine.progress import importing_torch
     from dpexp.report import plan
     from dpexp.report.render import terminal
 
-    with startup_errors(), on_stderr(), importing_torch():
+    with startup_errors(), redirect_stdout(sys.stderr), importing_torch():
         from dpexp.engine.dry_run import dry_run
 
         planned = dry_run(config)
@@ -92,7 +92,6 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp import report
     from dpexp.distributed.signals import Terminated
-    from dpexp.engine.printed_text import on_stderr
     from dpexp.run import execute
 
     stdout = sys.stdout
@@ -106,7 +105,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
         elif not quiet:
             show_report(report.summary(record, full=full, stream=stdout), file=stdout)
 
-    with on_stderr():
+    with redirect_stdout(sys.stderr):
         outcome = execute(config, quiet=quiet, is_last=True, on_record=show)
     if outcome.record is None:
         return _ended_without_record(outcome.error)
@@ -142,9 +141,12 @@ def _ended_without_record(error: BaseException | None) -> int:
 
 def _failed(error: BaseException) -> int:
     """Print why the run ended early; return the exit code."""
-    from dpexp.engine.diagnosis import explained
-
-    print_error(error, explained(error))
+    if isinstance(error, KeyboardInterrupt):
+        message = "interrupted; what was measured is recorded"
+    else:
+        is_ours = type(error).__module__.startswith("dpexp.")
+        message = text_of(error) if is_ours else describe(error)
+    print_error(error, message)
     return _code(error)
 
 
@@ -168,7 +170,6 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp.engine.facts.inventory import inventory, registry
-    from dpexp.engine.printed_text import on_stderr
     from dpexp.report.render import listing
 
     del debug  # print_error uses it
@@ -176,7 +177,7 @@ def models(
         found = registry()
         say(json.dumps(found, indent=1) if as_json else listing.models_text(found))
         return
-    with exit_on_error(), startup_errors(), on_stderr():
+    with exit_on_error(), startup_errors(), redirect_stdout(sys.stderr):
         modules = inventory(name, data)
     say(json.dumps(modules, indent=1) if as_json else listing.inventory_text(modules))
 

@@ -5,7 +5,6 @@ warm_up -> time_steps -> record_digests -> compare_last
 """
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from itertools import islice
 
 from dpexp import tensors
 from dpexp.distributed.signals import SignalHandler
-from dpexp.engine.diagnosis import nonfinite_source
 from dpexp.engine.facts.environment import cpu_name
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
@@ -30,9 +28,6 @@ from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.training.trainer import Trainer
-
-REPLAY_SECONDS = 60.0
-"""The search for the source of a loss that is not finite replays the run only if that takes less time."""
 
 PHASE_SECONDS = 5.0
 """The phase pass ends after ``--phase-steps``, or after this time."""
@@ -61,7 +56,6 @@ class Measurement:
     def __post_init__(self) -> None:
         self._config, self._group = self.prepared.config, self.prepared.group
         self._log = StepLog(self.journal, self._group, self.signals, self.progress, self.on_flush)
-        self._started = 0.0
 
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
@@ -86,7 +80,6 @@ class Measurement:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
         energy = EnergyMeter(self.prepared.selection.used, self._group.is_first_on_host)
-        self._started = time.perf_counter()
         self._log.restart_interval()
         try:
             for epoch in range(math.ceil(total / per_epoch)):
@@ -116,16 +109,11 @@ class Measurement:
         before, losses = self._log.written, self._log.flush()
         for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
-                raise RunError(self._nonfinite_message(step, loss))
+                raise RunError(
+                    f"the loss became {loss} in step {step}: try a smaller --lr than {self._config.lr:g}"
+                )
         if losses and self.signals.requested:
             self.signals.terminate()
-
-    def _nonfinite_message(self, step: int, loss: float) -> str:
-        message = f"the loss became {loss} in step {step}"
-        replays = time.perf_counter() - self._started < REPLAY_SECONDS
-        if all(self._group.all_gather(replays)):
-            message += f"; the first NaN or infinity comes from {nonfinite_source(self.prepared, step)}"
-        return f"{message}: try a smaller --lr than {self._config.lr:g}"
 
     def _evaluate(self) -> None:
         """Log accuracy, validation loss and the user's metrics, where there are any."""

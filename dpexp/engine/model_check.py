@@ -233,13 +233,5 @@ def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], er
     where = f"module '{name}'" if name else "the model"
     definition = "" if list(module.children()) else f" ({module})"
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
-    cause = describe(error)
-    ids = inputs[0] if inputs and error.__cause__ is None else torch.empty(0)  # else the model describes it
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and ids.numel():
-        low, high, rows = int(ids.min()), int(ids.max()), module.num_embeddings
-        if low < 0 or high >= rows:
-            wrong_id = low if low < 0 else high
-            cause = f"id {wrong_id} is beyond the table of {plural(rows, 'row')} (ids 0 to {rows - 1})"
-    return (
-        f"the model does not fit the data: {where}{definition} got {', '.join(shown) or 'no tensor'}: {cause}"
-    )
+    got = ", ".join(shown) or "no tensor"
+    return f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"

@@ -1,7 +1,7 @@
 """Placed: a model laid over devices, and its step.
 
-Verification, warm-up, measured and timed steps, profile, dry run and the search for a NaN all take
-this step. Who calls whom::
+Verification, warm-up, measured and timed steps, profile and dry run all take this step. Who calls
+whom::
 
     engine, verification, measurement
       Trainer.step(batch, observer)                   training/trainer.py    has loss and optimizers

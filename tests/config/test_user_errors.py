@@ -261,7 +261,7 @@ FORWARDS = [
     failed("single --model $user:NoWayBack", "ArithmeticError: no way back", "user_error_cases.py, line"),
     bad("whole --model $user:Spectrum --dtype bfloat16", "BFloat16", "user_error_cases.py, line"),
     failed("whole --virtual 2 --batch-size 3 --model $user:Normed",
-           "Expected more than 1 value per channel", "BatchNorm needs two rows in every shard"),
+           "Expected more than 1 value per channel"),
     failed("whole --virtual 2 --model $user:Words", "output['language'] is a str ('en')", "cannot be joined"),
     failed("whole --virtual 2 --model $user:Number", "output['rows'] is an int", "torch.tensor([number])"),
     failed("whole --virtual 2 --model $user:OtherKeys", "output differs between replicas in its keys"),
@@ -271,9 +271,9 @@ FORWARDS = [
     failed("whole --virtual 2 --batch-size 15 --model $user:Scalar",
            "does not compute what a single device computes", "which counts their 8, 7 rows alike"),
     failed("single --model $user:Bursting --lr 1 --warmup 10 --steps 20",
-           "the loss became inf in step 3", "comes from module 'burst'"),
+           "the loss became inf in step 3", "try a smaller --lr than 1"),
     failed("whole --virtual 2 --model $user:Bursting --lr 1 --warmup 10 --steps 20",
-           "the loss became inf in step 3", "comes from module 'burst'"),
+           "the loss became inf in step 3", "try a smaller --lr than 1"),
     failed("single --lr 1e30", "the loss became", "try a smaller --lr than 1e+30"),
 ]  # fmt: skip
 

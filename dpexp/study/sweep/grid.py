@@ -15,7 +15,9 @@ import itertools
 import math
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,9 +124,8 @@ def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
 def _build(config: RunConfig) -> None:
     """Build what a run of this config would begin with. Raises ConfigError."""
     from dpexp.engine.prepare import prepare
-    from dpexp.engine.printed_text import on_stderr
 
-    with startup_errors(), on_stderr():
+    with startup_errors(), redirect_stdout(sys.stderr):
         prepare(config).release()
 
 
