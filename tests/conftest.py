@@ -30,13 +30,10 @@ OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
-    "test_hosts", "test_servers", "test_upload", "test_store_check",
-    "test_launch", "test_browser", "test_uploader_process", "test_properties",
-    "test_models", "test_independent_loop", "test_user_errors", "test_restarts", "test_run",
-    "test_step_profile",
-    "test_every_layout", "test_figures", "test_ui", "test_ddp", "test_foreign_records",
-    "test_private_files", "test_cli", "test_fsdp", "test_locate", "test_installed",
-    "test_progress", "test_accelerator_check", "test_custom",
+    "test_browser", "test_servers", "test_upload", "test_faults", "test_launch",
+    "test_uploader_process", "test_properties", "test_models", "test_independent_loop",
+    "test_user_errors", "test_every_layout", "test_ui", "test_ddp", "test_cli",
+    "test_fsdp", "test_locate", "test_installed", "test_custom",
 )  # fmt: skip
 """The test files that take longest, in this order: they run first, so that none is left at the end."""
 
