@@ -15,9 +15,6 @@ from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 from dpexp.config.factories.spec import Spec
 
-SPEC = "names something outside dpexp"
-"""``Annotated[str, SPEC]`` is the type of an option that names a folder or a host; a Spec names code."""
-
 Role = Literal["run", "delivery", "label"]
 """What an option decides: the run itself; whether MLflow gets it; under which names."""
 
@@ -69,15 +66,9 @@ def flag_name(field: str) -> str:
 
 
 def spec_options(cls: type) -> list[str]:
-    """The options of a config class that name code, files or hosts, as their type says."""
-    types = typing.get_type_hints(cls, include_extras=True)
-    return [field.name for field in option_fields(cls) if _names_code(types[field.name])]
-
-
-def _names_code(kind: Any) -> bool:
-    """Whether a type is a Spec or annotated with ``SPEC``, or contains one that is."""
-    is_one = kind is Spec or SPEC in getattr(kind, "__metadata__", ())
-    return is_one or any(map(_names_code, typing.get_args(kind)))
+    """The options of a config class that name code or files: those with a Spec."""
+    types = types_of(cls)
+    return [field.name for field in option_fields(cls) if types[field.name] is Spec]
 
 
 _TYPE_NAMES = {

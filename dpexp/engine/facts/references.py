@@ -1,4 +1,4 @@
-r"""References: what the options of a config name: code, files, hosts; and how a Record shows it.
+r"""References: what the options of a config name: code and files; and how a Record shows it.
 
 config --> factories --> the model, the data, the loss and the optimizer of a run
                \--> references --> its config without secrets, its files (``files.py``), a list in words
@@ -12,7 +12,7 @@ from typing import Any
 
 from dpexp import live
 from dpexp.config.factories.factory import Factory
-from dpexp.config.options import flag_name, option_fields, spec_options, to_json
+from dpexp.config.options import flag_name, option_fields, spec_options
 from dpexp.config.run_config import RunConfig
 from dpexp.data.registry import LOSSES, METRICS, SOURCES, VALIDATION_SOURCES
 from dpexp.models.registry import MODELS
@@ -38,11 +38,11 @@ def factories(config: RunConfig) -> dict[str, Factory]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What an option names; ``factory`` is None for a host and for a folder."""
+    """What an option names."""
 
     option: str
     text: str
-    factory: Factory | None = None
+    factory: Factory
 
     @property
     def flag(self) -> str:
@@ -52,7 +52,7 @@ class Reference:
     @property
     def is_outside(self) -> bool:
         """Whether it is not part of dpexp."""
-        return self.factory is None or not self.factory.name or self.factory.argument is not None
+        return not self.factory.name or self.factory.argument is not None
 
     @property
     def is_live(self) -> bool:
@@ -62,7 +62,7 @@ class Reference:
     @property
     def paths(self) -> tuple[str, ...]:
         """The file or folder as the user wrote it, or where a module of the working directory may be."""
-        if self.factory is None or not self.is_outside or self.is_live:
+        if not self.is_outside or self.is_live:
             return ()
         if self.factory.argument:
             return (self.factory.argument,)
@@ -74,7 +74,7 @@ class Reference:
     @property
     def recorded(self) -> str:
         """The text without credentials, which registered names and their options, numbers, do not contain."""
-        if self.factory is None or not self.factory.name:
+        if not self.factory.name:
             return redact(self.text)
         path = self.factory.argument or ""
         return self.text.replace(path, redact(path), 1)
@@ -82,8 +82,6 @@ class Reference:
     def __str__(self) -> str:
         """What a run would do with it."""
         option = f"{self.flag} {self.text}"
-        if self.factory is None:
-            return f"{option} uses {self.text}"
         if self.factory.argument:
             return f"{option} reads {self.factory.argument}"
         arguments = ", ".join(f"{key}={value!r}" for key, value in self.factory.options.items())
@@ -97,15 +95,11 @@ def references(config: RunConfig, found: Mapping[str, Factory] | None = None) ->
     """
     found = factories(config) if found is None else found
     return [
-        Reference(name, text, found.get(name))
+        Reference(name, spec.text, found[name])
         for part in (config, config.options)
         for name in spec_options(type(part))
-        for text in _texts(to_json(getattr(part, name)))
+        if (spec := getattr(part, name))
     ]
-
-
-def _texts(value: str | list[str]) -> list[str]:
-    return list(filter(None, [value] if isinstance(value, str) else value))
 
 
 def recorded_config(config: RunConfig, named: list[Reference]) -> Row:

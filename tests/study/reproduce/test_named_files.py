@@ -4,10 +4,9 @@ import dataclasses
 import re
 import shlex
 import subprocess
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import journals
 import launching
@@ -17,16 +16,12 @@ from record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError
-from dpexp.config.factories.spec import Spec
-from dpexp.config.options import SPEC, option, option_fields, spec_options
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import StrategyOptions
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.engine.facts.references import references
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
-from dpexp.study.reproduce.named_files import changed_files, check_files, check_trust
+from dpexp.study.reproduce.named_files import changed_files, check_files
 from dpexp.study.reproduce.reproduce import reproduce
 from dpexp.training.optimizer_names import OPTIMIZERS
 
@@ -139,48 +134,6 @@ def test_a_commit_outside_of_the_history_needs_trust() -> None:
 def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
     with pytest.raises(ConfigError, match="credential"):
         check_files(whole(2), {"strategy": "whole", "model": "pkg.mod:make:token=***"})
-
-
-# --- the rule covers options to come --------------------------------------------------------------
-
-HARMLESS = {"devices", "experiment", "run_name", "block", "host", "place", "mesh"} | {"output_device"}
-"""Options with free text that name nothing outside: devices, dimensions, submodules, own runs, labels."""
-
-
-def test_each_option_with_free_text_names_nothing_outside_or_says_so() -> None:
-    """A new option with a text is annotated with ``SPEC``, or harmless."""
-    for cls in (RunConfig, *STRATEGY_OPTIONS.values()):
-        types = typing.get_type_hints(cls)
-        texts = {
-            field.name
-            for field in option_fields(cls)
-            if not field.metadata["choices"]
-            and {str, tuple, Spec} & {types[field.name], typing.get_origin(types[field.name])}
-        }
-        assert texts - HARMLESS == set(spec_options(cls))
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutOptions(StrategyOptions):
-    """Options of a strategy to come, whose plans are user code."""
-
-    strategy = STRATEGY_OPTIONS["single"].strategy
-
-    plan: Annotated[str, SPEC] = option("", "pkg.mod:function.")
-    optimizers: tuple[Annotated[str, SPEC], ...] = option(("sgd",), "Several.")
-
-
-def test_options_to_come_are_covered_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STRATEGY_OPTIONS, "single", LayoutOptions)
-    config = RunConfig("single", options=LayoutOptions("os:system", ("a:b", "c:d")))
-    named = [str(reference) for reference in references(config) if reference.is_outside]
-    assert named == [
-        "--plan os:system uses os:system",
-        "--optimizers a:b uses a:b",
-        "--optimizers c:d uses c:d",
-    ]
-    with pytest.raises(ConfigError, match="--plan os:system"):
-        check_trust(whole(2), config.to_dict(), exact=False)
 
 
 def test_every_name_of_dpexp_runs_without_trust() -> None:
