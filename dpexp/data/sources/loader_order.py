@@ -5,7 +5,7 @@
     shuffle=True             each sample once, in the order of --seed, as without a loader
     shuffle=False            the order of the data set
     sampler, batch_sampler   what they give; the generators that they draw from begin each epoch by --seed, so
-                             that every rank, and a run that resumes, takes the same
+                             that every rank takes the same
     drop_last                a smaller last batch is left out
 """
 
