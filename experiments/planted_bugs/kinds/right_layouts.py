@@ -52,12 +52,6 @@ def new_norm(model):
     model.norm = norm
 
 
-@right("ranks", model="Norms", data="random:samples=40")
-def converted_norm(model):
-    """`convert_sync_batchnorm`, inside the layout."""
-    return DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model))
-
-
 class Synchronized(nn.BatchNorm1d):
     """A batch norm of the rows of all ranks."""
 
