@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from in_ranks import in_ranks
+from torch import nn
 
+from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Mesh
 from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
@@ -52,10 +54,38 @@ def timed(group: ProcessGroup, strategy: str) -> float:
     return max(float((trained[0][name] - tensor).abs().max()) for name, tensor in trained[1].items())
 
 
+def refused(group: ProcessGroup, layout: str) -> str:
+    """Why SyncBatchNorm, in the model or made by a layout, is refused on the host before a run begins."""
+    model, function = (
+        ("odd_models:Synchronized", "") if layout == "ddp" else ("blocks", f"{__file__}:converted")
+    )
+    options = {"layout": function, "mesh": "dp=2"} if function else {}
+    try:
+        prepare(RunConfig(layout, model=model, options=options), group=group)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def converted(model: nn.Module, mesh: Any) -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(model, nn.BatchNorm1d(20)))  # type: ignore[no-any-return]
+
+
 def test_ranks_compute_their_rows() -> None:
     strategies = ("ddp", "fsdp", "hybrid")
-    found = in_ranks(2, __file__, "of_rows", "of_columns", *(f"timed:{strategy}" for strategy in strategies))
+    found = in_ranks(
+        2,
+        __file__,
+        "refused:ddp",
+        "refused:custom",
+        "of_rows",
+        "of_columns",
+        *(f"timed:{strategy}" for strategy in strategies),
+    )
     for strategy in strategies:
         assert max(found[f"timed:{strategy}"]) < 1e-14, strategy
     assert found["of_rows"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], "each rank's own, for its own targets"
     assert found["of_columns"] == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2, "all columns of the same rows"
+    for layout, name in (("ddp", "middle"), ("custom", "1")):
+        for message in found[f"refused:{layout}"]:
+            assert f"SyncBatchNorm ({name}) computes on accelerators only" in message, layout

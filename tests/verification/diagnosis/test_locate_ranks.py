@@ -140,12 +140,5 @@ def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, mod
     assert of_ranks(f"trained:{strategy} {model}") < 1e-14
 
 
-def test_sync_batch_norm_equals_a_single_device_in_training_mode() -> None:
-    found = of_ranks("verified:Synchronized")
-    assert (found["passed"], found["cause"], found["note"]) == (True, "", "")
-    assert max(found["output_error"], found["gradient_error"], found["buffer_error"]) < 1e-12
-    assert of_ranks("trained:Synchronized") < 1e-14
-
-
 def test_reentrant_checkpointing_is_verified_under_ddp() -> None:
     assert of_ranks("verified:Checkpointed")["passed"] is True
