@@ -30,11 +30,10 @@ from dpexp.distributed.rank_results import RankResult, error_without_record, rec
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
-from dpexp.record import clock
-from dpexp.record.journal.durable import check_writable
+from dpexp.record.files import check_writable
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import Journal, NullJournal
-from dpexp.record.record import JournalError, Record
+from dpexp.record.record import JournalError, Record, now
 from dpexp.record.runs.begin import begin
 from dpexp.tracking.process.uploader import Delivery, Uploader
 
@@ -152,10 +151,6 @@ def execute(
     with signals.installed(is_last=is_last):
         uploader = Uploader.start(home()) if config.track and is_recorder else None
         try:
-            from dpexp.record.runs.check import (
-                check_end,  # beside the uploader's start, before code may change
-            )
-
             with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
                 prepared, journal = _begin(config, world, signals, is_last or world is not None)
         except BaseException as raised:
@@ -172,8 +167,7 @@ def execute(
         if uploader is not None:
             uploader.complete()
         if record is not None:
-            on_record(record, error)
-            check_end(journal.folder, record)  # while the rest is delivered
+            on_record(record, error)  # while the rest is delivered
         if uploader is None:
             return Outcome(record, None, error)
         with ProgressBar(hidden=quiet) as progress:
@@ -221,7 +215,7 @@ def _run_engine(
         error = prepared.group.root_cause(error)
     if isinstance(error, KeyboardInterrupt | Terminated | LostContact):
         status = "killed"
-    journal.set(status=status, ended=clock.now(), error=error_row(error) if error else None)
+    journal.set(status=status, ended=now(), error=error_row(error) if error else None)
     try:
         journal.close()
     except JournalError as raised:

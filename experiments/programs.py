@@ -14,9 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpexp.engine.facts.environment import environment, torch_environment
-from dpexp.record import clock
 from dpexp.record.figures.summary import summarize
-from dpexp.record.record import Record, new_run_id
+from dpexp.record.record import Record, new_run_id, now
 from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.experiment.records import machine_kind, parse_record
 
@@ -25,7 +24,7 @@ def program_record(
     name: str, time_ms: Sequence[float], rows: int, metrics: Mapping[str, list[float]], started: str = ""
 ) -> Record:
     """A finished Record with steps of ``rows`` samples without losses."""
-    ended, times = clock.now(), [round(ms, 6) for ms in time_ms]
+    ended, times = now(), [round(ms, 6) for ms in time_ms]
     record = Record(
         run_id=new_run_id(),
         name=name,

@@ -113,14 +113,6 @@ def dpexp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """This test's process is patient with slow stores, as that of a command is when it begins."""
-    from dpexp.tracking.store import patience
-
-    patience.renew()
-
-
 @pytest.fixture
 def runs(dpexp_home: Path) -> Path:
     """The folder of the journals of this test's home, which the first of them makes."""

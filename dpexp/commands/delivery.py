@@ -1,11 +1,10 @@
-"""Commands of ``runs`` that compare runs with MLflow and deliver them: ``sync``, ``reap`` and ``check``."""
+"""Commands of ``runs`` that deliver runs to MLflow: ``sync`` and ``reap``."""
 
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +13,7 @@ from dpexp.commands.command_line.help_panels import OUTPUT
 from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable_line
-from dpexp.config.process import home, without_garbage_collection
-from dpexp.config.ranges import plural
+from dpexp.config.process import home
 
 if TYPE_CHECKING:
     from dpexp.tracking.delivery.sync import DeliveryResult
@@ -25,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 
 def runs_folder() -> Path:
     """The folder of the runs. Raises JournalError if DPEXP_HOME cannot be a directory."""
-    from dpexp.record.journal.durable import check_home
+    from dpexp.record.files import check_home
 
     check_home(home())
     return home() / "runs"
@@ -49,29 +47,19 @@ def sync(
     from dpexp.tracking.delivery import sync
 
     runs_folder()
+    folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
     if not runs and not again:
         _deliver_lost()
-    folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
     untracked = 0 if folders else len(sync.untracked(home()))
     note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
     _deliver(folders, f"everything is delivered{note}", again=again, are_named=bool(runs))
 
 
 def reap() -> None:
-    """Close the runs whose process died: write their Record and end their MLflow run.
-
-    What killed processes left beside journals, among the runs, and in the temporary directory,
-    is removed.
-    """
-    from dpexp.record.journal.leftovers import remove_leftovers
-    from dpexp.record.journal.temporary_folder import remove_dead_folders
-    from dpexp.record.runs import index
+    """Close the runs whose process died: write their Record and end their MLflow run."""
     from dpexp.tracking.delivery import sync
 
-    remove_dead_folders()
-    remove_dead_folders(runs_folder())
-    for folder in index.folders(runs_folder()):
-        remove_leftovers(folder)
+    runs_folder()
     dead = sync.dead(home())
     closed = {folder: sync.close(folder) for folder in dead}
     for result in closed.values():
@@ -79,49 +67,6 @@ def reap() -> None:
             _print(result)
     readable = [folder for folder, result in closed.items() if result.state != sync.SKIPPED]
     _deliver(readable, "no dead run")
-
-
-def check(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Default: all runs.")] = None,
-    store: Annotated[
-        bool, typer.Option("--store", help="Also compare with what MLflow holds, value by value.")
-    ] = False,
-    repair: Annotated[
-        bool,
-        typer.Option("--repair", help="Write again what derives from journals, deliver what MLflow lacks."),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Compare journals, Records, summaries and ledgers of runs that have ended.
-
-    The exit code is 1 if something is wrong and was not repaired, and 3 if MLflow cannot be asked.
-    """
-    from dpexp.record.runs import index
-    from dpexp.tracking.delivery.repair import checked
-    from dpexp.tracking.errors import StoreError
-
-    folders = list(map(find_run, runs)) if runs else index.folders(runs_folder())
-    rows, failure = [], ""
-    try:
-        for row in checked(home(), folders, with_store=store, mend=repair):
-            rows.append(row)
-    except StoreError as error:
-        failure = str(error)
-    total = [] if failure else [f"{plural(len(folders), 'run')} checked, {plural(len(rows), 'problem')}"]
-    if as_json and (rows or not failure):
-        say(json.dumps({"checked": len(folders), "problems": rows}))
-    elif rows or total:
-        say("\n".join([*map(_problem, rows), *total]))
-    if failure:
-        say(f"error: {failure}", err=True)
-        raise typer.Exit(Exit.NOT_DELIVERED)
-    raise typer.Exit(Exit.DONE if all(row["repaired"] for row in rows) else Exit.FAILED)
-
-
-def _problem(row: dict[str, Any]) -> str:
-    todo = f"; --repair: {row['repair']}" if row["repair"] else "; cannot be repaired"
-    text = f"{row['run']}  {row['kind']}: {row['what']}{'; repaired' if row['repaired'] else todo}"
-    return printable_line(text)
 
 
 def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_named: bool = False) -> None:
@@ -144,24 +89,14 @@ def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_name
 
 
 def _deliver_lost() -> None:
-    """Deliver into new MLflow runs what the store has lost since delivery; print each.
-
-    Runs of a sweep that it has kept then get their new parent.
-    """
+    """Deliver again what the store has lost since delivery; print each."""
     from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import LateServerError, StoreError
+    from dpexp.tracking.errors import StoreError
 
     try:
-        with without_garbage_collection():
-            lost = sync.lost(home())
-        for result in sync.deliver(home(), lost, again=True, new_run=True):
+        for result in sync.deliver(home(), sync.lost(home()), again=True):
             say(f"warning: run {result.run_id} was lost in the store", err=True)
             _print(result)
-        for result in sync.deliver(home(), sync.runs_of(home(), lost), again=True):
-            _print(result)
-    except LateServerError as error:
-        say(f"error: {error}; the journals stay, and can be delivered later", err=True)
-        raise typer.Exit(Exit.NOT_DELIVERED) from None
     except StoreError as error:
         say(f"warning: delivered runs were not checked: {error}", err=True)
 

@@ -18,7 +18,6 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, without_garbage_collection, working_root
 
 if TYPE_CHECKING:
-    from dpexp.record.runs.stored_record import RecordReader
     from dpexp.report.compare.history import Related
 
 app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
@@ -73,8 +72,8 @@ def report(
     from dpexp.report.compare.history import others
     from dpexp.report.render import terminal
 
-    chosen, remaining, unreadable, reader = _chosen(names)
-    compared = compare(chosen, reader)
+    chosen, remaining, unreadable = _chosen(names)
+    compared = compare(chosen)
     for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
         say(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
@@ -93,25 +92,20 @@ def report(
             say(f"wrote {path}", err=True)
 
 
-def _chosen(
-    names: list[str],
-) -> tuple[list[Path], list[Related], list[tuple[str, str]], RecordReader | None]:
-    """The runs to compare, the other comparisons that there are, and the runs that cannot be read.
-
-    Also the reader that has read all runs, where that was needed.
-    """
+def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
+    """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
     from dpexp.report.compare.history import history, is_sweep
 
     named = _folders(names)
     if names and len(named) > 1 and not any(map(is_sweep, named)):
-        return named, [], [], None
+        return named, [], []
     found = history(home() / "runs")
     if not names:
         newest = found.newest
         others = [one for one in found.comparisons if one is not newest]
-        return newest.folders, others, found.unreadable, found.reader
+        return newest.folders, others, found.unreadable
     chosen = itertools.chain.from_iterable(found.expanded(folder, len(named) == 1) for folder in named)
-    return list(dict.fromkeys(chosen)), [], [], found.reader
+    return list(dict.fromkeys(chosen)), [], []
 
 
 def _write(names: list[str]) -> int:

@@ -144,9 +144,6 @@ def reproduce(
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 
 
-app.command(epilog=epilog("runs check"))(delivery.check)
-
-
 @app.command(epilog=epilog("runs remove"))
 def remove(
     run: _Run,

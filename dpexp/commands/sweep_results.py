@@ -50,7 +50,7 @@ def _verdicts(current: Sweep) -> str:
 
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
-    from dpexp.record.journal.durable import private_files
+    from dpexp.record.files import private_files
     from dpexp.record.journal.journal import COMPARISON
     from dpexp.report.compare import files, tables
     from dpexp.report.compare.grouping import compare

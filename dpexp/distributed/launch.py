@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any
 from dpexp.config.process import end_with_parent, python_path
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.signals import Terminated
-from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.redact import redact
 
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch
@@ -50,7 +50,8 @@ def launch(
     The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
     Terminated where a signal ended this process.
     """
-    with temporary_folder("ranks") as folder, _environment(count, str(folder)):
+    with tempfile.TemporaryDirectory(prefix="dpexp-") as name, _environment(count, name):
+        folder = Path(name)
         Job(config, quiet, sys.argv).write(folder)
         error = _run_agent(_agent_config(count, max_restarts, folder), entry, folder)
         _relay(folder)

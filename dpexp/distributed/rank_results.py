@@ -14,7 +14,7 @@ from typing import Any
 
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.signals import Terminated
-from dpexp.record.journal.durable import write_atomically
+from dpexp.record.files import write_atomically
 from dpexp.record.record import Record
 
 RESULTS = "DPEXP_RANK_RESULTS"  # in a rank's environment: the folder of these files; without it, no results

@@ -44,8 +44,6 @@ def _execute(
     on_flush: Callable[[], None],
     signals: SignalHandler,
 ) -> None:
-    if prepared.restarted:
-        journal.truncate(dict.fromkeys((*_STEPS, "metrics"), 0))
     proven = _verify(prepared, journal, progress)
     _check_untouched(prepared, journal)
     lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})

@@ -13,8 +13,7 @@ from dpexp.engine.facts.files import directory, file_hashes
 from dpexp.engine.facts.references import recorded_config, references
 from dpexp.engine.prepare import Prepared
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
-from dpexp.record import clock
-from dpexp.record.record import Row
+from dpexp.record.record import Row, now
 from dpexp.record.redact import Verbatim
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import Optimizers
@@ -29,14 +28,13 @@ def run_facts(prepared: Prepared) -> Row:
     recorded = recorded_config(config, named)
     is_ours = data.name in SOURCES and SOURCES[data.name].argument is None
     files = file_hashes(named, data.digest)
-    clock.restart()
     return {
         "name": prepared.name if config.run_name else Verbatim(prepared.name),
         "experiment": recorded["experiment"],
         "strategy": config.strategy,
         "execution": prepared.execution,
         "status": "running",
-        "started": clock.now(),
+        "started": now(),
         "config": recorded,
         "config_digest": config_digest(recorded),
         "files": files,

@@ -14,7 +14,7 @@ from dpexp.distributed.signals import Terminated
 from dpexp.distributed.torch_process_group import init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
-from dpexp.record.journal.durable import check_writable
+from dpexp.record.files import check_writable
 from dpexp.record.record import new_run_id
 
 

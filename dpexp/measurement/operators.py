@@ -9,6 +9,7 @@ profiles its steps, so that none waits for one that is slower for it; the first 
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,6 @@ from dpexp import devices
 from dpexp.config.errors import describe
 from dpexp.config.printable import printable_line
 from dpexp.data.batch import Batch
-from dpexp.record import json_text
-from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import write_trace
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
@@ -148,8 +147,8 @@ class _Profiler:
         return float(microseconds) / 1e3 / STEPS
 
     def _export(self, found: OperatorProfile) -> None:
-        with temporary_folder("profile") as folder:
-            path = folder / "trace.json"
+        with tempfile.TemporaryDirectory(prefix="dpexp-") as folder:
+            path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
             found.trace, found.note = bounded_trace(path)
 
@@ -161,7 +160,7 @@ def bounded_trace(path: Path) -> tuple[bytes, str]:
     """
     if (size := path.stat().st_size) > MOST_READ:
         return b"", f"the trace has {size / 1e6:,.0f} MB and is not kept"
-    found = json_text.loads(path.read_bytes())
+    found = json.loads(path.read_bytes())
     found.pop("traceName", None)  # the temporary file
     found["traceEvents"] = _distinct(found["traceEvents"])
     clean = functools.cache(lambda text: printable_line(redact(text)))

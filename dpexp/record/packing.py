@@ -17,8 +17,6 @@ from itertools import groupby
 from typing import Any
 
 _KEYS = ("batch", "module")
-MOST_ROWS = 10_000_000
-"""More rows than a model has: what unpacks to more was not packed by dpexp."""
 
 
 def pack(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -36,17 +34,11 @@ def pack(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows; equal ones share their lists. Raises ValueError for what ``pack`` did not make."""
-    try:
-        calls, modules, batches = (packed[key] for key in ("calls", "modules", "batches"))
-        lengths = [sum(len(calls[number]) for _, number in found) for found in modules]
-        if sum(lengths[number] for _, number in batches) > MOST_ROWS:
-            raise ValueError(f"more than {MOST_ROWS} rows")
-        return [
-            {**({} if batch is None else {"batch": batch}), "module": module, **row}
-            for batch, of_batch in batches
-            for module, of_module in modules[of_batch]
-            for row in calls[of_module]
-        ]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"not packed rows: {error}") from error
+    """The rows; equal ones share their lists."""
+    calls, modules, batches = (packed[key] for key in ("calls", "modules", "batches"))
+    return [
+        {**({} if batch is None else {"batch": batch}), "module": module, **row}
+        for batch, of_batch in batches
+        for module, of_module in modules[of_batch]
+        for row in calls[of_module]
+    ]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from dpexp.record.packing import unpack
-from dpexp.record.schema import wrong_types
 
 SCHEMA = 1
 Row = dict[str, Any]
-SAMPLES = ("steps.", "phases.", "metrics.", "system.")
-"""Lists of one value a step or epoch: a value whose journal line is lost is None, so that others stay."""
+PACKED = ("shapes", "device_map")
+"""Keys whose value a journal has as ``packing`` packs it."""
 _SPELLED = ("nan", "inf", "-inf")
 """Numbers that JSON lacks."""
-MOST_LOST = 10_000_000
-"""Samples that a journal can have lost at most: a larger hole was not made by a lost line."""
 
 
 class JournalError(RuntimeError):
@@ -30,7 +28,7 @@ class JournalError(RuntimeError):
 
 @dataclass(repr=False)
 class Record:
-    """Schema 1, key by key; ``damage`` describes what the journal has lost. A lost sample is None."""
+    """Schema 1, key by key; ``damage`` counts the lines of the journal that cannot be read."""
 
     schema: int = SCHEMA
     run_id: str = ""
@@ -45,7 +43,6 @@ class Record:
     parent: str = ""  # the run id of the sweep that this run belongs to
     config: Row = field(default_factory=dict)
     config_digest: str = ""
-    origin: str = ""  # the signature of the home and user that made the run
     # {path, sha256} of each file and live object that the config names
     files: list[Row] = field(default_factory=list)
     environment: Row = field(default_factory=dict)
@@ -80,99 +77,61 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """The inverse of ``to_dict`` and ``to_json``.
+        """The inverse of ``to_dict`` and ``to_json``; other keys are ignored.
 
-        Raises JournalError for a newer schema, and ValueError for values that are not a Record's.
+        Raises JournalError for a newer schema.
         """
         check_schema(data.get("schema", 0), "record")
         known = {f.name for f in dataclasses.fields(cls)}
         record = cls(**{key: value for key, value in data.items() if key in known})
         for samples in (record.steps, record.phases, record.metrics):
-            if isinstance(samples, dict):
-                samples |= {key: _numbers(values) for key, values in samples.items()}
-        if isinstance(record.verification, dict):
-            record.verification = _errors(record.verification)
-        if wrong := wrong_types(record.to_dict()):
-            raise ValueError(f"not a Record of dpexp: {wrong[0]}")
+            samples |= {key: _numbers(values) for key, values in samples.items()}
+        record.verification = _errors(record.verification)
         return record
 
     def apply(self, entry: Mapping[str, Any]) -> None:
-        """Apply the operations of one journal entry.
+        """Apply the operations of one journal entry; keys that a Record does not have are ignored.
 
-        Raises JournalError for an entry of a newer schema; ValueError for unknown keys and types, after
-        everything else was applied.
+        Raises JournalError for an entry of a newer schema.
         """
-        rejected = []
         for key, length in entry.get("cut", {}).items():
             parent, name = self._locate(key)
-            if parent is not None and isinstance(parent.get(name), list):
-                del parent[name][length:]
+            del parent.get(name, [])[length:]
         for key, value in entry.get("set", {}).items():
             if key == "schema":
                 check_schema(value, "journal")
             parent, name = self._locate(key)
-            rows = _unpacked(value) if key in ("shapes", "device_map") else value
-            if parent is None or not _is_same_kind(name, parent.get(name), rows):
-                rejected.append(key)
-            else:
-                parent[name] = rows
+            parent[name] = unpack(value) if key in PACKED and isinstance(value, dict) else value
         for key, values in entry.get("extend", {}).items():
             parent, name = self._locate(key)
-            if parent is None or not isinstance(parent.setdefault(name, []), list):
-                rejected.append(key)
-            elif _align(parent[name], key, entry.get("from", {}).get(key)):
-                parent[name].extend(values)
-            else:
-                rejected.append(key)
-        for key, length in entry.get("lengths", {}).items():
-            parent, name = self._locate(key)
-            if parent is not None and isinstance(parent.setdefault(name, []), list):
-                _align(parent[name], key, length)
-        if rejected:
-            raise ValueError(f"a Record cannot hold {', '.join(rejected)}")
+            parent.setdefault(name, []).extend(values)
 
-    def _locate(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """The dict that contains a (dotted) key, and the key in it; None if there is no such dict."""
-        first, dot, rest = key.partition(".")
-        if not dot:
-            return (self.__dict__ if first in self.__dict__ else None), first
-        value = self.__dict__.get(first)
-        return (value if isinstance(value, dict) else None), rest
-
-    def missing_steps(self) -> list[int]:
-        """The numbers of the measured steps whose journal lines are lost."""
-        return [number for number, ms in enumerate(self.steps["time_ms"]) if ms is None]
-
-
-def _align(values: list[Any], key: str, length: int | None) -> bool:
-    """Make a list of samples as long as it was when the line was written; False where it cannot be.
-
-    It is shorter where lines are lost, and longer where the line is lost that cut it.
-    """
-    if length is None or not key.startswith(SAMPLES):
-        return True
-    del values[length:]
-    lost = length - len(values)
-    if lost <= MOST_LOST:
-        values.extend([None] * lost)
-    return lost <= MOST_LOST
+    def _locate(self, key: str) -> tuple[dict[str, Any], str]:
+        """The dict that contains a (dotted) key, and the key in it."""
+        first, _, rest = key.partition(".")
+        if first not in self.__dict__:
+            return {}, key
+        return (self.__dict__[first], rest) if rest else (self.__dict__, first)
 
 
 def present(values: Iterable[Any]) -> list[Any]:
-    """The samples without those that are lost."""
+    """The samples without those that were not measured."""
     return [value for value in values if value is not None]
 
 
-def _unpacked(value: Any) -> Any:
-    """Packed rows as rows; anything else as it is."""
-    with contextlib.suppress(ValueError):
-        return unpack(value) if isinstance(value, dict) else value
-    return value
+def now() -> str:
+    """The time, UTC, ISO 8601 to the millisecond."""
+    return iso(now_ms())
 
 
-def _is_same_kind(key: str, old: Any, new: Any) -> bool:
-    """A dict must stay a dict and a list a list; only an error may become None."""
-    return not isinstance(old, dict | list) or isinstance(new, type(old)) or key == "error"
+def now_ms() -> int:
+    """The time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def iso(ms: float) -> str:
+    """A time in ms since 1970 as ISO 8601, UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def check_schema(schema: object, what: str) -> None:
@@ -216,17 +175,15 @@ def _without_nonfinite(value: Any) -> Any:
     return value
 
 
-def _numbers(values: Any) -> Any:
-    """A list with numbers in place of those that JSON lacks; anything else as it is."""
-    if not isinstance(values, list) or str not in set(map(type, values)):
+def _numbers(values: list[Any]) -> list[Any]:
+    """The list with numbers in place of those that JSON lacks."""
+    if str not in set(map(type, values)):
         return values
     return [float(v) if v in _SPELLED else v for v in values]
 
 
-def _errors(row: Any) -> Any:
-    """A verification and the rows in it, whose errors are numbers again; anything else as it is."""
-    if not isinstance(row, dict):
-        return row
+def _errors(row: Row) -> Row:
+    """A verification and the rows in it, whose errors are numbers again."""
     errors = {key: value for key, value in row.items() if key.endswith("error") or key == "tolerance"}
     numbers = {key: float(value) for key, value in errors.items() if value in _SPELLED}
     return row | {key: _errors(value) for key, value in row.items() if isinstance(value, dict)} | numbers

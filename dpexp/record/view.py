@@ -74,7 +74,7 @@ class RecordView:
 
     @cached_property
     def losses(self) -> list[float]:
-        """The losses of the measured steps, without lost ones."""
+        """The losses of the measured steps, without those that are not known."""
         return present(self.record.steps["loss"])
 
     @cached_property

@@ -15,7 +15,6 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis.noise import noise_text
 from dpexp.report.findings.rules import headlines
 
-MOST_DAMAGE = 3
 """The most reports of damage; `runs.py check` prints all."""
 USUAL_LIMIT = 1e-12
 """The limit of a verification in float64."""
@@ -79,9 +78,7 @@ def remarks(record: Record) -> list[str]:
     if emulation := layout.emulation(record.strategy, record.execution, record.devices):
         found.append(emulation)
     if record.damage:
-        others = len(record.damage) - MOST_DAMAGE
-        more = f"; and {others} more" if others > 0 else ""
-        found.append(f"DAMAGED: {'; '.join(record.damage[-MOST_DAMAGE:])}{more}")
+        found.append(f"DAMAGED: {'; '.join(record.damage)}")
     return found
 
 

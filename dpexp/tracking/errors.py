@@ -27,7 +27,6 @@ _MESSAGES = {
     "Connection refused": "connection refused",
     "Name or service not known": "unknown host",
     "Temporary failure in name resolution": "unknown host",
-    "no whole answer within": "it accepts connections, but does not give a whole answer in time",
     "Read timed out": "it accepts connections, but does not answer in time",
     "timed out": "no answer in time",
     "Connection aborted": "the connection was cut",
@@ -55,20 +54,10 @@ class StoreError(RuntimeError):
     """The store cannot be used: what is wrong, where, and what to do. Contains no credentials."""
 
 
-class LateServerError(StoreError):
-    """A server did not give a whole answer in time: it is asked nothing more."""
-
-
-class WrongAnswerError(StoreError):
-    """What answers at the address is not an MLflow server."""
-
-
 def short_message(error: BaseException) -> str:
     """One line on an error that a store or its driver raised, free of credentials."""
     if isinstance(error, StoreError):
         return redact(str(error))
-    if isinstance(error.__context__, WrongAnswerError):  # MLflow's own error shows it inside of others
-        return redact(str(error.__context__))
     text = first_line(error)
     for fragment, message in _MESSAGES.items():
         if fragment in text:

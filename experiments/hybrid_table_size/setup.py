@@ -19,11 +19,10 @@ from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.clock import now
 from dpexp.record.figures.summary import summarize
 from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record
+from dpexp.record.record import Record, now
 
 WIDTH = 64
 

@@ -8,6 +8,9 @@ from typing import Any
 from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import local_file_uri_to_path
 
+from dpexp.record.record import Record
+from dpexp.tracking.content.content import metric_key, stored_value, summary_metrics
+
 PER_DELIVERY = {"mlflow.user"}
 
 
@@ -48,11 +51,30 @@ def everything(uri: str, run_id: str) -> dict[str, Any]:
         "experiment": client.get_experiment(run.info.experiment_id).name,
         "params": run.data.params,
         "tags": {k: v for k, v in run.data.tags.items() if k not in PER_DELIVERY},
-        "metrics": {key: history(uri, mlflow_id, key) for key in run.data.metrics},
+        "metrics": {key: history(uri, mlflow_id, key) for key in run.data.metrics if not is_system(key)},
         "datasets": [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs],
         "artifacts": artifacts(client, mlflow_id),
-        "traces": len(client.search_traces(locations=[run.info.experiment_id], run_id=mlflow_id)),
     }
+
+
+def is_system(key: str) -> bool:
+    """Whether a metric is of MLflow's monitor of the machine, which only a live delivery has."""
+    return key.startswith("system/")
+
+
+def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
+    """What MLflow must have of a Record that was delivered: {metric: {step: value}}."""
+    lists = {
+        f"{kind}.{name}": values
+        for kind in ("steps", "phases", "metrics")
+        for name, values in getattr(record, kind).items()
+    }
+    found = {
+        metric_key(key): {step: stored_value(value) for step, value in enumerate(values) if value is not None}
+        for key, values in lists.items()
+    }
+    by_step = {key: points for key, points in found.items() if key is not None and points}
+    return by_step | {key: {0: stored_value(value)} for key, value in summary_metrics(record).items()}
 
 
 def artifacts(client: MlflowClient, run_id: str) -> dict[str, bytes]:

@@ -1,27 +1,20 @@
-"""Servers on loopback: PostgreSQL, ``mlflow server``, and a proxy that fails as networks do."""
+"""Servers on loopback: ``mlflow server``, and a proxy that fails as networks do."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import http.server
 import os
 import secrets
-import shlex
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 START_TIMEOUT_S = 600
 
@@ -32,39 +25,6 @@ def free_port() -> int:
         port = 10000 + secrets.randbelow(22000)  # tests seed ``random`` alike
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-
-
-@contextlib.contextmanager
-def postgres() -> Iterator[str]:
-    """A new PostgreSQL cluster without durability; yields the address of an empty database."""
-    programs = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
-    if programs is None:
-        pytest.skip("no PostgreSQL here: apt-get install postgresql")
-    folder = Path(tempfile.mkdtemp(prefix="dpexp-postgres-"))
-    port = free_port()
-    as_user: list[str] = []
-    if os.getuid() == 0:  # PostgreSQL refuses to run as root
-        shutil.chown(folder, "postgres", "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    password = folder / "password"
-    password.write_text("hunter22\n")
-    password.chmod(0o644)
-
-    def run(program: str, *arguments: str) -> None:
-        command = [*as_user, str(programs / program), *arguments]
-        subprocess.run(command, cwd="/", check=True, stdout=subprocess.DEVNULL, env={"LC_ALL": "C.UTF-8"})
-
-    data = str(folder / "data")
-    try:
-        run("initdb", "-D", data, "-U", "dpexp", f"--pwfile={password}", "--auth=scram-sha-256", "--no-sync")
-        options = ["-p", str(port), "-h", "127.0.0.1", "-k", str(folder), "-c", "fsync=off"]
-        run("pg_ctl", "-D", data, "-o", shlex.join(options), "-w", "-l", str(folder / "log"), "start")
-        try:
-            yield f"postgresql://dpexp:hunter22@127.0.0.1:{port}/postgres"
-        finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -111,14 +71,13 @@ class Proxy:
     ``down`` refuses connections until ``up``. With a ``fault`` the server gets no request, and the answer is
     500 (``500``), nothing (``hang``), or a reset of the connection (``reset``). After
     ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
-    that went to the server; ``received`` holds the bytes that clients sent. Answers take ``delay_s`` longer.
+    that went to the server; ``received`` holds the bytes that clients sent.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
         self.fault = ""
-        self.delay_s = 0.0
         self.swallow_after = -1
         self.requests = 0
         self.received = b""
@@ -188,52 +147,6 @@ class Proxy:
             while data := server.recv(1 << 16):
                 if 0 <= self.swallow_after < self.requests:
                     break
-                time.sleep(self.delay_s)
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
-
-
-class LyingServer:
-    """Forwards to a server, but answers these calls of its API with success and does not forward them."""
-
-    def __init__(self, target: int, *calls: str) -> None:
-        self.calls = calls
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if self.command != "GET" and any(call in self.path for call in outer.calls):
-                    status, content = 200, b"{}"
-                else:
-                    status, content = self.forward(body)
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def forward(self, body: bytes) -> tuple[int, bytes]:
-                connection = http.client.HTTPConnection("127.0.0.1", target)
-                connection.request(self.command, self.path, body, {**self.headers, "Connection": "close"})
-                answer = connection.getresponse()
-                content = answer.read()
-                connection.close()
-                return answer.status, content
-
-            def log_message(self, *arguments: object) -> None:
-                """Nothing on stderr."""
-
-        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-            setattr(Handler, f"do_{method}", Handler.answer)
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> LyingServer:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -64,27 +64,6 @@ def test_unpacked_rows_are_the_rows(seed: int) -> None:
     assert unpack(pack(rows)) == rows
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        {},
-        {"calls": [], "modules": [[["a", 0]]], "batches": [[0, 0]]},
-        {"calls": [[1]], "modules": [[["a", 0]]], "batches": [[0, 0]]},
-        {"calls": 1, "modules": [], "batches": [[0, 0]]},
-        {"calls": [[{}] * 999], "modules": [[["a", 0]] * 999], "batches": [[0, 0]] * 999},
-    ],
-)
-def test_what_was_not_packed_is_reported_and_nothing_else_is_lost(packed: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rows"):
-        unpack(packed)
-    journal = Journal(tmp_path / "runs", "foreign")
-    journal.set(shapes=packed, name="named")
-    journal.close()
-    record = fold(journal.path)
-    assert (record.name, record.shapes) == ("named", [])
-    assert "shapes" in record.damage[0]
-
-
 def test_the_rows_of_an_older_journal_are_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs", "older")
     journal.set(shapes=shapes_of(2, 2, [4]))

@@ -34,7 +34,6 @@ def call(*words):
     return [words[0], code, out.getvalue().splitlines()]
 
 journals.begin(home / "runs", "dead")._file.close()
-os.remove(home / "runs" / "dead" / ".reserve")  # which would make room for its Record
 filler = open(home / "filler", "wb", buffering=0)
 for size in (1 << 16, 1):
     with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from command_lines import ROOT, script
 from rich.cells import cell_len
 
 from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, encode_line
+from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.record import Record
 from dpexp.report.render import run_list
 
@@ -175,7 +175,6 @@ def bad_runs(runs: Path) -> list[str]:
         "empty": b"",
         "torn": first[:200],
         "garbage": b"no journal\n",
-        "typed": encode_line({"seq": 0, "at": 1, "set": {"name": 5, "devices": [], "steps": {"loss": "x"}}}),
     }
     for run_id, content in contents.items():
         (runs / run_id).mkdir()

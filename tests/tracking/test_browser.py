@@ -219,41 +219,6 @@ def test_figures_are_shown(visit: Visit, figure: str) -> None:
     assert shown.evaluate("image => image.naturalWidth") > 500
 
 
-def test_the_trace_shows_replicas_that_overlap(visit: Visit) -> None:
-    visit.run("Traces")
-    visit.page.get_by_text(re.compile("^tr-")).first.click()
-    visit.page.get_by_label("Show execution timeline").click()
-    names = (re.compile("^step "), "replica 0 on cpu:0", "replica 1 on cpu:1")
-    labels = [visit.page.get_by_text(name).first for name in names]
-    wait_until(lambda: overlap(*map(bar, labels)), "replicas that overlap in their step")
-    labels[-1].dispatch_event("click")
-    expect(visit.page.get_by_text("cpu:1", exact=True).first).to_be_visible()
-
-
-def overlap(step: tuple[float, float], *replicas: tuple[float, float]) -> bool:
-    """Whether the replicas' bars have a moment in common, and each fills a part of the step's."""
-    shares = [(end - begin) / (step[1] - step[0]) for begin, end in replicas]
-    common = max(begin for begin, _ in replicas) < min(end for _, end in replicas)
-    return common and all(0.2 < share < 1 for share in shares)
-
-
-def bar(label: Locator) -> tuple[float, float]:
-    """Left and right end of the bar that contains a span's label: its nearest coloured ancestor.
-
-    MLflow hides the label inside the bar, and shows it beside the bar, where it measures too little room.
-    """
-    expect(label).to_be_attached()
-    left, right = label.evaluate(
-        """element => {
-            const bare = (node) => getComputedStyle(node).backgroundColor === "rgba(0, 0, 0, 0)";
-            while (bare(element)) element = element.parentElement;
-            const box = element.getBoundingClientRect();
-            return [box.left, box.right];
-        }"""
-    )
-    return left, right
-
-
 def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
     visit.runs("replicas")
     sweep = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="sweep of replicas"))

@@ -9,13 +9,13 @@ import launching
 import pytest
 import torch
 from command_lines import ROOT
+from dpexp.record.consistency.contradictions import contradictions
 from engine_runs import recorded
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.record.consistency.contradictions import contradictions
 from dpexp.record.journal.fold import fold
 from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError

@@ -26,7 +26,7 @@ from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.redact import redact
 
 _PREFIX = "DPEXP_"
-OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT", "DPEXP_SHARED")
+OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
 """Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""

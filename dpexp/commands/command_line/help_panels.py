@@ -40,7 +40,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs sync": ("", "last --again"),
     "runs reap": ("", "MLFLOW_TRACKING_URI=http://localhost:5000 {}"),
     "runs reproduce": ("last --runs 5", "record.json --exact"),
-    "runs check": ("", "last --store --repair"),
     "runs remove": ("last", "last --yes"),
     "sweep": ("experiments/why_slower --resume", "whole --virtual 1,2,4 --dry-run"),
     "report": ("", "last --out compared"),

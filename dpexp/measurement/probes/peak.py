@@ -20,7 +20,7 @@ from dpexp import devices
 from dpexp.config.process import home
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.record.figures.step_times import spread
-from dpexp.record.journal.durable import write_atomically
+from dpexp.record.files import write_atomically
 from dpexp.record.record import Row
 
 _SECONDS, LEAST = 0.1, 3

@@ -53,10 +53,6 @@ def _errors_by_kind(view: RecordView) -> dict[str, float]:
     return {name.removesuffix("_error"): error for name, error in view.errors.items()}
 
 
-def _missing_steps(view: RecordView) -> int | None:
-    return len(view.record.missing_steps()) or None
-
-
 def _nonfinite(view: RecordView) -> dict[str, dict[str, int]]:
     """{name: {nan, inf, first}} of losses and metrics that are not finite; ``first`` is an index."""
     flags = {}
@@ -131,7 +127,6 @@ FIGURES = (
         At.TABLE | At.ROWS, unknown="not checked", of_runs=largest_of,
     ),
     Figure("error", "error of {}s", "error", _errors_by_kind, At.CLAIM, of_parts=largest_known),
-    Figure("missing_steps", "steps missing", "", _missing_steps, At.SUMMARY | At.METRIC, digits=0),
     Figure("nonfinite", "not finite", "", _nonfinite, At.SUMMARY),
 )  # fmt: skip
 

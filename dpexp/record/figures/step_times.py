@@ -77,7 +77,7 @@ def wall_times(record: Record) -> list[float | None]:
 def wall_samples_per_s(record: Record) -> float | None:
     """The rows of all measured steps over the wall time of the measured part; None where a step lacks it.
 
-    A step that the journal has lost lacks both.
+    A step that was not measured lacks both.
     """
     samples, wall = record.steps["samples"], wall_times(record)
     known = [ms for rows, ms in zip(samples, wall, strict=False) if rows is not None and ms is not None]

@@ -1,16 +1,12 @@
-"""The journal: the append-only file that holds a run's facts, its one writer and its readers.
+"""The journal: the append-only file that holds a run's facts, and its one writer.
 
-Each line is a JSON object of a sequence number, the time in ms since 1970, operations on the Record, and
-a checksum of all bytes before it::
+Each line is a JSON object of the time in ms since 1970 and operations on the Record::
 
-    {"seq":4,"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]},"from":{"steps.time_ms":100},
-     "crc":"8d3f01aa"}
+    {"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]}}
 
-``set`` assigns values to keys, ``extend`` appends to lists whose length before is in ``from``, and ``cut``
-shortens lists, when a run resumes from a snapshot before its last step. A dotted key is a key of a dict.
-``shapes`` and ``device_map`` are packed: see ``packing``. The line that ends the run has the ``lengths`` of
-all lists. So a journal that ends at any byte still holds everything before that byte, a lost line loses only
-itself and is missed, and a step keeps its number.
+``set`` assigns values to keys, ``extend`` appends to lists, and ``cut`` shortens lists, when ranks restart
+and the run begins again. A dotted key is a key of a dict. ``shapes`` and ``device_map`` are packed: see
+``packing``. So a journal that ends at any byte still holds every complete line before that byte.
 """
 
 from __future__ import annotations
@@ -19,29 +15,18 @@ import contextlib
 import fcntl
 import functools
 import json
-import math
 import os
 import re
 import time
 import weakref
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpexp.config.ranges import be, plural
-from dpexp.record import clock
-from dpexp.record.journal.durable import (
-    check_writable,
-    is_temporary,
-    make_folder,
-    open_temporary,
-    private_opener,
-    sync_folder,
-)
-from dpexp.record.journal.kept import keep
+from dpexp.record.files import check_writable, make_folder, sync_folder
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import SCHEMA, JournalError, Row
+from dpexp.record.record import SCHEMA, JournalError, Record, Row, now, now_ms
 from dpexp.record.redact import redact_entry
 
 JOURNAL = "journal.jsonl"
@@ -50,8 +35,6 @@ SWEEP_STRATEGY = "sweep"
 """The strategy of a sweep's own Record."""
 COMPARISON = "report"
 """The folder in a sweep's folder with the comparison of its runs."""
-RESERVE = ".reserve"
-RESERVED_BYTES = 65536
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 Lists = dict[str, list[Any]]
 
@@ -60,8 +43,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     """The only writer of one run's ``journal.jsonl``; it holds the file's lock until it is closed.
 
     ``set`` and ``extend`` buffer; ``flush`` writes one line and syncs it to the disk. Raises JournalError
-    when the run already has a journal, when its folder cannot be made, and when the disk is full: a
-    reserved file then makes room for the last lines, so that the run can end cleanly.
+    when the run already has a journal, when its folder cannot be made, and when the disk is full.
     """
 
     def __init__(self, runs: Path, run_id: str) -> None:
@@ -69,41 +51,37 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise JournalError(f"run id {run_id!r}: letters, digits, - and _ only, 64 at most")
         file, self._new = _create(runs, runs / run_id)
         self._open(runs / run_id, file)
-        self.set(schema=SCHEMA, run_id=run_id, started=clock.now())
+        self.set(schema=SCHEMA, run_id=run_id, started=now())
 
     @classmethod
     def reopen(cls, folder: Path) -> Journal:
-        """Append to the journal of a run whose writer has ended; an incomplete last line is dropped.
+        """Append to the journal of a run that begins again: its lists are cut to nothing.
 
-        ``finish`` must then write the Record again. Raises JournalError where there is no journal or its
-        writer is alive.
+        An incomplete last line is dropped. Raises JournalError where there is no journal or its writer is
+        alive.
         """
         journal = cls.__new__(cls)
         journal._open(folder, _open_locked(folder / JOURNAL))
-        reader, last_at = JournalReader(journal.path), -math.inf
+        reader, record = JournalReader(journal.path), Record()
         for entry in reader:
-            first = journal._lengths | entry.get("cut", {}) | entry.get("from", {})
-            ends = {key: first.get(key, 0) + len(items) for key, items in entry.get("extend", {}).items()}
-            journal._lengths |= entry.get("cut", {}) | ends | entry.get("lengths", {})
-            last_at = entry.get("at", last_at)
-        clock.restart(last_at)
-        journal._seq, journal._size = reader.next_number, reader.offset
-        keep(folder / RECORD, folder.name, journal.path.stat().st_size)
+            record.apply(entry)
+        samples = {kind: getattr(record, kind) for kind in ("steps", "phases", "metrics")}
+        lists = [f"{kind}.{name}" for kind in samples for name, values in samples[kind].items() if values]
+        journal._lines, journal._size = reader.lines, reader.offset
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
-        with contextlib.suppress(OSError):  # the disk is full: what can be written still is
-            _reserve(folder)
         (folder / RECORD).unlink(missing_ok=True)
+        if lists:
+            journal._write({"cut": dict.fromkeys([*lists, "timeline"], 0)})
         return journal
 
     def _open(self, folder: Path, file: Any) -> None:
         self.folder, self.path, self._file = folder, folder / JOURNAL, file
         _close_in_forked_children()
         _open_files.add(file)
-        self._seq = self._size = 0
+        self._lines = self._size = 0
         self._set: Row = {}
         self._extended: list[Lists] = []
-        self._lengths: dict[str, int] = {}
 
     def set(self, values: Mapping[str, Any] | None = None, **named: Any) -> None:
         """Assign values to keys of the Record; ``{"steps.loss": …}`` for a dotted key."""
@@ -114,43 +92,28 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         lists = {key: list(items) for key, items in values.items()}
         self._extended.append(lists)  # all at once: Ctrl-C cannot come between two lists
 
-    def truncate(self, lengths: Mapping[str, int]) -> None:
-        """Shorten lists of the Record, written at once: the run resumes there. Raises JournalError.
-
-        ``metrics`` stands for the lists of all metrics. Those of steps are that long even where the journal
-        has lost lines of them.
-        """
-        self.flush()
-        metrics = [key for key in self._lengths if key.startswith("metrics.")]
-        shorter = {
-            each: length if each.startswith("steps.") else min(length, self._lengths.get(each, 0))
-            for key, length in lengths.items()
-            for each in (metrics if key == "metrics" else [key])
-        }
-        self._write(cut=shorter)
-        self._lengths |= shorter
-
     def flush(self) -> None:
         """Write the buffer as one line and sync it to the disk. Raises JournalError."""
-        if not self._set and not self._extended:
-            return
-        self._write(self._set, _concatenate(self._extended))
-        self._set, self._extended = {}, []
+        buffered = {"set": self._set, "extend": _concatenate(self._extended)}
+        entry = {operation: values for operation, values in buffered.items() if values}
+        if entry:
+            self._write(entry)
+            self._set, self._extended = {}, []
 
     def close(self) -> None:
-        """Flush and close; on a full disk, write the part of the last line that has room.
+        """Flush and close; on a full disk at least write how the run ended, where that has room.
 
-        Raises JournalError when no part could be written. ``finish`` writes the Record.
+        Raises JournalError when even that could not be written. ``finish`` writes the Record.
         """
         if self._file.closed:
             return
         try:
             self.flush()
         except JournalError:
-            self._append_separately()
+            self._extended = []
+            self.flush()
         finally:
             self._file.close()
-            (self.folder / RESERVE).unlink(missing_ok=True)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -160,57 +123,23 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._file.close()
         _remove(self._new, self.folder)
 
-    def _append_separately(self) -> None:
-        """Two lines: first the values (how the run ended), then the samples."""
-        errors = []
-        for values, lists in ((self._set, None), (None, _concatenate(self._extended))):
-            try:
-                self._write(values, lists)
-            except JournalError as error:
-                errors.append(error)
-        if len(errors) == 2:
-            raise errors[0]
-
-    def _write(
-        self, values: Row | None = None, lists: Lists | None = None, cut: dict[str, int] | None = None
-    ) -> None:
-        """``_append``, with JournalError for OSError; frees the reserved file for the next attempt."""
-        try:
-            self._append(values, lists, cut)
-        except OSError as error:
-            (self.folder / RESERVE).unlink(missing_ok=True)
-            raise JournalError(
-                f"{self.path}: {error.strerror or error}; {plural(self._seq, 'line')} {be(self._seq)} safe"
-            ) from error
-
-    def _append(self, values: Row | None, lists: Lists | None, cut: dict[str, int] | None) -> None:
-        """Write one line; on any exception, OSError or interrupt, restore the file and raise it."""
-        entry: Row = {"seq": self._seq, "at": clock.now_ms()}
-        if cut:
-            entry["cut"] = cut
-        if values:
-            entry["set"] = values
-        if lists:
-            entry["extend"] = lists
-            entry["from"] = {key: self._lengths.get(key, 0) for key in lists}
-        lengths = self._lengths | {
-            key: self._lengths.get(key, 0) + len(items) for key, items in (lists or {}).items()
-        }
-        if values and values.get("ended"):
-            entry["lengths"] = lengths
-        line = encode_line(entry)
+    def _write(self, entry: Row) -> None:
+        """Write one line; on any exception, also an interrupt, restore the file and raise it."""
+        line = encode_line({"at": now_ms(), **entry})
         try:
             written = 0
             while written < len(line):
                 written += os.write(self._file.fileno(), line[written:])
             os.fsync(self._file.fileno())
-        except BaseException:  # Ctrl-C too: the buffer will be written again
+        except BaseException as error:  # Ctrl-C too: the buffer will be written again
             self._file.truncate(self._size)
             self._file.seek(self._size)
-            raise
-        self._seq += 1
+            if not isinstance(error, OSError):
+                raise
+            safe = f"{plural(self._lines, 'line')} {be(self._lines)} safe"
+            raise JournalError(f"{self.path}: {error.strerror or error}; {safe}") from error
+        self._lines += 1
         self._size += len(line)
-        self._lengths = lengths
 
 
 class NullJournal(Journal):
@@ -222,11 +151,11 @@ class NullJournal(Journal):
     def _ignore(self, *values: Any, **named: Any) -> None:
         """Write nothing."""
 
-    set = extend = truncate = flush = close = _ignore
+    set = extend = flush = close = _ignore
 
 
 def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
-    """The new journal's file, locked, with its reserved file beside it and durable names; or no folder.
+    """The new journal's file, locked and with a durable name; or no folder.
 
     Also the folders that were made, the innermost first.
     """
@@ -235,10 +164,10 @@ def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
     try:
         make_folder(runs, exist_ok=True)
         make_folder(folder)
-        temporary, file = open_temporary(folder / JOURNAL)
+        starting = folder / f".{JOURNAL}"
+        file = open(os.open(starting, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
         _lock(file)
-        temporary.rename(folder / JOURNAL)  # locked by then: no reader finds it without a writer
-        _reserve(folder)
+        starting.rename(folder / JOURNAL)  # locked by then: no reader finds it without a writer
         sync_folder(folder)
         sync_folder(runs)
     except FileExistsError:
@@ -255,22 +184,15 @@ def _remove(new: Iterable[Path], folder: Path) -> None:
     """Remove the new folder of a run that cannot begin, and other new ones where they are empty."""
     for path in new:
         with contextlib.suppress(OSError):
-            for name in os.listdir(path) if path == folder else ():
-                if name in (JOURNAL, RESERVE) or is_temporary(name):
-                    (path / name).unlink()
+            for name in (JOURNAL, f".{JOURNAL}") if path == folder else ():
+                (path / name).unlink(missing_ok=True)
             path.rmdir()
-
-
-def _reserve(folder: Path) -> None:
-    """Keep room on the disk for the last lines. Raises OSError."""
-    with open(folder / RESERVE, "wb", opener=private_opener) as reserve:
-        reserve.write(b"\0" * RESERVED_BYTES)
 
 
 def _open_locked(path: Path) -> Any:
     """An existing journal's file, locked for its new writer."""
     try:
-        file = open(path, "r+b", 0, opener=private_opener)  # noqa: SIM115 - closed by Journal.close
+        file = open(path, "r+b", 0)  # noqa: SIM115 - closed by Journal.close
     except OSError as error:
         raise JournalError(f"cannot append to {path}: {error.strerror}") from error
     try:
@@ -302,7 +224,7 @@ def _close_in_forked_children() -> None:
 
 def is_open(path: Path) -> bool:
     """Whether the journal's writer is alive: it holds the lock until it closes the journal or dies."""
-    with open(path, "rb", opener=private_opener) as file:
+    with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -319,10 +241,6 @@ def _concatenate(buffered: Iterable[Lists]) -> Lists:
     return concatenated
 
 
-# --- lines ---------------------------------------------------------------------------------------
-
-
 def encode_line(entry: Row) -> bytes:
-    """One line of the journal, without credentials, with its checksum."""
-    body = json.dumps(redact_entry(entry), separators=(",", ":")).encode()[:-1]
-    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+    """One line of the journal, without credentials."""
+    return json.dumps(redact_entry(entry), separators=(",", ":")).encode() + b"\n"

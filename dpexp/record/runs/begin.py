@@ -1,11 +1,10 @@
-"""Begin: the journal of a run that starts or resumes, with its description as the first lines."""
+"""Begin: the journal of a run that starts, or starts again, with its description as the first lines."""
 
 import os
 from pathlib import Path
 
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import JournalError, Row, new_run_id
-from dpexp.record.runs.origin import sign
 
 PARENT = "DPEXP_PARENT"
 """The environment variable with the run id of the sweep that a run belongs to."""
@@ -25,7 +24,6 @@ def begin(home: Path, run_id: str, facts: Row, *, resumes: bool) -> Journal:
     else:
         journal = Journal(runs, run_id or new_run_id())
         journal.set(facts, parent=os.environ.get(PARENT, ""))
-    journal.set(origin=sign(home, journal.folder.name, facts["config"]))
     try:
         journal.flush()
     except JournalError:

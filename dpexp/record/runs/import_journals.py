@@ -2,36 +2,26 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from dpexp.config.process import command
-from dpexp.record.journal.durable import make_folder, private_files, read_file, write_atomically
+from dpexp.record.files import make_folder, private_files, write_atomically
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL, RECORD, RUN_ID, is_open
-from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.profiler_trace import PROFILER_TRACE
 from dpexp.record.record import JournalError
-from dpexp.record.runs.check import check_end
 
 IMPORTED = "imported"
-"""The empty file of a run that another machine made."""
-SYSTEM = "system.jsonl"
-"""The system metrics of a run."""
-BESIDE = (SYSTEM, PROFILER_TRACE)
-"""The files of a run that no journal gives back: they are copied with it."""
+"""The empty file that marks a run of another machine: ``reproduce`` asks before it runs what that names."""
 
 
 def journals(path: Path) -> list[Path]:
     """The journals at a path: a journal itself, that of a run's folder, or all in a folder of runs."""
     if not path.is_dir():
-        return [_followed(path)]
+        return [path]
     journal = path / JOURNAL
-    return [*map(_followed, [journal] if journal.exists() else sorted(path.glob(f"*/{JOURNAL}")))]
-
-
-def _followed(path: Path) -> Path:
-    """What a link of the user leads to: in DPEXP_HOME no link is followed."""
-    return path.resolve() if path.is_symlink() else path
+    return [journal] if journal.exists() else sorted(path.glob(f"*/{JOURNAL}"))
 
 
 def import_journal(journal: Path, runs: Path) -> Path:
@@ -56,21 +46,19 @@ def import_journal(journal: Path, runs: Path) -> Path:
     elif not journal.samefile(folder / JOURNAL):
         _merge(journal, folder)
     if not (folder / RECORD).exists() and not is_open(folder / JOURNAL):
-        check_end(folder, finish(folder / JOURNAL))
+        finish(folder / JOURNAL)
     return folder
 
 
 def _copy(journal: Path, folder: Path) -> None:
     """Copy all of the run's files, or none: the folder appears when it is complete."""
     make_folder(folder.parent, exist_ok=True)
-    with temporary_folder("import", folder.parent) as temporary, private_files():
-        copied = temporary / folder.name
+    with tempfile.TemporaryDirectory("", ".import-", folder.parent) as temporary, private_files():
+        copied = Path(temporary) / folder.name
         copied.mkdir()
-        shutil.copyfile(journal, copied / JOURNAL)
         (copied / IMPORTED).touch()
-        for name in BESIDE:
-            if journal.with_name(name).exists():
-                shutil.copyfile(journal.with_name(name), copied / name)
+        shutil.copyfile(journal, copied / JOURNAL)
+        _copy_trace(journal, copied)
         try:
             os.rename(copied, folder)
         except OSError:  # another process has imported it in the meantime
@@ -78,7 +66,7 @@ def _copy(journal: Path, folder: Path) -> None:
 
 
 def _merge(journal: Path, folder: Path) -> None:
-    present, imported = read_file(folder / JOURNAL), read_file(journal)
+    present, imported = (folder / JOURNAL).read_bytes(), journal.read_bytes()
     if present.startswith(imported):
         return
     if not imported.startswith(present) or is_open(folder / JOURNAL):
@@ -87,6 +75,10 @@ def _merge(journal: Path, folder: Path) -> None:
         )
     write_atomically(folder / JOURNAL, imported)
     (folder / RECORD).unlink(missing_ok=True)
-    for name in BESIDE:
-        if journal.with_name(name).exists():
-            write_atomically(folder / name, journal.with_name(name).read_bytes())
+    _copy_trace(journal, folder)
+
+
+def _copy_trace(journal: Path, folder: Path) -> None:
+    """Copy the profiler's trace, which no journal gives back."""
+    if journal.with_name(PROFILER_TRACE).exists():
+        shutil.copyfile(journal.with_name(PROFILER_TRACE), folder / PROFILER_TRACE)

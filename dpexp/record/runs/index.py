@@ -1,7 +1,6 @@
 """The index of runs: which runs exist, and which of them an argument of the command line names.
 
-Of a run that has ended a list reads the short keys of its Record, and not its journal. Arguments are only
-compared with existing names; none becomes part of a path.
+Arguments are only compared with existing names; none becomes part of a path.
 """
 
 import dataclasses
@@ -9,16 +8,13 @@ import difflib
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, describe
 from dpexp.config.process import command
 from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
+from dpexp.record.journal.journal import JOURNAL, is_open
 from dpexp.record.record import JournalError, Record
-from dpexp.record.runs.cache import FOLDER, Cache
 from dpexp.record.runs.run_summary import RunSummary
-from dpexp.record.runs.stored_record import RecordReader
 
 UNREADABLE = "unreadable"
 LAST = "last"
@@ -43,44 +39,17 @@ def folders(runs: Path) -> list[Path]:
 
 
 def read_summary(folder: Path) -> RunSummary:
-    """The summary of one run, from its Record, or from its journal before its end.
-
-    Of the journals of ended runs only the length is compared. A folder without a readable one has the status
-    ``unreadable``, and ``problem`` says why.
-    """
-    return _stored_summary(folder, RecordReader()) or _other_summary(folder)
+    """The summary of one run. One that cannot be read is ``unreadable``, and ``problem`` says why."""
+    try:
+        summary = RunSummary.of(load(folder))
+    except Exception as error:  # whatever is in the files: other runs are listed
+        summary = dataclasses.replace(RunSummary.of(Record(status=UNREADABLE)), problem=describe(error))
+    return dataclasses.replace(summary, run_id=folder.name)
 
 
 def summaries(runs: Path) -> list[RunSummary]:
-    """The summaries of all runs, the newest first. Those from Records are kept (see ``cache``)."""
-    reader, found = RecordReader(), []
-    with Cache[list[Any]](runs, "summaries", (FOLDER, RECORD, JOURNAL)) as cache:
-        for folder in folders(runs):
-            if (known := cache.get(folder)) is not None:
-                found.append(RunSummary(*known))
-                continue
-            if (summary := _stored_summary(folder, reader)) is not None:
-                cache.keep(folder, [*vars(summary).values()])
-            found.append(summary or _other_summary(folder))
-    return sorted(found, key=lambda run: (run.started, run.run_id), reverse=True)
-
-
-def _stored_summary(folder: Path, reader: RecordReader) -> RunSummary | None:
-    """The summary of a Record in ``record.json``; None without one that is readable and up to date."""
-    try:
-        record = reader.stored(folder, by_length=True)
-    except JournalError:
-        return None
-    return None if record is None else dataclasses.replace(RunSummary.of(record), run_id=folder.name)
-
-
-def _other_summary(folder: Path) -> RunSummary:
-    """The summary of a run without such a Record."""
-    try:
-        summary = RunSummary.of(load(folder))
-    except JournalError as error:
-        summary = dataclasses.replace(RunSummary.of(Record(status=UNREADABLE)), problem=str(error))
-    return dataclasses.replace(summary, run_id=folder.name)
+    """The summaries of all runs, the newest first."""
+    return sorted(map(read_summary, folders(runs)), key=lambda run: (run.started, run.run_id), reverse=True)
 
 
 def delete_run(folder: Path) -> None:
@@ -90,7 +59,7 @@ def delete_run(folder: Path) -> None:
     """
     hidden = folder.with_name(f".removed-{folder.name}")
     try:
-        if (folder / JOURNAL).is_file() and not (folder / JOURNAL).is_symlink() and is_open(folder / JOURNAL):
+        if (folder / JOURNAL).is_file() and is_open(folder / JOURNAL):
             raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
         if hidden.exists():
             shutil.rmtree(hidden)

@@ -18,8 +18,8 @@ class RunSummary:
     """What ``runs.py list`` shows of a run. ``verified`` is None if nothing was checked.
 
     ``figures`` are those of the registry that stand in lists, as a summary has them. ``steps`` counts the
-    measured ones, ``damage`` what is wrong with the journal, ``missing_steps`` what it lost; ``problem`` says
-    why a run cannot be read at all.
+    measured ones, ``damage`` is what is wrong with the journal; ``problem`` says why a run cannot be read at
+    all.
     """
 
     run_id: str
@@ -35,7 +35,6 @@ class RunSummary:
     figures: Row = field(default_factory=dict)
     damage: int = 0
     steps: int = 0
-    missing_steps: int = 0
     problem: str = ""
 
     @classmethod
@@ -49,7 +48,6 @@ class RunSummary:
             figures={figure.name: figure.summarized(view) for figure in figures(At.LIST)},
             damage=len(record.damage),
             steps=len(present(record.steps["time_ms"])),
-            missing_steps=len(record.missing_steps()),
         )
 
     def to_dict(self) -> Row:

@@ -20,8 +20,8 @@ from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.device_map import without_host
 from dpexp.record.figures.figure import Figure
 from dpexp.record.figures.step_times import efficiency, spread, typical
+from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError, Record
-from dpexp.record.runs.stored_record import RecordReader
 from dpexp.record.view import RecordView
 from dpexp.report.analysis import intervals
 from dpexp.report.analysis.intervals import Interval
@@ -171,12 +171,12 @@ class Comparison:
         ]
 
 
-def compare(folders: Sequence[Path], reader: RecordReader | None = None) -> Comparison:
+def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
     keys, left_out = GroupKeys(), []
     groups: dict[GroupKey, Group] = {}
     cells: dict[tuple[object, ...], Cell] = {}
-    found, unreadable = _read(folders, reader or RecordReader())
+    found, unreadable = _read(folders)
     for folder, record in found.items():
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
@@ -192,12 +192,12 @@ def compare(folders: Sequence[Path], reader: RecordReader | None = None) -> Comp
     return Comparison(ranked, left_out + unreadable, unreadable)
 
 
-def _read(folders: Iterable[Path], reader: RecordReader) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
+def _read(folders: Iterable[Path]) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
     """The runs by folder, and those that cannot be read, each with the reason."""
     found, unreadable = {}, []
     for folder in folders:
         try:
-            found[folder] = reader.read(folder)
+            found[folder] = load(folder)
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
     return found, unreadable

@@ -14,10 +14,10 @@ from rich.cells import cell_len
 
 from dpexp.config.printable import printable_line
 from dpexp.config.ranges import plural
+from dpexp.record.journal.fold import load
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.index import folders
-from dpexp.record.runs.stored_record import RecordReader
 from dpexp.report.compare.group_key import GroupKeys
 from dpexp.report.render.run_list import prefixes, shortened
 from dpexp.report.section import Section
@@ -62,14 +62,10 @@ class Related:
 
 @dataclass(frozen=True)
 class History:
-    """The comparisons, the newest first, and the runs that cannot be read, each with the reason.
-
-    ``reader`` has what was read of all.
-    """
+    """The comparisons, the newest first, and the runs that cannot be read, each with the reason."""
 
     comparisons: list[Related]
     unreadable: list[tuple[str, str]]
-    reader: RecordReader
 
     @property
     def newest(self) -> Related:
@@ -89,30 +85,29 @@ class History:
 def is_sweep(folder: Path) -> bool:
     """Whether the folder is that of a sweep, which stands for its runs; False where it cannot be read."""
     try:
-        return RecordReader().read(folder).strategy == SWEEP_STRATEGY
+        return load(folder).strategy == SWEEP_STRATEGY
     except JournalError:  # which the comparison reports
         return False
 
 
 def history(runs: Path) -> History:
-    """Read all runs of a home, without their tables."""
+    """Read all runs of a home."""
     keys, unreadable = GroupKeys(), []
     found: dict[object, Related] = {}
-    with RecordReader(runs) as reader:
-        for folder in folders(runs):
-            try:
-                record = reader.read(folder)
-            except JournalError as error:
-                unreadable.append((folder.name, str(error)))
-                continue
-            if record.strategy == SWEEP_STRATEGY:
-                found.setdefault(record.run_id, Related()).sweep = record
-                continue
-            (_, *same), config = keys.of(record)
-            key = record.parent or tuple(same)
-            found.setdefault(key, Related()).add(folder, record, config)
+    for folder in folders(runs):
+        try:
+            record = load(folder)
+        except JournalError as error:
+            unreadable.append((folder.name, str(error)))
+            continue
+        if record.strategy == SWEEP_STRATEGY:
+            found.setdefault(record.run_id, Related()).sweep = record
+            continue
+        (_, *same), config = keys.of(record)
+        key = record.parent or tuple(same)
+        found.setdefault(key, Related()).add(folder, record, config)
     begun = [one for one in found.values() if one.folders]
-    return History(sorted(begun, key=lambda one: one.started, reverse=True), unreadable, reader)
+    return History(sorted(begun, key=lambda one: one.started, reverse=True), unreadable)
 
 
 def others(comparisons: Sequence[Related], command: str) -> Section:

@@ -156,11 +156,7 @@ def one(summary: RunSummary, delivered: str) -> str:
 
 
 def _status(summary: RunSummary) -> str:
-    if not summary.damage:
-        return summary.status
-    return summary.status + (
-        f", {plural(summary.missing_steps, 'step')} missing" if summary.missing_steps else ", damaged"
-    )
+    return f"{summary.status}, damaged" if summary.damage else summary.status
 
 
 def device_ranges(names: Sequence[str]) -> str:

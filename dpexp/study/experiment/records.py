@@ -1,5 +1,6 @@
 """The Records of an experiment's runs by name: ``CELL.rN`` is the run of cell CELL in round N."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +9,6 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
-from dpexp.record import json_text
 from dpexp.record.figures.step_times import speed_up
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
@@ -104,7 +104,7 @@ def read_record(path: Path) -> Record:
 
 def parse_record(text: str | bytes) -> Record:
     """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
-    data = json_text.loads(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+    data = json.loads(text)
     if not isinstance(data, dict) or "run_id" not in data:
         raise ValueError("it has no run_id")
     return Record.from_dict(data)

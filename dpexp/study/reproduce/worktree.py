@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.engine.facts.environment import ANY_OWNER
-from dpexp.record.journal.temporary_folder import temporary_folder
 from dpexp.record.record import Record
 
 
@@ -34,8 +34,8 @@ def worktree(record: Record) -> Iterator[Path]:
     if not is_checkout():
         raise ConfigError("--exact: this dpexp is an installed package; run it from a checkout")
     commit = commit_of(record)
-    with temporary_folder("exact") as folder:
-        path = folder / "code"
+    with tempfile.TemporaryDirectory(prefix="dpexp-") as folder:
+        path = Path(folder) / "code"
         added = _git("worktree", "add", "--detach", str(path), commit)
         if added.returncode:
             reason = added.stderr.strip().rpartition("\n")[2] or "git is not installed"

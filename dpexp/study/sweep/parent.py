@@ -15,10 +15,9 @@ from pathlib import Path
 from dpexp.config import names
 from dpexp.config.errors import text_of
 from dpexp.engine.facts.environment import environment
-from dpexp.record import clock
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
-from dpexp.record.record import JournalError, Record, Row
+from dpexp.record.record import JournalError, Record, Row, now
 from dpexp.record.runs.index import folders
 from dpexp.study.experiment.experiment import Experiment
 
@@ -60,7 +59,7 @@ def parent_journal(folder: Path, experiment: Experiment, *, track: bool) -> Iter
             end = {"status": "failed", "error": {"type": type(error).__name__, "message": text_of(error)}}
             raise
         finally:
-            journal.set({"ended": clock.now(), **end})
+            journal.set({"ended": now(), **end})
     finish(journal.path)
 
 
@@ -68,7 +67,7 @@ def make_parent(folder: Path, experiment: Experiment, *, track: bool) -> None:
     """Write the sweep's Record, unless another task of the same sweep has made its folder."""
     try:
         with _new(folder, experiment) as journal:
-            journal.set({"status": "finished", "ended": clock.now(), "config.track": track})
+            journal.set({"status": "finished", "ended": now(), "config.track": track})
     except JournalError:
         if not folder.exists():
             raise

@@ -2,7 +2,7 @@
 
 ====================  =====================================================================
 params                the flat config, without labels, and options of one strategy only where they are set
-metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``, ``system/<name>``
+metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``
 metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
 single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
@@ -14,8 +14,7 @@ MLflow compares runs by the last value of a metric, so what is compared has a na
 series. Its page that compares opens with the metric that a run got first: the loss, or, of a run that is
 delivered at once, the step time.
 
-A point's timestamp is that of its journal line, not that of its delivery. A point that is delivered twice is
-therefore one row of MLflow's table, whose key consists of run, name, step, timestamp and value.
+A point's timestamp is that of its journal line, not that of its delivery: see ``points``.
 """
 
 import json
@@ -43,10 +42,6 @@ MAX_TAG = 8000
 LONG_VALUES = "long_values.json"
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
-KINDS = ("steps", "phases", "metrics", "system")
-"""The keys of a Record, and of ``system.jsonl``, with lists that are metrics by step."""
-_ALWAYS = ("step_ms", "samples_per_s", "phase_coverage", "missing_steps")
-"""The single metrics that every delivery of this version wrote, beside those of phases."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
 SINGLE = tuple(figure.name for figure in figures(At.METRIC | At.COLUMN) if figure.name != SPEED_UP)
@@ -54,8 +49,6 @@ SINGLE = tuple(figure.name for figure in figures(At.METRIC | At.COLUMN) if figur
 PHASES = "phases_ms/"
 MOST_PHASES, MOST_SINGLE = 6, 20
 """Of more phases the longest are metrics; ``record.json`` has all."""
-VERSION, VERSION_TAG = "2", "dpexp.content"
-"""The version of what is written, and the tag that says it; ``earlier`` knows the one before, without tag."""
 _TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
 _METRICS = {
@@ -79,7 +72,7 @@ def metric_key(list_key: str) -> str | None:
     if list_key in _METRICS:
         return _METRICS[list_key]
     kind, _, name = list_key.partition(".")
-    prefix = {"phases": "time_ms/", "metrics": "", "system": "system/"}.get(kind)
+    prefix = {"phases": "time_ms/", "metrics": ""}.get(kind)
     return None if prefix is None else valid_key(prefix + name)
 
 
@@ -90,40 +83,6 @@ def valid_key(key: str) -> str:
     """
     parts = re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY].split("/")
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
-
-
-def series(record: Record) -> dict[str, list[Any]]:
-    """The lists of the Record that are metrics by step, by metric in order, without what are not numbers."""
-    found: dict[str, list[Any]] = {}
-    for kind in KINDS:
-        for name, values in getattr(record, kind, {}).items():
-            key = metric_key(f"{kind}.{name}")
-            if key is not None and isinstance(values, list):
-                found.setdefault(key, values)
-    return dict(sorted(found.items()))
-
-
-def expected_metrics(record: Record | RecordView) -> dict[str, dict[int, float]]:
-    """What MLflow must have of a Record that was delivered: {metric: {step: value}}, each point once.
-
-    The samples in ``system.jsonl`` (``system/…``) are not in the Record.
-    """
-    by_step = {
-        key: {
-            step: stored_value(value) for step, value in enumerate(values) if isinstance(value, int | float)
-        }
-        for key, values in series(RecordView.of(record).record).items()
-    }
-    single = {key: {0: stored_value(value)} for key, value in summary_metrics(record).items()}
-    return {key: points for key, points in (by_step | single).items() if points}
-
-
-def lost_steps(record: Record) -> dict[str, set[int]]:
-    """The steps that the journal has lost, by metric: MLflow may have any value there."""
-    return {
-        key: {step for step, value in enumerate(values) if value is None}
-        for key, values in series(record).items()
-    }
 
 
 def stored_value(value: float) -> float:
@@ -144,28 +103,6 @@ def summary_metrics(record: Record | RecordView) -> dict[str, float]:
     known = {name: float(value) for name, value in single.items() if value is not None}
     longest = sorted(view.phase_medians.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
     return known | {valid_key(PHASES + name): rounded(median) for name, median in longest}
-
-
-def is_own_metric(record: Record, key: str) -> bool:
-    """Whether dpexp writes this metric, now or at an earlier end of the run; others are the user's."""
-    kind = key.partition("/")[0]
-    is_phase_or_series = kind in ("system", "time_ms") or key in series(record)
-    return is_phase_or_series or is_single(key)
-
-
-def is_single(key: str) -> bool:
-    """Whether the metric has one point, of the run's end."""
-    return key in SINGLE or key.startswith(PHASES)
-
-
-def may_lack(key: str) -> bool:
-    """Whether a complete MLflow run may lack this metric: what delivered it may not have known it."""
-    return key in SINGLE and key not in _ALWAYS
-
-
-def is_own_tag(key: str) -> bool:
-    """Whether dpexp or MLflow itself writes this tag; others are the user's."""
-    return key in _TAGS or key.startswith(("dpexp.", "git.", "mlflow."))
 
 
 def params(record: Record) -> dict[str, str]:
@@ -195,7 +132,6 @@ def tags(record: Record) -> dict[str, str]:
     shown = [{"path": name, "type": "table"} for name in tables.rows_by_table(record)]
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
-        VERSION_TAG: VERSION,
         "dpexp.schema": record.schema,
         "dpexp.strategy": record.strategy,
         "dpexp.execution": record.execution,

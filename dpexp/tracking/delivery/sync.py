@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config.ranges import plural
-from dpexp.record.journal.durable import private_files, private_opener
+from dpexp.record.files import private_files
 from dpexp.record.journal.fold import finish, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
-from dpexp.record.journal.temporary_folder import temporary_files
 from dpexp.record.record import JournalError, present
 from dpexp.record.redact import redact
-from dpexp.record.runs.check import check_end
 from dpexp.record.runs.index import folders
-from dpexp.tracking.delivery import check, ledger, permission, stored
+from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
-from dpexp.tracking.errors import LateServerError, StoreError, short_message
+from dpexp.tracking.errors import StoreError, short_message
 from dpexp.tracking.process.uploader import how_to_deliver
 from dpexp.tracking.store.store import Store
 
@@ -27,7 +25,6 @@ DELIVERY_LOCK_TIMEOUT_S = 60.0
 SKIPPED = "skipped"
 NOT_DELIVERED = "not delivered"
 NOT_TRACKED = "not tracked"
-LATE = "does not give whole answers in time"
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ class DeliveryResult:
 
     Or ``not tracked``: the user has kept it off the store.
 
-    A run is skipped that nothing can deliver: its journal is empty, or dpexp did not write it, or it has
-    lost what the store has.
+    A run is skipped that nothing can deliver: its journal cannot be read.
     """
 
     run_id: str
@@ -52,18 +48,18 @@ class DeliveryResult:
 
 def undelivered(home: Path) -> list[Path]:
     """The runs that may be delivered, and are not complete in this environment's store."""
-    return [folder for folder in _incomplete(home) if _may_deliver(home, folder)]
+    return [folder for folder in _incomplete(home) if _is_tracked(folder)]
 
 
 def untracked(home: Path) -> list[Path]:
     """The runs with ``--no-track`` that this environment's store does not have: delivered when named."""
-    return [each for each in _incomplete(home) if _has_journal(each) and not _may_deliver(home, each)]
+    return [folder for folder in _incomplete(home) if not _is_tracked(folder)]
 
 
 def _incomplete(home: Path) -> list[Path]:
     store = Store.from_environment(home).name
-    known = ledger.ledgers(home, folders(home / "runs"))
-    return [folder for folder, each in known.items() if not each.is_complete(store)]
+    runs = [folder for folder in folders(home / "runs") if os.path.exists(folder / JOURNAL)]
+    return [folder for folder in runs if not ledger.is_complete(folder, store)]
 
 
 def dead(home: Path) -> list[Path]:
@@ -73,44 +69,37 @@ def dead(home: Path) -> list[Path]:
     return [
         folder
         for folder in ended
-        if not _has_record(folder) or (_is_partial(folder, store) and _may_deliver(home, folder))
+        if not os.path.exists(folder / RECORD)
+        or (ledger.state(folder, store) == "in part" and _is_tracked(folder))
     ]
 
 
 def lost(home: Path) -> list[Path]:
-    """The delivered runs that the store does not have as they were delivered, as far as one call shows.
+    """The delivered runs that the store does not have any more, and those of sweeps that it has lost.
 
-    Raises StoreError when it cannot be asked, LateServerError where it is asked nothing more.
+    Asks each experiment once. Raises StoreError when the store cannot be asked.
     """
     store = Store.from_environment(home)
-    known, name = ledger.ledgers(home, folders(home / "runs")), store.name
-    delivered = {folder: each.entries[name] for folder, each in known.items() if each.is_complete(name)}
-    try:
-        if delivered and check.exists(store):
-            store.open()
-        return stored.lost(store, delivered) if delivered else []
-    except Exception as error:  # any store, any driver
-        kind = LateServerError if store.is_late else StoreError
-        what = "" if isinstance(error, StoreError) else f"the store {store.name} cannot be asked: "
-        raise kind(f"{what}{short_message(error)}") from error
-
-
-def runs_of(home: Path, sweeps: Iterable[Path]) -> list[Path]:
-    """The other delivered runs of these sweeps: they name the MLflow runs that these had before."""
-    wanted, store = set(sweeps), Store.from_environment(home).name
-    if not wanted:
+    runs = {folder: ledger.read_ledger(folder).get(store.name) for folder in folders(home / "runs")}
+    delivered = {folder: entry for folder, entry in runs.items() if entry is not None and entry.complete}
+    if not delivered:
         return []
-    others = [folder for folder in folders(home / "runs") if folder not in wanted]
-    return [each for each in others if _sweep_of(each) in wanted and ledger.is_complete(each, store)]
+    try:
+        store.open()
+        experiments = {entry.experiment_id for entry in delivered.values()}
+        present = set[str]().union(*map(store.run_ids, experiments))
+    except StoreError:
+        raise
+    except Exception as error:  # any store, any driver
+        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+    gone = {folder for folder, entry in delivered.items() if entry.mlflow_run_id not in present}
+    found = [folder for folder in delivered if folder in gone or _parent(folder) in gone] if gone else []
+    return sorted(
+        found, key=lambda folder: _parent(folder) is not None
+    )  # runs name the MLflow run of their sweep
 
 
-def is_child(folder: Path) -> bool:
-    """Whether a run belongs to a sweep, whose MLflow run it names: that may be new after a repair."""
-    return _sweep_of(folder) is not None
-
-
-def _sweep_of(folder: Path) -> Path | None:
-    """The folder of the sweep that a run belongs to; None for a run that cannot be read."""
+def _parent(folder: Path) -> Path | None:
     try:
         return ledger.parent_folder(folder, load(folder))
     except JournalError:
@@ -118,18 +107,15 @@ def _sweep_of(folder: Path) -> Path | None:
 
 
 def deliver(
-    home: Path, runs: Iterable[Path], *, again: bool = False, new_run: bool = False, named: bool = False
+    home: Path, runs: Iterable[Path], *, again: bool = False, named: bool = False
 ) -> Iterator[DeliveryResult]:
-    """Deliver runs; with ``again`` also complete ones, with ``new_run`` into new MLflow runs.
+    """Deliver runs; with ``again`` also complete ones.
 
-    Runs that are not tracked are delivered only where the user has ``named`` these (see ``permission``).
-    Those of sweeps come first: their runs name them. Raises StoreError when the store cannot be opened, and
-    LateServerError, before the next run, where an answer of a server was late.
+    Runs that are not tracked are delivered only where the user has ``named`` these. Raises StoreError when
+    the store cannot be opened.
     """
     store = Store.from_environment(home)
-    for folder in sorted(runs, key=is_child) if new_run else runs:
-        if store.is_late:
-            raise LateServerError(f"the store {store.name} {LATE}: no other run was tried")
+    for folder in runs:
         if not again and ledger.is_complete(folder, store.name):
             yield DeliveryResult(folder.name, "already")
         elif not _has_ended(folder):
@@ -140,16 +126,16 @@ def deliver(
             except JournalError as error:
                 yield DeliveryResult(folder.name, SKIPPED, str(error))
                 continue
-            closed = close(folder) if not _has_record(folder) else None
+            closed = close(folder) if not (folder / RECORD).exists() else None
             if closed is not None and not closed.is_well:
                 yield closed
                 continue
-            if not named and not _may_deliver(home, folder):
+            if not named and not _is_tracked(folder):
                 yield DeliveryResult(folder.name, NOT_TRACKED, f"{how_to_deliver(folder.name)} delivers it")
                 continue
             with private_files():
                 store.open()
-                result = _deliver(store, folder, again, new_run)
+                result = _deliver(store, folder, again)
             yield result
 
 
@@ -161,43 +147,24 @@ def close(folder: Path) -> DeliveryResult:
         return DeliveryResult(folder.name, SKIPPED, str(error))
     if not (folder / RECORD).exists():
         return DeliveryResult(folder.name, NOT_DELIVERED, record.damage[-1])
-    check_end(folder, record)
     steps = len(present(record.steps["time_ms"]))
     return DeliveryResult(folder.name, "closed", f"{record.status}, {plural(steps, 'step')} recorded")
 
 
-def _deliver(store: Store, folder: Path, again: bool, new_run: bool) -> DeliveryResult:
+def _deliver(store: Store, folder: Path, again: bool) -> DeliveryResult:
     try:
-        with temporary_files("delivery"), ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
-            if check.keeps_more(store, folder):
-                return DeliveryResult(
-                    folder.name, SKIPPED, f"its journal has lost what {store.name} has and keeps"
-                )
-            if new_run:
-                check.delete_mlflow_run(store, folder)
+        with ledger.delivery_lock(folder, DELIVERY_LOCK_TIMEOUT_S):
             if not again and ledger.is_complete(folder, store.name):
                 return DeliveryResult(folder.name, "already")
-            upload = Upload(store, folder / JOURNAL, named=True)  # `deliver` has asked for permission
-            return DeliveryResult(folder.name, "delivered", upload.complete().message)
+            return DeliveryResult(
+                folder.name, "delivered", Upload(store, folder / JOURNAL).complete().message
+            )
     except (DeliveryLockedError, StoreError, JournalError) as error:
         return DeliveryResult(folder.name, NOT_DELIVERED, str(error))
     except Exception as error:  # any store, any driver
-        full = contextlib.suppress(OSError)  # the disk may be
-        with full, open(folder / LOG, "a", opener=private_opener) as log:
+        with contextlib.suppress(OSError), (folder / LOG).open("a") as log:  # the disk may be full
             log.write(redact(traceback.format_exc()))
         return DeliveryResult(folder.name, NOT_DELIVERED, short_message(error))
-
-
-def _has_journal(folder: Path) -> bool:
-    """False only where there is none: one of another user, which cannot be read, is reported."""
-    try:
-        return (folder / JOURNAL).exists()
-    except PermissionError:
-        return True
-
-
-def _has_record(folder: Path) -> bool:
-    return os.path.exists(folder / RECORD)  # False where it is not allowed to look
 
 
 def _has_ended(folder: Path) -> bool:
@@ -210,13 +177,9 @@ def _has_ended(folder: Path) -> bool:
         return True
 
 
-def _is_partial(folder: Path, store: str) -> bool:
-    return store in ledger.read_ledger(folder) and not ledger.is_complete(folder, store)
-
-
-def _may_deliver(home: Path, folder: Path) -> bool:
-    """Whether this environment's store may get a run; True of one that cannot be read, which is reported."""
+def _is_tracked(folder: Path) -> bool:
+    """Whether a run is delivered though no one names it; True of one that cannot be read: it is reported."""
     try:
-        return permission.may_deliver(folder, load(folder), Store.from_environment(home).name)
-    except (OSError, JournalError):
-        return _has_journal(folder)
+        return ledger.is_tracked(folder, load(folder))
+    except JournalError:
+        return True

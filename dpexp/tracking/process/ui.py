@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent, python_path
-from dpexp.record.journal.durable import private_umask
+from dpexp.record.files import PRIVATE_UMASK
 from dpexp.record.redact import redact
 from dpexp.tracking.content import view
 from dpexp.tracking.store.store import CLIENT_DEFAULTS, Store, without_login
@@ -97,7 +97,7 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            umask=private_umask(),
+            umask=PRIVATE_UMASK,
             preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         try:
@@ -135,7 +135,7 @@ def _open_in_child(store: Store) -> None:
     environment = os.environ | {"DPEXP_HOME": str(store.home), "PYTHONPATH": python_path()}
     command = [sys.executable, "-P", "-c", OPEN_STORE]
     child = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, umask=private_umask()
+        command, env=environment, capture_output=True, text=True, check=False, umask=PRIVATE_UMASK
     )
     if child.returncode:
         raise ServerError(child.stderr.strip().splitlines()[-1])

@@ -25,26 +25,25 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from dpexp.config.process import home
-from dpexp.record.journal.durable import private_files, private_opener
+from dpexp.record.files import private_files
 from dpexp.record.journal.journal import is_open
-from dpexp.record.journal.temporary_folder import temporary_files
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
-from dpexp.record.runs.import_journals import SYSTEM
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
+from dpexp.tracking.delivery.mlflow_run import MlflowRun
 from dpexp.tracking.delivery.upload import LOG, Upload
 from dpexp.tracking.errors import short_message
-from dpexp.tracking.process import system
 from dpexp.tracking.process.uploader import Delivery, how_to_deliver
-from dpexp.tracking.store import patience
 from dpexp.tracking.store.store import Store
 
 FLUSH_INTERVAL_S = 2.0
 _GRACE_S = 60.0  # for a previous uploader's lock, and for the main process to close its journal
 RETRY_INTERVAL_S = 10.0
+SAMPLING_INTERVAL_S = 1.0  # of system metrics; MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL wins
 _NICENESS = 10  # of what works beside the run
 
 
@@ -56,7 +55,6 @@ class CommandPipe:
         self.resumed = False
         self.closed = False
         self._parent = parent
-        self.sampler: system.Sampler | None = None
         self._changed = threading.Event()
         threading.Thread(target=self._read, daemon=True, name="commands").start()
 
@@ -66,10 +64,8 @@ class CommandPipe:
             for line in self._lines():
                 command: Row = json.loads(line)
                 if command["do"] == "open":
-                    journal, self.resumed = Path(command["journal"]), command["again"]
-                    self.journal = journal
-                    # The run may end before mlflow is imported: sample the machine from now on.
-                    self.sampler = system.start(journal.with_name(SYSTEM), self._parent)
+                    self.resumed = command["again"]
+                    self.journal = Path(command["journal"])
                 elif command["do"] in ("finish", "abandon"):
                     break
                 self._changed.set()
@@ -112,6 +108,7 @@ class UploaderProcess:
         self._send = send
         self._upload: Upload | None = None
         self._retry_at = 0.0
+        self._monitor: tuple[MlflowRun, Any] | None = None
 
     def run(self) -> None:
         """Deliver until the run has ended; return at once if none began."""
@@ -125,9 +122,9 @@ class UploaderProcess:
         """Deliver the run while and after it runs; how that ended, whatever was raised."""
         run_id = journal.parent.name
         try:
-            # The uploader of the process that this one resumes may still be delivering.
+            # The uploader of the ranks before a restart may still be delivering.
             patience_s = _GRACE_S if self._pipe.resumed else 0
-            with temporary_files("delivery"), ledger.delivery_lock(journal.parent, patience_s):
+            with ledger.delivery_lock(journal.parent, patience_s):
                 beside_run.submit(self._follow, journal).result()
                 return self._complete(journal)
         except DeliveryLockedError as error:
@@ -150,8 +147,7 @@ class UploaderProcess:
         while not self._pipe.closed:
             self._advance(journal)
             self._pipe.wait()
-        if self._pipe.sampler is not None:
-            self._pipe.sampler.stop()
+        self._stop_monitor()
 
     def _complete(self, journal: Path) -> Delivery:
         """Deliver the rest."""
@@ -159,15 +155,15 @@ class UploaderProcess:
         deadline = time.monotonic() + _GRACE_S
         while is_open(journal) and self._pipe.parent_lives() and time.monotonic() < deadline:
             time.sleep(0.02)
-        patience.renew()
         return self._open_upload(journal).complete()
 
     def _advance(self, journal: Path) -> None:
         if time.monotonic() < self._retry_at:
             return
-        patience.renew()
         try:
-            self._open_upload(journal).advance()
+            upload = self._open_upload(journal)
+            upload.advance()
+            self._monitor_machine(upload.attach())
         except Exception as error:  # any store, any driver: retried, and the last delivery reports it
             _log(journal, f"delivery failed, next attempt later: {short_message(error)}")
             self._retry_at = time.monotonic() + RETRY_INTERVAL_S
@@ -180,10 +176,28 @@ class UploaderProcess:
                 self._upload.mark_running()
         return self._upload
 
+    def _monitor_machine(self, run: MlflowRun) -> None:
+        """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
+        if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
+            return
+        if self._monitor is None or self._monitor[0] != run:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            self._stop_monitor()
+            new: Any = SystemMetricsMonitor
+            monitor = new(run.run_id, sampling_interval=SAMPLING_INTERVAL_S, tracking_uri=self._store.uri)
+            monitor.start()
+            self._monitor = run, monitor
+
+    def _stop_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor[1].finish()
+            self._monitor = None
+
 
 def _log(journal: Path, text: str) -> None:
     """Append to the log beside the journal, without credentials. The first text creates it."""
-    with contextlib.suppress(OSError), open(journal.with_name(LOG), "a", opener=private_opener) as file:
+    with contextlib.suppress(OSError), journal.with_name(LOG).open("a") as file:
         file.write(redact(text) + "\n")
 
 

@@ -16,14 +16,9 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from dpexp.record.journal.durable import share
 from dpexp.tracking.errors import StoreError, first_line, short_message
 
-_DEFAULT_ADDRESS = "SELECT artifact_location FROM experiments WHERE experiment_id = 0"
-_ADDRESSES = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("trace_tags", "value"))
-"""Where a store has addresses of artifacts: table and column."""
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 """The files of a store."""
 LOCK_TIMEOUT_S = 60.0
@@ -57,9 +52,7 @@ class SqliteFile:
         """Create the store unless it exists. Raises StoreError."""
         self.check()
         if self._exists():
-            self._share()
             _use_wal(self.path)
-            self._follow_move()
             return
         from filelock import FileLock, Timeout
 
@@ -73,11 +66,6 @@ class SqliteFile:
             raise StoreError(f"{message}, and delete it if no dpexp runs") from None
         except OSError as error:
             raise StoreError(f"cannot create a store at {self.path}: {error.strerror}") from error
-        self._share()
-
-    def _share(self) -> None:
-        for suffix in _SUFFIXES:
-            share(self.path.with_name(self.path.name + suffix))
 
     def _build(self) -> None:
         """Build MLflow's schema and default experiment in a file beside the store, then rename it."""
@@ -95,24 +83,6 @@ class SqliteFile:
             _remove(building)
             raise StoreError(f"cannot create a store at {self.path}: {first_line(error)}") from error
         os.replace(building, self.path)
-
-    def _follow_move(self) -> None:
-        """Correct the absolute addresses of artifacts where the store was moved together with them.
-
-        It was not where there is still a folder at the old address (that of which this is a copy), and where
-        there is none at the new one (they are out of reach: on another machine, or not mounted).
-        """
-        with contextlib.closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)) as connection, connection:
-            row = connection.execute(_DEFAULT_ADDRESS).fetchone()
-            old, new = str(row[0]).removesuffix("/0") if row else "", self.artifacts.as_uri()
-            path = Path(unquote(urlsplit(old).path))
-            is_of_dpexp = old.startswith("file:///") and path.name == self.artifacts.name
-            if old == new or not is_of_dpexp or path.exists() or not self.artifacts.is_dir():
-                return
-            for table, column in _ADDRESSES:
-                begins = f"substr({column}, 1, {len(old) + 1}) = ?"
-                moved = f"UPDATE {table} SET {column} = ? || substr({column}, {len(old) + 1}) WHERE {begins}"
-                connection.execute(moved, (new, f"{old}/"))
 
     def _exists(self) -> bool:
         """An empty file does not count: MLflow leaves one when it is killed early."""

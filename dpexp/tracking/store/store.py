@@ -12,10 +12,10 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from dpexp.config.names import folder_name
@@ -24,17 +24,13 @@ from dpexp.record.redact import redact
 from dpexp.tracking.content import content, view
 from dpexp.tracking.content.content import Point
 from dpexp.tracking.errors import StoreError, first_line, short_message
-from dpexp.tracking.store import patience
-from dpexp.tracking.store.patience import answer_s, within
-from dpexp.tracking.store.points import LastPoint, checksums, fits, insert, last_points
 from dpexp.tracking.store.sqlite_file import SqliteFile
-from dpexp.tracking.store.whole_answers import BoundedClient, bound_answers, from_database, from_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BATCH = 1000  # points a call: the limit of MLflow's log_batch
-PROBE_TIMEOUT_S = 3.0  # for a server's first answer, and a second more until it is whole
+PROBE_TIMEOUT_S = 3.0
 CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -48,7 +44,6 @@ CLIENT_DEFAULTS = {
 }
 """With MLflow's own defaults a call waits for minutes. Variables that the user set are kept."""
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -69,11 +64,6 @@ class Store:
             return cls(uri, home, home / "mlruns", None)
         artifacts = path.parent / "mlruns"
         return cls(uri or f"sqlite:///{path}", home, artifacts, SqliteFile(path, artifacts))
-
-    @property
-    def is_late(self) -> bool:
-        """Whether this process asks nothing more: an answer was late, or all together."""
-        return patience.is_over()
 
     @functools.cached_property
     def name(self) -> str:
@@ -106,23 +96,14 @@ class Store:
         import_mlflow()
         from mlflow.tracking import MlflowClient
 
-        if self.is_remote:
-            bound_answers()
         if self.sqlite_file is not None:
             self.sqlite_file.create()
         else:
             probe(self.uri)
         try:
-            client = self.bounded(lambda: MlflowClient(self.uri))
-            return client if self.is_remote else cast("MlflowClient", BoundedClient(client, self.bounded))
+            return MlflowClient(self.uri)
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
             raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
-
-    def bounded(self, request: Callable[[], _T]) -> _T:
-        """What a call to the store returns or raises, which ends within its bound (``whole_answers``)."""
-        if self.is_remote:
-            return request()  # each of its requests has a bound
-        return from_file(request) if self.sqlite_file is not None else from_database(request)
 
     def active_run(self, mlflow_run_id: str, run_id: str) -> Any:
         """The MLflow run of a run, as MLflow returns it; None if it was deleted, or is another run's."""
@@ -139,32 +120,18 @@ class Store:
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most ``BATCH`` points of a run, all or none; the store keeps a repeated point once."""
-        if self._inserts and self.sqlite_file is not None:
-            path = self.sqlite_file.path
-            return self.bounded(lambda: insert(path, run_id, points))
         from mlflow.entities import Metric
 
         self.client.log_batch(run_id, metrics=[Metric(*point) for point in points])
 
-    def points_checksums(self) -> dict[str, str]:
-        """{MLflow run: a checksum of its last points} of an SQLite file's; empty of other stores."""
-        if not self._inserts or self.sqlite_file is None:
-            return {}
-        path = self.sqlite_file.path
-        return self.bounded(lambda: checksums(path, content.RUN_ID_TAG))
-
-    def last_points(self, run_id: str) -> tuple[str, dict[str, LastPoint]]:
-        """That checksum of one MLflow run, and its last points; empty where there is none."""
-        if not self._inserts or self.sqlite_file is None:
-            return "", {}
-        path = self.sqlite_file.path
-        return self.bounded(lambda: last_points(path, content.RUN_ID_TAG, run_id))
-
-    @functools.cached_property
-    def _inserts(self) -> bool:
-        """Whether points are written by SQL: into the tables that this version knows."""
-        self.open()
-        return self.sqlite_file is not None and fits(self.sqlite_file.path)
+    def run_ids(self, experiment_id: str) -> set[str]:
+        """The ids of the active MLflow runs of an experiment."""
+        found, token = set[str](), ""
+        while token is not None:
+            page = self.client.search_runs([experiment_id], max_results=1000, page_token=token or None)
+            found |= {run.info.run_id for run in page}
+            token = page.token
+        return found
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, created if absent. Raises StoreError for a deleted one."""
@@ -244,7 +211,7 @@ def _probe_database(uri: str, default_port: int) -> None:
     socket.create_connection(address, timeout=PROBE_TIMEOUT_S).close()
     engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool)
     try:
-        within(answer_s(), lambda: engine.connect().close())
+        engine.connect().close()
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
         raise StoreError(f"the database {redact(uri)} cannot be used: {short_message(error)}") from error
 
@@ -257,11 +224,10 @@ def _probe_http(uri: str) -> None:
     url, variables = f"{without_login(uri)}/health", cast("Any", mlflow.environment_variables)
     trusts_any = variables.MLFLOW_TRACKING_INSECURE_TLS.get()
     verify = variables.MLFLOW_TRACKING_SERVER_CERT_PATH.get() or not trusts_any  # as MLflow's client does
-    get = functools.partial(requests.get, url, timeout=PROBE_TIMEOUT_S, verify=verify)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InsecureRequestWarning)
-            response = within(PROBE_TIMEOUT_S + 1.0, get)
+            response = requests.get(url, timeout=PROBE_TIMEOUT_S, verify=verify)
     except requests.exceptions.SSLError as error:
         raise StoreError(f"the server {redact(uri)} cannot be trusted: {short_message(error)}") from error
     if response.status_code >= 500:

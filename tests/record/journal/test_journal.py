@@ -17,15 +17,15 @@ import pytest
 from command_lines import ROOT
 
 from dpexp.record.figures.step_times import spread
-from dpexp.record.journal.durable import check_writable
+from dpexp.record.files import check_writable
 from dpexp.record.journal.fold import finish, fold, load
 from dpexp.record.journal.journal import JOURNAL, RECORD, Journal, is_open
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.journal.seal import checksum, unseal
 from dpexp.record.record import JournalError, Record
 from dpexp.record.redact import redact
-from dpexp.record.runs.import_journals import import_journal
+from dpexp.record.runs.import_journals import IMPORTED, import_journal
 from dpexp.record.runs.index import UnknownRunError, find, summaries
+from dpexp.report import summary
 from dpexp.report.render import run_list
 
 
@@ -125,9 +125,7 @@ def test_record_json_holds_the_same_record_as_the_journal(runs: Path) -> None:
     path = journals.complete(runs)
     written = finish(path)
     assert load(path.parent) == written == fold(path)
-    data, made_from = unseal((path.parent / RECORD).read_bytes())
-    assert data == written.to_dict()
-    assert made_from == checksum(path)
+    assert json.loads((path.parent / RECORD).read_bytes()) == written.to_dict()
 
 
 def test_a_journal_cut_at_any_byte_folds_to_its_complete_lines(runs: Path, tmp_path: Path) -> None:
@@ -142,26 +140,19 @@ def test_a_journal_cut_at_any_byte_folds_to_its_complete_lines(runs: Path, tmp_p
         assert len(record.steps["loss"]) == min(50, 25 * max(0, lines - 2))
         assert record.status == "killed"
         assert record.ended is not None
-        assert bool(record.damage) == (length not in complete)
+        assert record.damage == []
 
 
-def test_a_flipped_byte_loses_only_its_line_and_is_reported(runs: Path, tmp_path: Path) -> None:
-    content = journals.complete(runs, steps=75).read_bytes()
-    lines = content.splitlines(keepends=True)
-    broken, start = tmp_path / JOURNAL, 0
-    for number, line in enumerate(lines, start=1):
-        for place in {0, len(line) // 3, len(line) // 2, len(line) - 5}:
-            damaged = bytearray(content)
-            damaged[start + place] ^= 0x04
-            broken.write_bytes(damaged)
-            reader = JournalReader(broken)
-            assert len(list(reader)) == len(lines) - 1
-            lost = reader.damage + reader.incomplete_line()
-            assert [text.split(":")[0] for text in lost] == [f"line {number}"]
-            record = fold(broken)
-            assert record.damage[:1] == lost
-            assert all("steps are missing" in text for text in record.damage[1:])
-        start += len(line)
+def test_lines_that_cannot_be_read_are_skipped_and_counted(runs: Path) -> None:
+    path = journals.complete(runs, steps=100)
+    whole, lines = fold(path), path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:20] + b"\xff" + lines[3][21:]  # steps 25 to 49
+    path.write_bytes(b"".join([*lines[:5], b"[1, 2]\n", b'{"extend": 5}\n', *lines[5:]]))
+    record = finish(path)
+    assert record.damage == ["3 lines of 10 cannot be read"]
+    assert record.steps["loss"] == whole.steps["loss"][:25] + whole.steps["loss"][50:]
+    assert "DAMAGED: 3 lines of 10 cannot be read" in summary(record)
+    assert "finished, damaged" in run_list.runs(summaries(runs), {})
 
 
 def test_a_journal_of_a_newer_schema_is_refused_with_the_version_to_install(runs: Path) -> None:
@@ -177,7 +168,7 @@ def test_a_file_that_is_not_a_journal_is_refused_by_name(tmp_path: Path) -> None
     garbage = tmp_path / "garbage"
     garbage.write_bytes(os.urandom(4096))
     for path, message in (
-        (garbage, "not a journal of dpexp"),
+        (garbage, "no line that can be read names a run"),
         (tmp_path / "none", "no journal at"),
         (tmp_path, "directory"),
     ):
@@ -185,14 +176,36 @@ def test_a_file_that_is_not_a_journal_is_refused_by_name(tmp_path: Path) -> None
             fold(path)
 
 
-def test_an_unknown_key_is_reported_and_the_rest_of_its_line_is_applied(runs: Path) -> None:
+def test_a_key_that_records_do_not_have_is_ignored(runs: Path) -> None:
     journal = journals.begin(runs)
-    journal.set({"apply": 1, "memory": {"cpu": 7}, "steps": 3, "shapes.x": 1})
+    journal.set({"apply": 1, "memory": {"cpu": 7}, "origin": "of an earlier version"})
     journal.close()
     record = fold(journal.path)
     assert record.memory == {"cpu": 7}
-    assert record.damage == ["line 2: a Record cannot hold apply, steps, shapes.x"]
+    assert record.damage == []
     assert callable(record.apply)
+
+
+def test_a_journal_of_an_earlier_version_is_read(runs: Path) -> None:
+    """Its lines have numbers, lengths and checksums as well."""
+    path = journals.complete(runs)
+    whole = fold(path)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    earlier = [line | {"seq": number, "from": {}, "crc": "8d3f01aa"} for number, line in enumerate(lines)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
+    assert fold(path) == whole
+
+
+def test_a_run_that_begins_again_has_what_it_records_after(runs: Path) -> None:
+    journals.step(journal := journals.begin(runs, "again"), 0, 50)
+    journal._file.close()
+    with journal.path.open("ab") as file:
+        file.write(b'{"at":1,"ext')
+    with Journal.reopen(journal.folder) as again:
+        journals.step(again, 0, 10)
+        journals.end(again)
+    record = fold(journal.path)
+    assert (record.status, len(record.steps["loss"]), record.damage) == ("finished", 10, [])
 
 
 def test_inf_and_nan_survive_json_and_are_counted(runs: Path) -> None:
@@ -267,43 +280,21 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.record import JournalError
 home = Path(sys.argv[1])
 journal = journals.begin(home / "runs", "full")
-RESUMES
 try:
     for first in range(0, 10**6, 200):
         journals.step(journal, first, 200)
 except JournalError as error:
     print(error)
-journal.set(status="failed", ended="2026-01-01T00:00:00+00:00", error={"message": "full" * 4000})
+journal.set(status="failed", ended="2026-01-01T00:00:00+00:00", error={"message": "full"})
 journal.close()
 record = finish(journal.path)
 print(record.status, len(record.steps["loss"]) % 200, len(record.steps["loss"]) > 1000, record.damage)
 """
 
 
-KILLED = """
-from dpexp.record.journal.leftovers import remove_leftovers
-for first in range(0, 3000, 200):
-    journals.step(journal, first, 200)
-journal._file.close()
-remove_leftovers(journal.folder)
-journal = type(journal).reopen(journal.folder)
-filler = open(home / "filler", "wb", buffering=0)
-try:
-    while True:
-        filler.write(bytes(4096))
-except OSError:
-    pass
-"""
-
-
-@pytest.mark.parametrize("resumes", ["", KILLED], ids=["new", "killed, reaped and resumed"])
-def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path, resumes: str) -> None:
+def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path) -> None:
     before = needs.disk(dpexp_home, "size=512k")
-    output = (
-        in_process(FULL_DISK.replace("RESUMES", resumes), dpexp_home, before=before)
-        .communicate()[0]
-        .splitlines()
-    )
+    output = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
     assert "No space left on device" in output[0]
     assert "lines are safe" in output[0]
     assert output[1] == "failed 0 True ['record.json could not be written: No space left on device']"
@@ -372,9 +363,12 @@ def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
     running = journals.begin(runs, "going", started="2026-01-03T00:00:00+00:00")
     (runs / "odd").mkdir()
     (runs / "odd" / JOURNAL).write_text("no journal\n")
+    (runs / "wrong").mkdir()
+    (runs / "wrong" / RECORD).write_text('{"run_id": "wrong", "steps": {"time_ms": 5}, "devices": []}')
     assert [(run.run_id, run.status) for run in summaries(runs)] == [
         ("going", "running"),
         ("done", "finished"),
+        ("wrong", "unreadable"),
         ("odd", "unreadable"),
     ]
     running.close()
@@ -410,6 +404,7 @@ def test_a_journal_from_another_machine_joins_the_runs(runs: Path, tmp_path: Pat
     assert folder == runs / "abroad"
     assert (folder / JOURNAL).read_bytes() == foreign.read_bytes()
     assert load(folder) == fold(foreign)
+    assert (folder / IMPORTED).exists()
     assert import_journal(foreign, runs) == folder
     assert not list(runs.glob(".import*"))
 
@@ -437,6 +432,6 @@ def test_a_foreign_run_id_cannot_leave_the_runs(runs: Path, tmp_path: Path, run_
     journal = journals.begin(tmp_path / "runs", "tame")
     journal.set(run_id=run_id)
     journal.close()
-    with pytest.raises(JournalError, match=r"cannot be a folder's name|run_id is"):
+    with pytest.raises(JournalError, match=r"cannot be a folder's name|names a run"):
         import_journal(journal.path, runs)
     assert not runs.exists()

@@ -19,13 +19,11 @@ from matplotlib.text import Text
 from record_factory import hybrid, whole
 
 from dpexp import report
-from dpexp.commands.report import _chosen as choose
 from dpexp.record.figures.summary import summarize
-from dpexp.record.journal.fold import finish, load
+from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
-from dpexp.record.runs.stored_record import KEYS, TABLES, RecordReader
 from dpexp.report import units
 from dpexp.report.analysis.intervals import Interval
 from dpexp.report.compare import files, rows, tables
@@ -404,26 +402,6 @@ def test_a_sweep_is_named_by_its_id_and_one_run_stands_for_those_that_belong_wit
     assert runs() == [f"{number:012x}" for number in range(0x201, 0x205)]
 
 
-def test_only_the_named_runs_are_read_where_none_stands_for_others(
-    save: Save, swept: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = swept(0x100, 7, "whole")
-    folders = [save(single(), 1), save(whole(2), 2)]
-    save(whole(4), 3)
-    read: list[Path] = []
-    original = RecordReader.read
-
-    def counted(self: RecordReader, folder: Path) -> Record:
-        read.append(folder)
-        return original(self, folder)
-
-    monkeypatch.setattr(RecordReader, "read", counted)
-    chosen, *_ = choose([folder.name for folder in folders])
-    assert sorted(read) == chosen == folders
-    chosen, *_ = choose([sweep.name, folders[0].name])
-    assert len(chosen) == 5
-
-
 def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) -> None:
     name = "<script>alert(1)</script>"
     files.write_comparison(compare([save(whole(2, name=name), 0)]), tmp_path)
@@ -445,29 +423,6 @@ def test_an_edited_file_is_not_a_repeat(save: Save) -> None:
 
 
 # --- many runs -----------------------------------------------------------------------------------
-
-
-def test_a_stored_record_reads_its_tables_when_one_is_looked_at(save: Save) -> None:
-    folder = save(whole(2), 0)
-    stored, record = RecordReader().read(folder), load(folder)
-    for key in KEYS:
-        assert getattr(stored, key.decode()) == getattr(record, key.decode())
-    assert not vars(stored).keys() & TABLES
-    assert stored.timeline == record.timeline
-    assert stored.to_dict() == record.to_dict()
-
-
-def test_a_record_with_another_json_layout_is_read(save: Save) -> None:
-    folder = save(whole(2), 0)
-    record = load(folder)
-    (folder / "record.json").write_text(json.dumps(record.to_dict(), indent=4))
-    assert RecordReader().read(folder).steps == record.steps
-
-
-def test_infinite_numbers_are_read(save: Save) -> None:
-    record = whole(2)
-    record.steps["loss"][0] = float("inf")
-    assert RecordReader().read(save(record, 0)).steps["loss"][0] == float("inf")
 
 
 def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:

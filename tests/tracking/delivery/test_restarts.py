@@ -1,9 +1,8 @@
-"""Runs that take steps back, delivered while they run and later: MLflow has what the journal folds to."""
+"""Runs that begin again, delivered while they run and later: MLflow has what the journal folds to."""
 
 import contextlib
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import time
@@ -17,18 +16,14 @@ import journals
 import pytest
 from command_lines import PATIENCE_S
 from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
-from mlflow_reader import history, only_run
+from mlflow_reader import expected_metrics, history, is_system, only_run
 from store_faults import Death, dying
 
-from dpexp.record.clock import now
 from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
-from dpexp.record.journal.reader import JournalReader
-from dpexp.record.runs.import_journals import SYSTEM
-from dpexp.tracking.content import content
+from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.record import now
 from dpexp.tracking.delivery import upload
 from dpexp.tracking.delivery.upload import Upload
-from dpexp.tracking.process import system
 from dpexp.tracking.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -53,18 +48,13 @@ values = count(1)  # each is another, so that a step that was taken back differs
 def stored_points(uri: str, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """Every point of the run's metrics, repeated ones too."""
     run = only_run(uri, run_id)
-    found = {key: history(uri, run.info.run_id, key) for key in run.data.metrics}
+    found = {key: history(uri, run.info.run_id, key) for key in run.data.metrics if not is_system(key)}
     return {key: [(step, value) for step, value, _ in points] for key, points in found.items()}
 
 
 def expected_points(journal: Path) -> dict[str, list[tuple[int, float]]]:
-    """The points of the journal's fold, and of the lines of ``system.jsonl``, each once."""
-    found = {key: sorted(points.items()) for key, points in content.expected_metrics(fold(journal)).items()}
-    if journal.with_name(SYSTEM).exists():
-        for number, entry in enumerate(JournalReader(journal.with_name(SYSTEM))):
-            for key, (value,) in entry["extend"].items():
-                found.setdefault(content.metric_key(key) or "", []).append((number, value))
-    return found
+    """The points of the journal's fold, each once."""
+    return {key: sorted(points.items()) for key, points in expected_metrics(fold(journal)).items()}
 
 
 @dataclass
@@ -75,11 +65,9 @@ class Run:
     uri: str
     random: random.Random
     journal: Journal
-    steps: int = 0
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.samples = 0
         self.restart_uploader(fresh=True)
 
     def restart_uploader(self, fresh: bool = False) -> None:
@@ -94,29 +82,24 @@ class Run:
         numbers = [float(next(values)) for _ in range(number)]
         lists = {"steps.loss": numbers, "steps.time_ms": [n / 100 for n in numbers]}
         self.journal.extend(lists | {"steps.samples": [30] * number})
-        self.steps += number
         if self.random.random() < 0.8:
             self.journal.flush()
 
     def time_phases(self) -> None:
+        if fold(self.journal.path).phases:  # once in an attempt
+            return
         self.journal.set(phases={"forward": [float(next(values)) for _ in range(3)]})
         self.journal.flush()
-
-    def sample_the_machine(self) -> None:
-        entry = {"extend": {"system.cpu": [float(next(values))]}, "from": {"system.cpu": self.samples}}
-        with open(self.journal.folder / SYSTEM, "ab") as file:
-            file.write(encode_line({"seq": self.samples, "at": next(values)} | entry))
-        self.samples += 1
 
     def deliver(self) -> None:
         self._unless_the_uploader_dies(self.upload.advance)
 
-    def die_and_resume(self) -> None:
+    def die_and_begin_again(self) -> None:
         """The main process is killed: what it did not flush is lost, and its uploader may see the end."""
         self.journal._file.close()
         self._end()
 
-    def stop_and_resume(self) -> None:
+    def stop_and_begin_again(self) -> None:
         """A signal, or an error, ends the attempt."""
         self.journal.set(status=self.random.choice(["killed", "failed"]), ended=now())
         self.journal.close()
@@ -132,9 +115,6 @@ class Run:
         self.restart_uploader()
         if self.random.random() < 0.5:
             self.deliver()
-        recorded = len(fold(self.journal.path).steps["loss"])
-        self.steps = self.random.choice([recorded, self.random.randint(0, recorded)])
-        self.journal.truncate({f"steps.{key}": self.steps for key in ("loss", "time_ms", "samples")})
 
     def _unless_the_uploader_dies(self, action: Any) -> None:
         death: AbstractContextManager[None] = nullcontext()
@@ -151,10 +131,9 @@ class Run:
 HAPPENINGS = {
     Run.take_steps: 8,
     Run.deliver: 5,
-    Run.sample_the_machine: 2,
     Run.time_phases: 1,
-    Run.die_and_resume: 2,
-    Run.stop_and_resume: 1,
+    Run.die_and_begin_again: 2,
+    Run.stop_and_begin_again: 1,
 }
 
 
@@ -175,38 +154,6 @@ def test_mlflow_has_what_the_journal_folds_to(
     Upload(run.store, run.journal.path).facts()
     assert stored_points(store_uri, f"seed{seed}") == expected_points(run.journal.path), run.log
     assert only_run(store_uri, f"seed{seed}").info.status == "FINISHED"
-
-
-def test_a_shorter_copy_of_a_journal_takes_nothing_back(
-    store_home: Path, store_uri: str, tmp_path: Path
-) -> None:
-    journal = journals.begin(store_home / "runs", "longer")
-    journals.step(journal, 0, 10)
-    (tmp_path / "runs").mkdir()
-    copy = tmp_path / "runs" / "longer"
-    shutil.copytree(journal.folder, copy)
-    journals.step(journal, 10, 10)
-    finish(journals.end(journal))
-    store = Store.from_environment(store_home)
-    Upload(store, journal.path).facts()
-    run_id = only_run(store_uri, "longer").info.run_id
-    Upload(store, copy / JOURNAL).facts()
-    assert only_run(store_uri, "longer").info.run_id == run_id
-    assert [step for step, _ in stored_points(store_uri, "longer")["loss"]] == list(range(20))
-
-
-def test_the_next_attempt_continues_the_samples_of_the_machine(tmp_path: Path) -> None:
-    path = tmp_path / SYSTEM
-    numbers: list[int] = []
-    for lost_bytes in (0, 20, 0):  # a killed uploader leaves an incomplete line
-        sampler = system.start(path, os.getpid())
-        assert sampler is not None
-        sampler.stop()
-        numbers = [entry["seq"] for entry in JournalReader(path)]
-        os.truncate(path, path.stat().st_size - lost_bytes)
-    lost = set(range(max(numbers))) - set(numbers)
-    assert len(lost) == 1
-    assert numbers == sorted({*range(max(numbers) + 1)} - lost)
 
 
 WAITING_MODEL = """

@@ -12,21 +12,20 @@ import record_factory
 from command_lines import shared, wait
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow_reader import artifact_folder, everything, history, mlflow_runs, only_run
+from mlflow_reader import artifact_folder, everything, expected_metrics, history, mlflow_runs, only_run
 from store_faults import Death, dying
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, Journal, encode_line
+from dpexp.record.journal.journal import JOURNAL, Journal
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.journal.seal import unseal
 from dpexp.record.record import Record
-from dpexp.record.runs.import_journals import SYSTEM, import_journal
+from dpexp.record.runs.import_journals import import_journal
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, tables, view
-from dpexp.tracking.content.samples import MetricSamples
-from dpexp.tracking.delivery import ledger, repair, sync, upload
+from dpexp.tracking.content.points import JournalPoints
+from dpexp.tracking.delivery import ledger, sync, upload
 from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.store.store import Store
 
@@ -85,7 +84,7 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["tags"]["mlflow.source.git.commit"] == "0123abcd"
     assert "whole" in found["tags"]["mlflow.note.content"]
     assert found["datasets"] == [("random", ("ab" * 32)[:36])]
-    assert unseal(found["artifacts"]["record.json"])[0] == record.to_dict()
+    assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
     figures = {"timeline.html", "phases.png", "trace.json"}
     assert figures | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
 
@@ -108,9 +107,8 @@ def test_what_mlflow_has_is_what_is_expected_of_the_record(home: Path, uri: str)
     deliver(home, journals.end(journal))
     found = everything(uri, "expected")["metrics"]
     stored = {key: {step: value for step, value, _ in rows} for key, rows in found.items()}
-    system = {key for key in stored if key.startswith("system/")}
-    expected = content.expected_metrics(fold(journal.path))
-    assert {key: points for key, points in stored.items() if key not in system} == expected
+    expected = expected_metrics(fold(journal.path))
+    assert stored == expected
     assert expected["accuracy"] == {1: 0.5, 2: 0.5, 3: 0.75}
 
 
@@ -136,9 +134,7 @@ def test_a_run_has_few_metrics_beside_its_series_and_they_are_rounded() -> None:
     for record in (most, record_factory.hybrid(), record_factory.whole(1)):
         single = content.summary_metrics(record)
         assert {"step_ms", "samples_per_s", "peak_MB"} <= single.keys()
-        assert {key for key in single if not content.is_single(key)} == set()
         assert all(len(f"{value:.12g}".strip("0").replace(".", "")) <= 6 for value in single.values())
-        assert not single.keys() & content.series(record).keys()
     assert len(content.SINGLE) + 1 + content.MOST_PHASES <= content.MOST_SINGLE  # with the speed-up
 
 
@@ -147,16 +143,6 @@ def test_params_are_what_runs_differ_by() -> None:
     shown = content.params(Record(strategy="hybrid", config=config))
     assert (shown["strategy"], shown["sparse"], shown["batch_size"]) == ("hybrid", "True", "30")
     assert not {"comm", "comm_timeout", "run_name", "experiment", "track"} & shown.keys()
-
-
-def first_metric(uri: str, run_id: str) -> str:
-    """The metric with which MLflow's page that compares runs opens."""
-    return next(iter(only_run(uri, run_id).data.metrics))
-
-
-def test_a_run_that_is_delivered_at_once_is_compared_by_its_step_time(home: Path, uri: str) -> None:
-    deliver(home, journals.complete(home / "runs", "at-once"))
-    assert first_metric(uri, "at-once") == "step_ms"
 
 
 @pytest.mark.parametrize("first", ["sweep", "run"])
@@ -169,7 +155,6 @@ def test_a_sweeps_runs_get_their_speed_ups_whichever_is_delivered_first(
     for journal in (sweep, run) if first == "sweep" else (run, sweep):
         deliver(home, journals.end(journal))
     assert only_run(uri, "child").data.metrics["speed_up"] == 1.5
-    assert repair.run_problems(home, run.folder, with_store=True) == []
     deliver(home, run.path)
     assert [value for _, value, _ in everything(uri, "child")["metrics"]["speed_up"]] == [1.5]
 
@@ -315,29 +300,12 @@ def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs", "lists")
     journal.set(phases={"forward": [1.0, 2.0]}, config={"block": ["a"]}, shapes=[{}])
     journal.close()
-    samples = MetricSamples(journal.folder)
-    samples.read()
-    assert [(p.key, p.value, p.step) for p in samples.points({})] == [
+    points = JournalPoints(journal.path)
+    points.read()
+    assert [(p.key, p.value, p.step) for p in points.next(9)] == [
         ("time_ms/forward", 1.0, 0),
         ("time_ms/forward", 2.0, 1),
     ]
-
-
-def test_points_are_found_in_one_pass_however_many_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path / "runs", "many")
-    journal.extend({f"metrics.m{number}": [1.0, 2.0, 3.0] for number in range(20)})
-    journal.close()
-    samples = MetricSamples(journal.folder)
-    samples.read()
-    passes: list[Record] = []
-    series = content.series
-    monkeypatch.setattr(content, "series", lambda record: passes.append(record) or series(record))
-    points = list(samples.points({}))
-    assert len(points) == 60
-    assert all(point.timestamp > 0 for point in points)
-    assert len(passes) == 2, "the values, and their times"
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -407,9 +375,7 @@ def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
     Upload(store, journal).complete()
     first = everything(uri, "late")
     repeated = Upload(store, journal)
-    repeated.attach()
-    repeated._last_steps = {}
-    assert repeated._send()
+    repeated.advance()
     assert everything(uri, "late") == first
 
 
@@ -424,6 +390,8 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     copies = [tmp_path / name / "runs" / "both" / JOURNAL for name in ("a", "b")]
     first, second = (Upload(opened(path.parents[2]), path) for path in copies)
     first._search = second._search = lambda experiment: None  # type: ignore[method-assign]
+    for each in (first, second):
+        each.advance()
     created = [first.attach().run_id, second.attach().run_id]
     assert len(mlflow_runs(uri, "both")) == 2
     del first._search, second._search
@@ -473,8 +441,6 @@ def test_a_run_that_another_process_delivers_is_not_delivered_twice(
 def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "live")
     live = Upload(opened(home), journal.path, fresh=True)
-    sample = {"system.cpu_utilization_percentage": [50.0]}
-    (journal.folder / SYSTEM).write_bytes(encode_line({"seq": 0, "at": 1000, "extend": sample}))
     live.advance()
     assert only_run(uri, "live").data.metrics == {}
     for first in (0, 50):
@@ -482,8 +448,6 @@ def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
         live.advance()
         assert steps_of(uri, "live") == list(range(first + 50))
     assert only_run(uri, "live").info.status == "RUNNING"
-    assert first_metric(uri, "live") == "loss"
-    assert "system/cpu_utilization_percentage" in only_run(uri, "live").data.metrics
     journals.end(journal)
     finish(journal.path)
     assert live.complete().complete
@@ -512,18 +476,16 @@ def test_a_run_that_is_deleted_in_mlflow_during_the_run_is_delivered_again_from_
 def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(
     home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def failing(view: RecordView, folder: Path) -> bool:
         raise ValueError("bent")
 
-    monkeypatch.setattr(report, "write_files", fail)
-    journal = journals.begin(home / "runs", "bent")
-    journals.step(journal, 0, 10)
-    finish(journals.end(journal))
-    delivery = Upload(opened(home), journal.path).complete()
+    monkeypatch.setattr(report, "write_files", failing)
+    journal = journals.complete(home / "runs", "bent")
+    finish(journal)
+    delivery = Upload(opened(home), journal).complete()
     assert delivery.complete
     assert "without its figures (ValueError: bent)" in delivery.message
     assert only_run(uri, "bent").info.status == "FINISHED"
-    assert steps_of(uri, "bent") == list(range(10))
 
 
 def test_an_interrupted_tail_reads_each_line_once(home: Path) -> None:

@@ -1,0 +1,100 @@
+"""Sync: what a store has lost comes back, and a run that is not tracked stays off it."""
+
+from pathlib import Path
+
+import journals
+import pytest
+from command_lines import script
+from mlflow.tracking import MlflowClient
+from mlflow_reader import everything, mlflow_runs, only_run
+
+from dpexp.record.journal.fold import finish
+from dpexp.record.record import JournalError
+from dpexp.record.runs.import_journals import import_journal
+from dpexp.tracking.delivery import sync
+
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
+
+
+@pytest.fixture
+def uri(home_with_store: Path) -> str:
+    return f"sqlite:///{home_with_store / 'mlflow.db'}"
+
+
+def synced(*words: str) -> str:
+    done = script("runs.py", "sync", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def make_sweep(runs: Path, **config: object) -> None:
+    """A sweep with one run, not delivered."""
+    sweep = journals.begin(runs, "sweep", strategy="sweep", config=config)
+    finish(journals.end(sweep))
+    finish(journals.complete(runs, "child", parent="sweep"))
+
+
+@pytest.mark.parametrize("lost", ["run", "sweep", "database"])
+def test_sync_finds_what_the_store_lost_and_delivers_it_again(runs: Path, uri: str, lost: str) -> None:
+    make_sweep(runs)
+    synced()
+    assert synced() == "everything is delivered\n"
+    before = everything(uri, "child")
+    if lost == "database":
+        for path in runs.parent.glob("mlflow.db*"):
+            path.unlink()
+    else:
+        run = only_run(uri, "child" if lost == "run" else "sweep")
+        MlflowClient(uri).delete_run(run.info.run_id)
+    assert "was lost in the store" in synced()
+    after = everything(uri, "child")
+    assert after["tags"].pop("mlflow.parentRunId") == only_run(uri, "sweep").info.run_id
+    del before["tags"]["mlflow.parentRunId"]
+    assert after == before
+    assert synced() == "everything is delivered\n"
+
+
+def test_a_sweep_that_is_not_tracked_keeps_its_runs_off_the_store_until_they_are_named(
+    runs: Path, uri: str
+) -> None:
+    make_sweep(runs, track=False)
+    assert synced() == "everything is delivered; not delivered unless named: 2 with --no-track\n"
+    assert not mlflow_runs(uri, "child")
+    synced("child")
+    assert "mlflow.parentRunId" not in only_run(uri, "child").data.tags
+    assert not mlflow_runs(uri, "sweep")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"store": 5}', '{"store": {"mlflow_run_id": 5, "other": 1}}'])
+def test_a_ledger_that_cannot_be_read_is_made_again(runs: Path, uri: str, text: str) -> None:
+    finish(journals.complete(runs, "one"))
+    synced()
+    before = everything(uri, "one")
+    (runs / "one" / "delivery.json").write_text(text)
+    synced()
+    assert everything(uri, "one") == before
+
+
+def test_the_whole_of_a_journal_that_was_delivered_in_part_follows(
+    runs: Path, uri: str, tmp_path: Path
+) -> None:
+    """The first copy was made while the run was running elsewhere."""
+    journal = journals.complete(tmp_path / "elsewhere", "copied", steps=100)
+    content = journal.read_bytes()
+    journal.write_bytes(content[: len(content) // 2])
+    synced(str(journal))
+    assert only_run(uri, "copied").info.status == "KILLED"
+    journal.write_bytes(content)
+    synced(str(journal))
+    found = everything(uri, "copied")
+    assert found["status"] == "FINISHED"
+    assert [step for step, _, _ in found["metrics"]["loss"]] == list(range(100))
+
+
+def test_a_run_that_cannot_be_read_is_skipped(runs: Path) -> None:
+    (runs / "empty").mkdir(parents=True)
+    (runs / "empty" / "journal.jsonl").touch()
+    (result,) = sync.deliver(runs.parent, sync.undelivered(runs.parent))
+    assert result.state == "skipped"
+    with pytest.raises(JournalError, match="names a run"):
+        import_journal(runs / "empty" / "journal.jsonl", runs)
