@@ -67,17 +67,6 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     )
 
 
-def check_not_scripted(model: nn.Module) -> None:
-    """Raises ConfigError for a module of TorchScript, which takes no hooks and no wrapped submodules."""
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
-    if names:
-        where = "the model" if "" in names else listed(names)
-        raise ConfigError(
-            f"{where} was made by torch.jit.script or torch.jit.trace, and no layout can change it: give the "
-            "nn.Module that it was made from; --compile compiles it"
-        )
-
-
 def turn_off_cache(model: nn.Module) -> str:
     """Set ``use_cache`` in the config of a decoder of Hugging Face to False; returns a note if it was True.
 

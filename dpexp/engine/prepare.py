@@ -24,7 +24,6 @@ from dpexp.distributed.world import World
 from dpexp.engine.facts.references import factories
 from dpexp.engine.model_check import (
     check_model,
-    check_not_scripted,
     check_not_wrapped,
     check_rows_of_ranks,
     try_one_batch,
@@ -172,7 +171,6 @@ def prepare(
     strategy = STRATEGIES[config.strategy](config, group)
     model = models.build(found["model"], source.features)
     check_not_wrapped(model)
-    check_not_scripted(model)
     cache_note = turn_off_cache(model)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)

@@ -2,10 +2,9 @@
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from dpexp.config.alike import listed
-from dpexp.config.errors import ConfigError, describe, text_of
+from dpexp.config.errors import ConfigError, describe
 from dpexp.strategies.modules.tables import PlacedTable
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.optimizer_names import FOR_SPARSE
@@ -14,14 +13,11 @@ from dpexp.training.optimizer_names import FOR_SPARSE
 def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     """Raises ConfigError for an optimizer or option that does not exist, or that cannot train the model.
 
-    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables,
-    and one of the user's is made for the model's shapes.
+    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables.
     """
     if choice.name == "sgd" and not choice.factory.options:
         return
     _try(choice, torch.zeros(2, 2))
-    if not choice.name:
-        _check_shapes(choice, model)
     if choice.is_for_every_table:
         _try(choice.for_sparse(), torch.zeros(2, 2))
     names = [
@@ -54,17 +50,3 @@ def _try(choice: OptimizerChoice, gradient: torch.Tensor) -> None:
         optimizer.step()
     except Exception as error:
         raise ConfigError(f"{choice.factory.where}: {describe(error)}") from error
-
-
-def _check_shapes(choice: OptimizerChoice, model: nn.Module) -> None:
-    """Make the optimizer of parameters without memory, in the shapes of those that are trained.
-
-    One that reads numbers, which are not there, gets a copy of theirs.
-    """
-    trained = [each for each in model.parameters() if each.requires_grad and not is_lazy(each)]
-    try:
-        choice.make([nn.Parameter(torch.empty_like(each, device="meta")) for each in trained])
-    except ConfigError as error:
-        if "meta" not in text_of(error.__cause__ or error).lower():
-            raise
-        choice.make([nn.Parameter(each.detach().clone()) for each in trained])

@@ -85,12 +85,6 @@ def scripted() -> nn.Module:
     return torch.jit.script(Linear())  # type: ignore[no-any-return]
 
 
-def with_scripted_part() -> nn.Module:
-    made = Model()
-    made.second = torch.jit.script(nn.Linear(4, 2))
-    return made
-
-
 def right(width: int = 3) -> nn.Module:
     del width
     return Model()

@@ -131,11 +131,6 @@ def test_an_optimizer_that_cannot_train_the_model_is_refused_by_name(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_an_optimizer_that_cannot_take_the_shapes_of_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--optimizer torch\.optim:Muon.* only supports 2D parameters"):
-        prepare(config("torch.optim:Muon"))
-
-
 def outside(optimizer: str) -> list[str]:
     return [str(reference) for reference in references(config(optimizer)) if reference.is_outside]
 

@@ -44,11 +44,6 @@ class StepLog:
         self._flush_at = time.perf_counter() + FLUSH_SECONDS
 
     @property
-    def count(self) -> int:
-        """All steps so far, those in memory included."""
-        return self.written + len(self.pending)
-
-    @property
     def must_flush(self) -> bool:
         """Whether the flush interval is over, or a signal waits for a flush."""
         if self._group.size > 1:
