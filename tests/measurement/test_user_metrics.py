@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from launching import record, run
+from mlflow_reader import expected_metrics
 from torch import nn
 
 import dpexp
@@ -14,7 +15,6 @@ from dpexp.record.record import Record
 from dpexp.report.compare.grouping import compare
 from dpexp.report.compare.rows import comparison_rows
 from dpexp.report.compare.tables import comparison_sections
-from dpexp.tracking.content.content import expected_metrics
 
 ROWS, HELD_OUT, EPOCHS = 90, 50, 2
 

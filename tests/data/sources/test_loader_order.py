@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from invariants import broken
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -22,7 +23,6 @@ from torch.utils.data import (
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.data.sources.loader_order import LoaderOrder
-from dpexp.record.consistency.contradictions import contradictions
 
 COUNT = 24
 ROWS = TensorDataset(torch.arange(float(COUNT))[:, None].expand(COUNT, 5), torch.zeros(COUNT, 2))
@@ -166,7 +166,7 @@ def test_runs_of_all_layouts_take_these_batches(
         assert found.data["samples"] == sum(rows)
         assert note in found.verification["note"]
         assert ("the DataLoader" in found.verification["note"]) == bool(note)
-        assert contradictions(found) == []
+        assert broken(found) == []
 
 
 def test_what_a_sampler_draws_is_known_to_the_ranks_that_must_agree_on_it() -> None:
