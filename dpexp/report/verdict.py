@@ -15,7 +15,6 @@ from dpexp.report.analysis import layout
 from dpexp.report.analysis.noise import noise_text
 from dpexp.report.findings.rules import headlines
 
-"""The most reports of damage; `runs.py check` prints all."""
 USUAL_LIMIT = 1e-12
 """The limit of a verification in float64."""
 EXECUTIONS = {
