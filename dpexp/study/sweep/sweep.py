@@ -170,8 +170,9 @@ class Sweep:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the sweep says so itself: one that was killed after its last run has no end."""
-        return load(self.folder).status == "finished"
+        """Whether the sweep says so itself: one that was killed has no end, and one of tasks no summary."""
+        record = load(self.folder)
+        return record.status == "finished" and "done" in record.summary
 
     def run_folders(self) -> list[Path]:
         """The folder of the sweep, then those of its runs that have ended."""

@@ -155,13 +155,14 @@ def test_tasks_side_by_side_make_one_sweep_and_resume_completes_it(
         "quick.r1",
         "quick.r2",
     ]
-    again = script("sweep.py", experiment.folder, "--only", "quick", "--no-track")
-    assert again.returncode == 0, again.stderr
+    for cell in ("quick", "single"):
+        assert script("sweep.py", experiment.folder, "--only", cell, "--no-track").returncode == 0
     done = script("sweep.py", experiment.folder, "--resume")
     assert done.returncode == 0, done.stderr
     assert "HOLDS: It is quick." in done.stdout
     runs = swept.runs_of(sweep)
     assert sorted(run.name for run in runs) == sorted(run.name for run in plan_runs(experiment))
+    assert load_run(sweep.folder).summary["done"] == len(runs)
 
     from mlflow.tracking import MlflowClient
 
