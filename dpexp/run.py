@@ -198,7 +198,7 @@ def _begin(
         return prepared, NullJournal()
     facts = run_facts(prepared)
     signals.hold()
-    return prepared, begin(home(), prepared.run_id, facts, resumes=prepared.restarted)
+    return prepared, begin(home(), prepared.run_id, facts, restarted=prepared.restarted)
 
 
 def _run_engine(

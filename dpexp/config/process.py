@@ -9,14 +9,11 @@ import functools
 import gc
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that ``dpexp`` is imported from."""
-LOADED_NS = time.time_ns()
-"""When this process began to import it, in ns since 1970."""
 
 
 def is_checkout(root: Path = ROOT) -> bool:

@@ -10,13 +10,13 @@ PARENT = "DPEXP_PARENT"
 """The environment variable with the run id of the sweep that a run belongs to."""
 
 
-def begin(home: Path, run_id: str, facts: Row, *, resumes: bool) -> Journal:
-    """The journal with these facts: a new one, under a new id where it has none, or that of the run.
+def begin(home: Path, run_id: str, facts: Row, *, restarted: bool) -> Journal:
+    """The journal with these facts: a new one, under a new id where it has none, or that of restarted ranks.
 
     Raises JournalError where it cannot be written: then a new run leaves nothing.
     """
     runs = home / "runs"
-    continues = resumes and (runs / run_id).exists()
+    continues = restarted and (runs / run_id).exists()
     if continues:
         journal = Journal.reopen(runs / run_id)
         changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}

@@ -44,8 +44,6 @@ RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
-SINGLE = tuple(figure.name for figure in figures(At.METRIC | At.COLUMN) if figure.name != SPEED_UP)
-"""The single metrics, without those of phases."""
 PHASES = "phases_ms/"
 MOST_PHASES, MOST_SINGLE = 6, 20
 """Of more phases the longest are metrics; ``record.json`` has all."""

@@ -73,7 +73,7 @@ class Uploader:
         return self._process.pid
 
     def open(self, journal: Path, *, again: bool = False) -> None:
-        """The run has begun, or resumes (``again``): deliver this journal. Never blocks."""
+        """The run has begun, or begins ``again``: deliver this journal. Never blocks."""
         self._run_id = journal.parent.name
         self._send({"do": "open", "journal": str(journal.resolve()), "again": again})
 

@@ -52,7 +52,7 @@ class CommandPipe:
 
     def __init__(self, parent: int) -> None:
         self.journal: Path | None = None
-        self.resumed = False
+        self.again = False
         self.closed = False
         self._parent = parent
         self._changed = threading.Event()
@@ -64,7 +64,7 @@ class CommandPipe:
             for line in self._lines():
                 command: Row = json.loads(line)
                 if command["do"] == "open":
-                    self.resumed = command["again"]
+                    self.again = command["again"]
                     self.journal = Path(command["journal"])
                 elif command["do"] in ("finish", "abandon"):
                     break
@@ -123,7 +123,7 @@ class UploaderProcess:
         run_id = journal.parent.name
         try:
             # The uploader of the ranks before a restart may still be delivering.
-            patience_s = _GRACE_S if self._pipe.resumed else 0
+            patience_s = _GRACE_S if self._pipe.again else 0
             with ledger.delivery_lock(journal.parent, patience_s):
                 beside_run.submit(self._follow, journal).result()
                 return self._complete(journal)
@@ -171,8 +171,8 @@ class UploaderProcess:
     def _open_upload(self, journal: Path) -> Upload:
         self._store.open()
         if self._upload is None:
-            self._upload = Upload(self._store, journal, fresh=not self._pipe.resumed)
-            if self._pipe.resumed:
+            self._upload = Upload(self._store, journal, fresh=not self._pipe.again)
+            if self._pipe.again:
                 self._upload.mark_running()
         return self._upload
 

@@ -14,7 +14,7 @@ from dpexp.record.record import JournalError
 from dpexp.record.runs.begin import begin
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 try:
-    begin(Path(sys.argv[1]), "", {"config": {"text": "x" * 80_000}}, resumes=False)
+    begin(Path(sys.argv[1]), "", {"config": {"text": "x" * 80_000}}, restarted=False)
 except JournalError as error:
     print(error)
 """
