@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
         first = number % len(cells)
         for cell in cells[first:] + cells[:first]:
             name = f"{cell}.r{number + 1}"
-            print(name, file=sys.stderr)
+            print(name, file=sys.stderr, flush=True)
             record = measured(experiment, cell)
             record.name, record.experiment = name, experiment.name
             path = experiment.records / machine_kind({name: record}) / f"{name}.json"
