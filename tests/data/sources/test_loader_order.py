@@ -1,4 +1,4 @@
-"""A DataLoader's own choices: the samples of each batch, over replicas and ranks, and after a resume."""
+"""A DataLoader's own choices: the samples of each batch, over replicas and ranks."""
 
 import itertools
 import json

@@ -47,7 +47,7 @@ def test_a_run_has_the_energy_of_its_measured_steps(
     record = recorded(dpexp_home, RunConfig("single", steps=4, phase_steps=0, check=False, devices="cpu"))
     assert record.work == {"energy": {"joules": {"package-0": 6.0}, "steps": 4}}
     assert record.summary["joules_per_step"] == 1.5
-    record.work["energy"]["steps"] = 0  # resumed after its last step
+    record.work["energy"]["steps"] = 0  # none was measured
     assert RecordView(record).joules_per_step is None
 
 
