@@ -41,6 +41,7 @@ class Upload:
         self._may_exist = not fresh or store.is_remote
         self._points = JournalPoints(journal)
         self._run: MlflowRun | None = None
+        self._sent_to = ""
         self._restarts = 0
 
     def advance(self) -> None:
@@ -58,11 +59,15 @@ class Upload:
             raise
 
     def attach(self) -> MlflowRun:
-        """The MLflow run of this run, created if absent: then every point is yet to be sent."""
+        """The MLflow run of this run, created if absent; another one than before gets every point."""
         if self._run is None or self._restarts != self._points.restarts:
             experiment = self.store.experiment_id(names.fitted(self._points.record.experiment, "dpexp"))
             self._run = self._from_ledger() or self._search(experiment) or self._create(experiment)
             self._restarts = self._points.restarts
+            if self._run.run_id != self._sent_to:
+                self._sent_to = self._run.run_id
+                self._points.rewind()
+                self._points.read()
         return self._run
 
     def _from_ledger(self) -> MlflowRun | None:
@@ -108,8 +113,6 @@ class Upload:
         made = MlflowRun(self.store, experiment, str(created.info.run_id))
         run = self._search(experiment) or made  # another machine's, or that of a call that seemed to fail
         ledger.write_entry(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
-        self._points.rewind()
-        self._points.read()
         run.write_config(record, run.stored())
         return run
 
@@ -145,9 +148,14 @@ class Upload:
                 return self._facts()
             except MlflowException as error:
                 # A conflict: another process wrote the same tag or param after this one's query.
-                if "UniqueViolation" not in str(error) and "UNIQUE constraint" not in str(error):
+                if "UNIQUE constraint" not in str(error) and not self._was_replaced():
                     raise
         return self._facts()
+
+    def _was_replaced(self) -> bool:
+        """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
+        before, self._run = self._run, None
+        return self.attach() != before
 
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
@@ -176,7 +184,6 @@ class Upload:
         # Where another machine delivers it too, its run may be the one that stays.
         if self._search(run.experiment_id) not in (None, run):
             self._run = None
-            self._points.rewind()
             return self.facts()
         where = self.store.where(run.experiment_id, run.run_id)
         return Delivery(True, "; ".join([where, *problems]), run.experiment_id, run.run_id)
