@@ -125,12 +125,6 @@ class Scalar(Two):
         return super().forward(x) * self.scale
 
 
-class Zero(Two):
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.zeros_(self.head.bias)
-
-
 class Mixing(nn.Linear):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return super().forward(x @ mask)
