@@ -43,7 +43,8 @@ def read_summary(folder: Path) -> RunSummary:
     try:
         summary = RunSummary.of(load(folder))
     except Exception as error:  # whatever is in the files: other runs are listed
-        summary = dataclasses.replace(RunSummary.of(Record(status=UNREADABLE)), problem=describe(error))
+        problem = str(error) if isinstance(error, JournalError) else describe(error)
+        summary = dataclasses.replace(RunSummary.of(Record(status=UNREADABLE)), problem=problem)
     return dataclasses.replace(summary, run_id=folder.name)
 
 

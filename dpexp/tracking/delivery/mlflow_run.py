@@ -60,7 +60,8 @@ class MlflowRun:
             for key, value in content.summary_metrics(view).items()
             if key not in stored or not content.is_same_value(stored[key], value)
         ]
-        self.store.log_points(self.run_id, new)
+        if new:
+            self.store.log_points(self.run_id, new)
 
     def write_files(self, record: Record, record_file: Path) -> None:
         """Write the tables, ``record.json``, and the profiler's trace where there is one."""

@@ -92,11 +92,17 @@ class Upload:
         return MlflowRun(self.store, experiment, kept) if kept else None
 
     def _is_own(self, found: Any) -> bool:
-        """Whether there is such a run, made after the last restart; deletes an earlier one."""
+        """Whether there is such a run, made after the last restart; deletes an earlier one.
+
+        Raises StoreError for a run that was made after a restart which this copy of the journal lacks.
+        """
         if found is None:
             return False
-        if found.data.tags.get(RESTARTS_TAG, "0") == str(self._points.restarts):
+        restarts = int(found.data.tags.get(RESTARTS_TAG, 0))
+        if restarts == self._points.restarts:
             return True
+        if restarts > self._points.restarts:
+            raise StoreError(f"run {self.folder.name} has begun again since this copy of its journal")
         self.store.client.delete_run(found.info.run_id)
         return False
 

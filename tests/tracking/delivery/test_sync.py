@@ -1,5 +1,6 @@
 """Sync: what a store has lost comes back, and a run that is not tracked stays off it."""
 
+import shutil
 from pathlib import Path
 
 import journals
@@ -9,6 +10,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, mlflow_runs, only_run
 
 from dpexp.record.journal.fold import finish
+from dpexp.record.journal.journal import Journal
 from dpexp.record.record import JournalError
 from dpexp.record.runs.import_journals import import_journal
 from dpexp.tracking.delivery import sync
@@ -89,6 +91,27 @@ def test_the_whole_of_a_journal_that_was_delivered_in_part_follows(
     found = everything(uri, "copied")
     assert found["status"] == "FINISHED"
     assert [step for step, _, _ in found["metrics"]["loss"]] == list(range(100))
+
+
+def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
+    runs: Path, uri: str, tmp_path: Path
+) -> None:
+    journal = journals.begin(runs, "restarted")
+    journals.step(journal, 0, 10)
+    earlier = tmp_path / "earlier" / "runs" / "restarted"
+    shutil.copytree(journal.folder, earlier)
+    journal.close()
+    with Journal.reopen(journal.folder) as again:
+        journals.step(again, 0, 20)
+        journals.end(again)
+    synced("restarted")
+    before = everything(uri, "restarted")
+    copied = script(
+        "runs.py", "sync", "restarted", DPEXP_HOME=str(earlier.parents[1]), MLFLOW_TRACKING_URI=uri
+    )
+    assert copied.returncode == 3
+    assert "has begun again since this copy of its journal" in copied.stderr
+    assert everything(uri, "restarted") == before
 
 
 def test_a_run_that_cannot_be_read_is_skipped(runs: Path) -> None:
