@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +76,6 @@ def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_name
         say(nothing)
         return
     is_complete = True
-    gc.freeze()  # what is imported and known by now stays: no search for garbage visits it
     try:
         for result in sync.deliver(home(), folders, again=again, named=are_named):
             is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)

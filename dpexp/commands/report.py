@@ -15,7 +15,7 @@ from dpexp.commands.command_line.app import Exit, make_app
 from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.config.errors import ConfigError
-from dpexp.config.process import command, home, without_garbage_collection, working_root
+from dpexp.config.process import command, home, working_root
 
 if TYPE_CHECKING:
     from dpexp.report.compare.history import Related
@@ -54,7 +54,6 @@ Csv = Annotated[
 
 
 @app.command(epilog=epilog("report"))
-@without_garbage_collection()
 def report(
     runs: Runs = None, out: Out = None, check: _Check = False, as_json: _Json = False, as_csv: Csv = False
 ) -> None:

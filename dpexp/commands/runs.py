@@ -15,7 +15,7 @@ from dpexp.commands.command_line.help_panels import OUTPUT, epilog
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.commands.delivery import Json, find_run, runs_folder
 from dpexp.config.errors import ConfigError, no_file
-from dpexp.config.process import command, home, without_garbage_collection
+from dpexp.config.process import command, home
 from dpexp.study import MOST_REPEATS
 
 app = make_app("List and show recorded runs, deliver them to MLflow, and close those that died.")
@@ -24,7 +24,6 @@ _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix 
 
 
 @app.command("list", epilog=epilog("runs list"))
-@without_garbage_collection()
 def list_(
     as_json: Json = False,
     limit: Annotated[

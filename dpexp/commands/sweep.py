@@ -107,7 +107,7 @@ def sweep(
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    is_cut_short = resume and not only and not current.has_finished
+    is_cut_short = resume and not current.has_finished
     failed = _run(current, missing, track) if missing or is_cut_short else 0
     show_results(current, track=track)
     if publish:
@@ -159,6 +159,8 @@ def _sweep(experiment: Experiment, only: str, resume: bool) -> Sweep:
     """A new sweep, the newest one, or the one that a task of one cell contributes to."""
     from dpexp.study.sweep.sweep import Sweep
 
+    if only and resume:
+        raise ConfigError("--only --resume: give one of the two; a task of --only runs what its cell lacks")
     if not resume:
         return Sweep.shared(experiment) if only else Sweep.new(experiment)
     newest = Sweep.latest(experiment)

@@ -57,18 +57,6 @@ def end_with_parent(sign: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Millions of objects that stay are not searched for garbage again and again while they are made."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
 def rarer_garbage_collection(objects: int) -> Iterator[None]:
     """Garbage is searched for after so many new objects, if that is more than usual."""
     usual, *others = gc.get_threshold()

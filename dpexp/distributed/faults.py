@@ -96,6 +96,8 @@ class Faults:
         A broken connection is explained by a peer, for which this waits a few seconds. So is a signal, at
         once: torchrun terminates the others when one rank was killed.
         """
+        with suppress(RuntimeError, OSError):  # the store is gone
+            self.store.set(f"lost/{self.rank}", "")
         if isinstance(error, PeerError):
             return error
         is_signal = isinstance(error, KeyboardInterrupt | Terminated)
@@ -129,7 +131,8 @@ class Faults:
 
     def _killed(self) -> LostContact | None:
         """The ranks of this host that have ended without a word."""
-        killed = [each for each in self._without("failed") if each.has_ended()]
+        silent = self._without("lost")
+        killed = [each for each in self._without("failed") if each in silent and each.has_ended()]
         return (
             LostContact(f"lost contact with {_listed(killed)}: it was killed, or ended itself")
             if killed
@@ -138,7 +141,6 @@ class Faults:
 
     def _explained(self, error: BaseException) -> PeerError:
         """The error or end of a peer, which a broken connection comes from."""
-        self.store.set(f"lost/{self.rank}", "")
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if found := self._reported() or self._killed():

@@ -58,7 +58,7 @@ def read_results(folder: Path) -> list[RankResult]:
 
 
 def write_result(result: RankResult) -> None:
-    """Write the result of this rank, in place of that before a restart, when it may have had another rank."""
+    """Write the result of this rank, in place of that before a restart."""
     folder = os.environ.get(RESULTS)
     if folder:
         path = Path(folder) / f"{os.environ['LOCAL_RANK']}.json"

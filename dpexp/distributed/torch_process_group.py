@@ -112,7 +112,7 @@ def init_process_group(
 ) -> ProcessGroup:
     """The process group of this run after all ranks have joined; without a world it has one process.
 
-    Raises LostContact where they do not join within ``--comm-timeout``, ConfigError for an unknown address.
+    Raises LostContact where they do not join within ``--comm-timeout``.
     """
     if world is None:
         return ProcessGroup()

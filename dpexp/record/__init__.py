@@ -7,6 +7,6 @@
                   profiler_trace.json    of --profile                                     profiler_trace.py
 
 Start reading in record.py, which defines the Record. view.py computes its figures, each once, and
-figures/registry.py names them; facts.py and rows.py have its types; runs/index.py finds runs by name. Every
-other room may import this one; it imports only ``config``, and neither torch nor mlflow.
+figures/registry.py names them; files.py writes files that are private and whole; runs/index.py finds runs by
+name. Every other package may import this one; it imports only ``config``, and neither torch nor mlflow.
 """

@@ -22,6 +22,10 @@ _SPELLED = ("nan", "inf", "-inf")
 """Numbers that JSON lacks."""
 
 
+NOT_OF_DPEXP = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What reading raises on values that dpexp does not write."""
+
+
 class JournalError(RuntimeError):
     """A journal or Record that cannot be read or written: what is wrong, where, and what to do."""
 

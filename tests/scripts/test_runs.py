@@ -175,6 +175,8 @@ def bad_runs(runs: Path) -> list[str]:
         "empty": b"",
         "torn": first[:200],
         "garbage": b"no journal\n",
+        "typed": first + b'{"at":1,"set":{"steps":3}}\n',
+        "untimed": first + b'{"at":1e999,"extend":{"steps.loss":[1.0]}}\n',
     }
     for run_id, content in contents.items():
         (runs / run_id).mkdir()

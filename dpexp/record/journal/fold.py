@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+from dpexp.config.errors import describe
 from dpexp.config.ranges import plural
 from dpexp.record.figures.summary import summarize
 from dpexp.record.files import write_atomically
 from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import JournalError, Record, iso
+from dpexp.record.record import NOT_OF_DPEXP, JournalError, Record, iso
 
 WITHOUT_END = {
     "type": "LostContact",
@@ -31,7 +32,7 @@ def fold(journal: Path) -> Record:
             try:
                 record.apply(entry)
                 last_at = entry.get("at", last_at)
-            except (TypeError, ValueError, AttributeError, LookupError):
+            except NOT_OF_DPEXP:
                 reader.unreadable += 1
     except FileNotFoundError as error:
         raise JournalError(f"no journal at {journal}: {error.strerror}") from error
@@ -41,11 +42,14 @@ def fold(journal: Path) -> Record:
         raise JournalError(f"{journal}: no line that can be read names a run")
     if reader.unreadable:
         record.damage = [f"{plural(reader.unreadable, 'line')} of {reader.lines} cannot be read"]
-    if not alive and record.status == "running":
-        record.status = "killed"
-        record.ended = iso(last_at)
-        record.error = record.error or dict(WITHOUT_END)
-    summarize(record)
+    try:
+        if not alive and record.status == "running":
+            record.status = "killed"
+            record.ended = iso(last_at)
+            record.error = record.error or dict(WITHOUT_END)
+        summarize(record)
+    except NOT_OF_DPEXP as error:
+        raise JournalError(f"{journal} holds what dpexp does not write: {describe(error)}") from error
     return record
 
 
@@ -73,8 +77,11 @@ def load_closed(folder: Path) -> Record:
 
 
 def _read(folder: Path) -> Record | None:
-    """The Record in ``record.json``; None without one that can be read."""
+    """The Record in ``record.json``; None without one that can be read and is of the whole journal."""
+    written, journal = folder / RECORD, folder / JOURNAL
     try:
-        return Record.from_dict(json.loads((folder / RECORD).read_bytes()))
-    except (OSError, ValueError, TypeError, AttributeError):
+        if journal.exists() and journal.stat().st_mtime_ns > written.stat().st_mtime_ns:
+            return None
+        return Record.from_dict(json.loads(written.read_bytes()))
+    except (OSError, *NOT_OF_DPEXP):
         return None

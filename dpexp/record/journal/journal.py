@@ -26,7 +26,7 @@ from typing import Any
 from dpexp.config.ranges import be, plural
 from dpexp.record.files import check_writable, make_folder, sync_folder
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import SCHEMA, JournalError, Record, Row, now, now_ms
+from dpexp.record.record import NOT_OF_DPEXP, SCHEMA, JournalError, Record, Row, now, now_ms
 from dpexp.record.redact import redact_entry
 
 JOURNAL = "journal.jsonl"
@@ -64,7 +64,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         journal._open(folder, _open_locked(folder / JOURNAL))
         reader, record = JournalReader(journal.path), Record()
         for entry in reader:
-            record.apply(entry)
+            with contextlib.suppress(*NOT_OF_DPEXP):
+                record.apply(entry)
         samples = {kind: getattr(record, kind) for kind in ("steps", "phases", "metrics")}
         lists = [f"{kind}.{name}" for kind in samples for name, values in samples[kind].items() if values]
         journal._lines, journal._size = reader.lines, reader.offset

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dpexp.record.journal.journal import Journal
-from dpexp.record.record import JournalError, Row, new_run_id
+from dpexp.record.record import JournalError, Record, Row, new_run_id
 
 PARENT = "DPEXP_PARENT"
 """The environment variable with the run id of the sweep that a run belongs to."""
@@ -19,8 +19,8 @@ def begin(home: Path, run_id: str, facts: Row, *, restarted: bool) -> Journal:
     continues = restarted and (runs / run_id).exists()
     if continues:
         journal = Journal.reopen(runs / run_id)
-        changed = {key: facts[key] for key in ("status", "execution", "config", "config_digest", "files")}
-        journal.set(changed, ended=None, error=None)
+        kept = ("schema", "run_id", "started", "parent", "steps")
+        journal.set({key: value for key, value in (Record().to_dict() | facts).items() if key not in kept})
     else:
         journal = Journal(runs, run_id or new_run_id())
         journal.set(facts, parent=os.environ.get(PARENT, ""))

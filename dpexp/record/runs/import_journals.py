@@ -73,8 +73,8 @@ def _merge(journal: Path, folder: Path) -> None:
         raise JournalError(
             f"{journal} and {folder / JOURNAL} are different journals of one run id: nothing was changed"
         )
-    write_atomically(folder / JOURNAL, imported)
     (folder / RECORD).unlink(missing_ok=True)
+    write_atomically(folder / JOURNAL, imported)
     _copy_trace(journal, folder)
 
 

@@ -25,7 +25,7 @@ class UnknownRunError(ConfigError):
 
 
 def folders(runs: Path) -> list[Path]:
-    """The folders of all runs, by run id; none before the first. Raises JournalError for another user's."""
+    """The folders of all runs, by run id; none before the first. Raises JournalError without permission."""
     try:
         with os.scandir(runs) as found:
             paths = sorted(e.path for e in found if not e.name.startswith(".") and e.is_dir())

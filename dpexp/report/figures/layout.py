@@ -73,8 +73,10 @@ def layout_figure(view: RecordView) -> Figure:
     for (source, target), sent in _sent(view).items():
         if source in box_of and target in box_of and box_of[source] is not box_of[target]:
             arrows[box_of[source], box_of[target]] += sent
+    colors = palette.of_run(view)
     for (start, end), sent in arrows.items():
-        _connect(axes, start, end, max(sent, key=lambda name: sent[name]).partition(" ")[0])
+        what = max(sent, key=lambda name: sent[name]).partition(" ")[0]
+        _connect(axes, start, end, colors.get(what) or palette.colors([what])[what])
     return figure
 
 
@@ -87,7 +89,7 @@ def _draw(axes: Axes, box: Box, x: float, top: float) -> None:
     )
 
 
-def _connect(axes: Axes, start: Box, end: Box, what: str) -> None:
+def _connect(axes: Axes, start: Box, end: Box, color: str) -> None:
     """An arrow in the colour of what most bytes are sent by; one between boxes of a column passes them."""
     assert start.text is not None
     assert end.text is not None
@@ -96,7 +98,7 @@ def _connect(axes: Axes, start: Box, end: Box, what: str) -> None:
         begin, stop = (0, 0.35), (1, 0.35)
     elif start.column == end.column:
         begin, stop, bend = (1, 0.5), (1, 0.5), 0.6 if start.top > end.top else -0.6
-    arrow = {"arrowstyle": "-|>", "color": palette.colors([what])[what], "shrinkA": 6, "shrinkB": 6}
+    arrow = {"arrowstyle": "-|>", "color": color, "shrinkA": 6, "shrinkB": 6}
     arrow["connectionstyle"] = f"arc3,rad={bend}"
     axes.annotate("", stop, begin, xycoords=end.text, textcoords=start.text, arrowprops=arrow)
 

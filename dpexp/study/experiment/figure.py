@@ -106,7 +106,7 @@ def _curve(label: str, run: MeasuredRun, window: int) -> Row:
     """The mean loss of each ``window`` samples, over the number of trained samples."""
     xs, ys, total, weight, trained = [], [], 0.0, 0, 0
     for loss, rows in zip(run.record.steps["loss"], run.record.steps["samples"], strict=True):
-        if loss is None or rows is None:  # its journal line is lost
+        if loss is None or rows is None:  # a program that trains nothing
             continue
         total, weight, trained = total + loss * rows, weight + rows, trained + rows
         if weight >= window:

@@ -82,7 +82,7 @@ def _loss(run: MeasuredRun, samples: str) -> float:
     losses, rows = run.record.steps["loss"], run.record.steps["samples"]
     wanted, total, weight = int(samples or 1), 0.0, 0
     for loss, count in zip(reversed(losses), reversed(rows), strict=True):
-        if loss is None or count is None:  # its journal line is lost
+        if loss is None or count is None:  # a program that trains nothing
             continue
         total, weight = total + loss * count, weight + count
         if weight >= wanted:

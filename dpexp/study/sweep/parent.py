@@ -76,12 +76,13 @@ def make_parent(folder: Path, experiment: Experiment, *, track: bool) -> None:
 
 
 def _new(folder: Path, experiment: Experiment) -> Journal:
-    journal = Journal(folder.parent, folder.name)
     config = {
         "question": experiment.question,
         "cells": list(experiment.runs),
         "repeats": experiment.repeats,
     }
-    journal.set(name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
-    journal.set(config=config, environment=environment())
+    facts = {"config": config, "environment": environment()}
+    journal = Journal(folder.parent, folder.name)
+    journal.set(facts, name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
+    journal.flush()
     return journal

@@ -4,13 +4,13 @@ So a point that is sent again is the same row of MLflow's table, whose key consi
 timestamp and value, and MLflow leaves it out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import Record, Row
+from dpexp.record.record import NOT_OF_DPEXP, Record, Row
 from dpexp.tracking.content.content import Point, metric_key
 
 
@@ -30,16 +30,19 @@ class JournalPoints:
         self._lengths: dict[str, int] = {}
         self._unsent: list[Point] = []
 
+    @property
+    def offset(self) -> int:
+        """How many bytes of the journal were read."""
+        return self._reader.offset
+
     def read(self) -> None:
         """Read what was appended."""
         for entry in self._reader:
             try:
                 self.record.apply(entry)
-                if entry.get("cut"):
-                    self.restarts += 1
-                    self._lengths, self._unsent = {}, []
+                self._cut(entry.get("cut", {}))
                 self._unsent += self._points(entry)
-            except (TypeError, ValueError, AttributeError, LookupError):  # `fold` counts the line
+            except NOT_OF_DPEXP:  # `fold` counts the line
                 continue
 
     def next(self, most: int) -> list[Point]:
@@ -49,6 +52,13 @@ class JournalPoints:
     def sent(self, count: int) -> None:
         """The store has so many of the next points."""
         del self._unsent[:count]
+
+    def _cut(self, lengths: Mapping[str, int]) -> None:
+        self.restarts += bool(lengths)
+        for key, length in lengths.items():
+            self._lengths[key] = min(length, self._lengths.get(key, 0))
+            name = metric_key(key)
+            self._unsent = [point for point in self._unsent if point.key != name or point.step < length]
 
     def _points(self, entry: Row) -> Iterator[Point]:
         at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970

@@ -12,6 +12,7 @@ from typing import Any
 from dpexp.config import names
 from dpexp.record.journal.fold import load, load_closed
 from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, is_open
+from dpexp.record.record import JournalError
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, speed_ups
 from dpexp.tracking.content.points import JournalPoints
@@ -44,11 +45,11 @@ class Upload:
         self._sent_to = ""
         self._restarts = 0
 
-    def advance(self) -> None:
-        """Deliver what the journal holds and the store does not."""
+    def advance(self) -> MlflowRun | None:
+        """Deliver what the journal holds and the store does not; returns the MLflow run, if there is one."""
         self._points.read()
         if not self._points.record.run_id:
-            return
+            return None
         run = self.attach()
         try:
             while batch := self._points.next(BATCH):
@@ -57,6 +58,7 @@ class Upload:
         except Exception:
             self._run = None  # it may have been deleted
             raise
+        return run
 
     def attach(self) -> MlflowRun:
         """The MLflow run of this run, created if absent; another one than before gets every point."""
@@ -115,9 +117,10 @@ class Upload:
         if (parent := self._parent()) is not None:
             tags["mlflow.parentRunId"] = parent.run_id
         started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
+        may_exist, self._may_exist = self._may_exist, True  # also where the call seems to fail
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         made = MlflowRun(self.store, experiment, str(created.info.run_id))
-        run = self._search(experiment) or made  # another machine's, or that of a call that seemed to fail
+        run = (self._search(experiment) if may_exist else None) or made  # that of another machine stays
         ledger.write_entry(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
         run.write_config(record, run.stored())
         return run
@@ -125,10 +128,13 @@ class Upload:
     def _parent(self) -> MlflowRun | None:
         """The MLflow run of the sweep that this run belongs to, created if it was not delivered yet.
 
-        None where the sweep is kept off the store.
+        None where the sweep is kept off the store, or cannot be read.
         """
         parent = ledger.parent_folder(self.folder, self._points.record)
-        if parent is None or not (parent / JOURNAL).exists() or not ledger.is_tracked(parent, load(parent)):
+        try:
+            if parent is None or not ledger.is_tracked(parent, load(parent)):
+                return None
+        except JournalError:  # there is none, or none that can be read
             return None
         upload = Upload(self.store, parent / JOURNAL)
         upload._points.read()
@@ -154,20 +160,21 @@ class Upload:
                 return self._facts()
             except MlflowException as error:
                 # A conflict: another process wrote the same tag or param after this one's query.
-                if "UNIQUE constraint" not in str(error) and not self._was_replaced():
+                is_conflict = "UNIQUE constraint" in str(error) or "UniqueViolation" in str(error)
+                if not is_conflict and not self._was_replaced():
                     raise
         return self._facts()
 
     def _was_replaced(self) -> bool:
         """Whether the MLflow run was deleted: by a user, or by another machine that delivers the same run."""
-        before, self._run = self._run, None
-        return self.attach() != before
+        before, self._run = self._sent_to, None
+        return self.attach().run_id != before
 
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
         run, view = self.attach(), RecordView(load(self.folder))
         problems = run.write_figures(view, self.folder / COMPARISON)
-        entry = LedgerEntry(run.experiment_id, run.run_id, True, self.journal.stat().st_size)
+        entry = LedgerEntry(run.experiment_id, run.run_id, True, self._points.offset)
         ledger.write_entry(self.folder, self.store.name, entry)
         return problems
 

@@ -161,38 +161,47 @@ class UploaderProcess:
         if time.monotonic() < self._retry_at:
             return
         try:
-            upload = self._open_upload(journal)
-            upload.advance()
-            self._monitor_machine(upload.attach())
+            run = self._open_upload(journal).advance()
         except Exception as error:  # any store, any driver: retried, and the last delivery reports it
             _log(journal, f"delivery failed, next attempt later: {short_message(error)}")
             self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+            self._stop_monitor()  # it does not try again
+            return
+        if run is not None:
+            self._monitor_machine(journal, run)
 
     def _open_upload(self, journal: Path) -> Upload:
         self._store.open()
         if self._upload is None:
-            self._upload = Upload(self._store, journal, fresh=not self._pipe.again)
+            upload = Upload(self._store, journal, fresh=not self._pipe.again)
             if self._pipe.again:
-                self._upload.mark_running()
+                upload.mark_running()
+            self._upload = upload
         return self._upload
 
-    def _monitor_machine(self, run: MlflowRun) -> None:
+    def _monitor_machine(self, journal: Path, run: MlflowRun) -> None:
         """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
         if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
             return
-        if self._monitor is None or self._monitor[0] != run:
+        if self._monitor is not None and self._monitor[0] == run:
+            return
+        self._stop_monitor()
+        self._monitor = run, None
+        try:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-            self._stop_monitor()
             new: Any = SystemMetricsMonitor
-            monitor = new(run.run_id, sampling_interval=SAMPLING_INTERVAL_S, tracking_uri=self._store.uri)
+            uri, interval_s = self._store.uri, SAMPLING_INTERVAL_S
+            monitor = new(run.run_id, sampling_interval=interval_s, resume_logging=True, tracking_uri=uri)
             monitor.start()
             self._monitor = run, monitor
+        except Exception as error:  # whatever the machine does not tell
+            _log(journal, f"no system metrics: {short_message(error)}")
 
     def _stop_monitor(self) -> None:
-        if self._monitor is not None:
+        if self._monitor is not None and self._monitor[1] is not None:
             self._monitor[1].finish()
-            self._monitor = None
+        self._monitor = None
 
 
 def _log(journal: Path, text: str) -> None:

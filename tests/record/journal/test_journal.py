@@ -186,6 +186,17 @@ def test_a_key_that_records_do_not_have_is_ignored(runs: Path) -> None:
     assert callable(record.apply)
 
 
+def test_a_record_that_is_older_than_its_journal_is_not_believed(runs: Path) -> None:
+    folder = journals.complete(runs).parent
+    finish(folder / JOURNAL)
+    later = (folder / RECORD).stat().st_mtime_ns + 10**6
+    (folder / RECORD).write_text(Record(run_id=folder.name, status="killed").to_json())
+    os.utime(folder / RECORD, ns=(later, later))
+    assert load(folder).status == "killed"
+    os.utime(folder / JOURNAL, ns=(later + 1, later + 1))
+    assert load(folder).status == "finished"
+
+
 def test_a_journal_of_an_earlier_version_is_read(runs: Path) -> None:
     """Its lines have numbers, lengths and checksums as well."""
     path = journals.complete(runs)

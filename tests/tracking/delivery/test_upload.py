@@ -310,6 +310,21 @@ def test_lists_that_a_line_sets_are_metrics_by_step(tmp_path: Path) -> None:
     ]
 
 
+def test_a_journal_of_before_that_was_cut_has_its_last_points(tmp_path: Path) -> None:
+    """Earlier versions cut a journal where a run resumed."""
+    lines = [
+        {"set": {"run_id": "old"}},
+        {"extend": {"steps.loss": [1.0, 2.0, 3.0]}},
+        {"cut": {"steps.loss": 2}},
+    ]
+    path = tmp_path / JOURNAL
+    path.write_text("".join(json.dumps({"at": 1} | line) + "\n" for line in [*lines, lines[1]]))
+    points = JournalPoints(path)
+    points.read()
+    assert [(p.value, p.step) for p in points.next(9)] == list(zip([1, 2, 1, 2, 3], range(5), strict=True))
+    assert [p.value for p in points.next(9)] == fold(path).steps["loss"]
+
+
 # --- once ----------------------------------------------------------------------------------------
 
 
@@ -367,6 +382,24 @@ def comparable(delivered: dict[str, Any]) -> dict[str, Any]:
         if key not in ("dpexp.run_id", "mlflow.note.content")
     }
     return {**delivered, "metrics": points, "tags": tags, "artifacts": sorted(delivered["artifacts"])}
+
+
+def test_a_ledger_that_cannot_be_written_makes_no_second_run(
+    home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = journals.complete(home / "runs", "full")
+    finish(journal)
+    live = Upload(opened(home), journal, fresh=True)
+
+    def failing(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(ledger, "write_entry", failing)
+        with pytest.raises(OSError, match="No space left"):
+            live.advance()
+    assert live.complete().complete
+    assert steps_of(uri, "full") == list(range(100))
 
 
 def test_a_batch_that_arrives_twice_is_there_once(home: Path, uri: str) -> None:
