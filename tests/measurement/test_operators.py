@@ -1,7 +1,6 @@
 """``--profile``: further steps under torch.profiler, their costliest operators and their trace."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections import Counter
@@ -74,7 +73,7 @@ def test_the_costliest_operators_of_all_replicas_and_the_trace_are_recorded(dpex
     assert len(spans(events, "aten::addmm")) == 2 * STEPS  # one in each replica
     assert len([each for each in events if each["name"].startswith("ProfilerStep#")]) == STEPS
     content = (dpexp_home / "runs/run" / PROFILER_TRACE).read_bytes()
-    assert found["trace"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert found["trace"] == {"bytes": len(content)}
 
 
 def format_faults(events: list[dict[str, Any]]) -> list[str]:
