@@ -19,8 +19,6 @@ from dpexp.verification.result import VerificationError
 from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
 
-_STEPS = ("steps.time_ms", "steps.wall_ms", "steps.loss", "steps.samples")
-
 
 def execute(
     prepared: Prepared,

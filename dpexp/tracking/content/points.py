@@ -4,6 +4,7 @@ So a point that is sent again is the same row of MLflow's table, whose key consi
 timestamp and value, and MLflow leaves it out.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ class JournalPoints:
         """Begin again: nothing was sent."""
         self._reader, self.record, self.restarts = JournalReader(self._journal), Record(), 0
         self._lengths: dict[str, int] = {}
-        self._unsent: list[Point] = []
+        self._unsent: deque[Point] = deque()
 
     @property
     def offset(self) -> int:
@@ -51,14 +52,15 @@ class JournalPoints:
 
     def sent(self, count: int) -> None:
         """The store has so many of the next points."""
-        del self._unsent[:count]
+        for _ in range(count):
+            self._unsent.popleft()
 
     def _cut(self, lengths: Mapping[str, int]) -> None:
         self.restarts += bool(lengths)
         for key, length in lengths.items():
             self._lengths[key] = min(length, self._lengths.get(key, 0))
             name = metric_key(key)
-            self._unsent = [point for point in self._unsent if point.key != name or point.step < length]
+            self._unsent = deque(p for p in self._unsent if p.key != name or p.step < length)
 
     def _points(self, entry: Row) -> Iterator[Point]:
         at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970

@@ -93,10 +93,9 @@ def lost(home: Path) -> list[Path]:
     except Exception as error:  # any store, any driver
         raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
     gone = {folder for folder, entry in delivered.items() if entry.mlflow_run_id not in present}
-    found = [folder for folder in delivered if folder in gone or _parent(folder) in gone] if gone else []
-    return sorted(
-        found, key=lambda folder: _parent(folder) is not None
-    )  # runs name the MLflow run of their sweep
+    sweeps = {folder: _parent(folder) for folder in delivered} if gone else {}
+    found = [folder for folder, sweep in sweeps.items() if folder in gone or sweep in gone]
+    return sorted(found, key=lambda folder: sweeps[folder] is not None)  # runs name their sweep's MLflow run
 
 
 def _parent(folder: Path) -> Path | None:
@@ -122,7 +121,7 @@ def deliver(
             yield DeliveryResult(folder.name, "running", "its own uploader delivers it")
         else:
             try:
-                load(folder)
+                record = load(folder)
             except JournalError as error:
                 yield DeliveryResult(folder.name, SKIPPED, str(error))
                 continue
@@ -130,7 +129,7 @@ def deliver(
             if closed is not None and not closed.is_well:
                 yield closed
                 continue
-            if not named and not _is_tracked(folder):
+            if not named and not ledger.is_tracked(folder, record):
                 yield DeliveryResult(folder.name, NOT_TRACKED, f"{how_to_deliver(folder.name)} delivers it")
                 continue
             with private_files():

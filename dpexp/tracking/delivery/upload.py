@@ -30,16 +30,15 @@ PARENT_LOCK_TIMEOUT_S = 30.0
 
 
 class Upload:
-    """One run into one store. ``fresh`` promises that the store cannot have the run yet.
+    """One run into one store.
 
     Every method may raise what the store raises; the next call then sends again what may be missing.
     """
 
-    def __init__(self, store: Store, journal: Path, *, fresh: bool = False) -> None:
+    def __init__(self, store: Store, journal: Path) -> None:
         self.store = store
         self.journal = journal
         self.folder = journal.parent
-        self._may_exist = not fresh or store.is_remote
         self._points = JournalPoints(journal)
         self._run: MlflowRun | None = None
         self._sent_to = ""
@@ -78,14 +77,12 @@ class Upload:
         if entry is None:
             return None
         found = self.store.active_run(entry.mlflow_run_id, self._points.record.run_id)
-        return (
-            MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id) if self._is_own(found) else None
-        )
+        if not self._is_own(found):
+            return None
+        return MlflowRun(self.store, entry.experiment_id, entry.mlflow_run_id)
 
     def _search(self, experiment: str) -> MlflowRun | None:
         """The run with this run's id as a tag. Of several, by two machines, the first by its id stays."""
-        if not (self._may_exist or self._points.restarts):
-            return None
         query = f"tags.`{content.RUN_ID_TAG}` = '{self._points.record.run_id}'"
         found = self.store.client.search_runs([experiment], query, max_results=50)
         kept, *surplus = [*sorted(run.info.run_id for run in found if self._is_own(run)), ""]
@@ -117,10 +114,9 @@ class Upload:
         if (parent := self._parent()) is not None:
             tags["mlflow.parentRunId"] = parent.run_id
         started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
-        may_exist, self._may_exist = self._may_exist, True  # also where the call seems to fail
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         made = MlflowRun(self.store, experiment, str(created.info.run_id))
-        run = (self._search(experiment) if may_exist else None) or made  # that of another machine stays
+        run = self._search(experiment) or made  # that of another machine, or of a call that seemed to fail
         ledger.write_entry(self.folder, self.store.name, LedgerEntry(experiment, run.run_id))
         run.write_config(record, run.stored())
         return run

@@ -173,7 +173,7 @@ class UploaderProcess:
     def _open_upload(self, journal: Path) -> Upload:
         self._store.open()
         if self._upload is None:
-            upload = Upload(self._store, journal, fresh=not self._pipe.again)
+            upload = Upload(self._store, journal)
             if self._pipe.again:
                 upload.mark_running()
             self._upload = upload

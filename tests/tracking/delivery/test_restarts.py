@@ -68,12 +68,12 @@ class Run:
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.restart_uploader(fresh=True)
+        self.restart_uploader()
 
-    def restart_uploader(self, fresh: bool = False) -> None:
+    def restart_uploader(self) -> None:
         self.store = Store.from_environment(self.home)
         self.store.open()
-        self.upload = Upload(self.store, self.journal.path, fresh=fresh)
+        self.upload = Upload(self.store, self.journal.path)
 
     # --- what may happen ---
 

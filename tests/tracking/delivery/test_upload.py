@@ -389,7 +389,7 @@ def test_a_ledger_that_cannot_be_written_makes_no_second_run(
 ) -> None:
     journal = journals.complete(home / "runs", "full")
     finish(journal)
-    live = Upload(opened(home), journal, fresh=True)
+    live = Upload(opened(home), journal)
 
     def failing(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -475,7 +475,7 @@ def test_a_run_that_another_process_delivers_is_not_delivered_twice(
 
 def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "live")
-    live = Upload(opened(home), journal.path, fresh=True)
+    live = Upload(opened(home), journal.path)
     live.advance()
     assert only_run(uri, "live").data.metrics == {}
     for first in (0, 50):
@@ -493,7 +493,7 @@ def test_a_run_that_is_deleted_in_mlflow_during_the_run_is_delivered_again_from_
     home: Path, uri: str
 ) -> None:
     journal = journals.begin(home / "runs", "deleted")
-    live = Upload(opened(home), journal.path, fresh=True)
+    live = Upload(opened(home), journal.path)
     journals.step(journal, 0, 50)
     live.advance()
     MlflowClient(uri).delete_run(only_run(uri, "deleted").info.run_id)
