@@ -17,7 +17,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record.record import Record
 from dpexp.report import summary
-from dpexp.report.compare.grouping import compare
+from dpexp.report.compare import compare
 from dpexp.study.reproduce.reproduce import reproduce
 
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "track": False, "quiet": True}

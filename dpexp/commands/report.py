@@ -18,7 +18,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
 if TYPE_CHECKING:
-    from dpexp.report.compare.history import Related
+    from dpexp.report.history import Related
 
 app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
 
@@ -66,9 +66,9 @@ def report(
         raise ConfigError("--json --csv: give one of the two")
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report.compare import rows, tables
-    from dpexp.report.compare.grouping import compare
-    from dpexp.report.compare.history import others
+    from dpexp.report import data, table
+    from dpexp.report.compare import compare
+    from dpexp.report.history import others
     from dpexp.report.render import terminal
 
     chosen, remaining, unreadable = _chosen(names)
@@ -76,16 +76,16 @@ def report(
     for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
         say(f"warning: run {run} is skipped: {problem}", err=True)
     if as_json:
-        say(rows.comparison_json(compared))
+        say(data.comparison_json(compared))
     elif as_csv:
-        say(rows.to_csv(compared), nl=False)
+        say(data.to_csv(compared), nl=False)
     else:
         listed = [others(remaining, command("report"))] if remaining else []
         show_report(
-            terminal.terminal_text([*tables.comparison_sections(compared), *listed], piped=terminal.WIDE)
+            terminal.terminal_text([*table.comparison_sections(compared), *listed], piped=terminal.WIDE)
         )
     if out is not None:
-        from dpexp.report.compare.files import write_comparison
+        from dpexp.report.comparison_page import write_comparison
 
         for path in write_comparison(compared, out):
             say(f"wrote {path}", err=True)
@@ -93,7 +93,7 @@ def report(
 
 def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
     """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
-    from dpexp.report.compare.history import history, is_sweep
+    from dpexp.report.history import history, is_sweep
 
     named = _folders(names)
     if names and len(named) > 1 and not any(map(is_sweep, named)):

@@ -52,15 +52,15 @@ def _comparison(current: Sweep) -> str:
     """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
     from dpexp.record.files import private_files
     from dpexp.record.journal.journal import COMPARISON
-    from dpexp.report.compare import files, tables
-    from dpexp.report.compare.grouping import compare
+    from dpexp.report import comparison_page, table
+    from dpexp.report.compare import compare
     from dpexp.report.render import terminal
 
     _, *runs = current.run_folders()
     compared = compare(runs)
-    text = terminal.terminal_text(tables.comparison_sections(compared), piped=terminal.WIDE)
+    text = terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE)
     if current.is_shared:
         return text
     with private_files():
-        page, *_ = files.write_comparison(compared, current.folder / COMPARISON)
+        page, *_ = comparison_page.write_comparison(compared, current.folder / COMPARISON)
     return f"{text}\n{printable(f'this comparison, with its figures: {page.parent}')}"

@@ -15,12 +15,12 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units, verdict
 from dpexp.report.analysis import layout, work
-from dpexp.report.analysis.noise import noise_text
 from dpexp.report.analysis.phases import phase_text
 from dpexp.report.analysis.shapes import call_texts, headline
 from dpexp.report.commands import next_commands
 from dpexp.report.figures import palette
-from dpexp.report.findings.rules import Finding, apply_rules, headlines
+from dpexp.report.findings import Finding, apply_rules, headlines
+from dpexp.report.noise import noise_text
 from dpexp.report.section import Section, Table, shortest
 
 

@@ -12,8 +12,8 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.noise import noise_text
-from dpexp.report.findings.rules import headlines
+from dpexp.report.findings import headlines
+from dpexp.report.noise import noise_text
 
 USUAL_LIMIT = 1e-12
 """The limit of a verification in float64."""

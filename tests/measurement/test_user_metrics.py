@@ -12,9 +12,9 @@ from torch import nn
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
-from dpexp.report.compare.grouping import compare
-from dpexp.report.compare.rows import comparison_rows
-from dpexp.report.compare.tables import comparison_sections
+from dpexp.report.compare import compare
+from dpexp.report.data import comparison_rows
+from dpexp.report.table import comparison_sections
 
 ROWS, HELD_OUT, EPOCHS = 90, 50, 2
 

@@ -22,10 +22,9 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import units
+from dpexp.report import data, table, units
 from dpexp.report.analysis import timeline
-from dpexp.report.compare import rows, tables
-from dpexp.report.compare.grouping import compare
+from dpexp.report.compare import compare
 from dpexp.report.render import markdown, page, run_list, terminal
 from dpexp.tracking.content import content
 
@@ -120,9 +119,9 @@ def screens(record: Record, home: Path) -> dict[str, str]:
         "notebook": report.html(stored),
         "timeline.html": page.timeline_page(view, timeline.steps(view)),
         "list": run_list.runs([RunSummary.of(stored)], {}),
-        "compare": terminal.terminal_text(tables.comparison_sections(compared), width=1000),
-        "report": markdown.markdown_text(tables.comparison_sections(compared)),
-        "CSV": rows.to_csv(compared),
+        "compare": terminal.terminal_text(table.comparison_sections(compared), width=1000),
+        "report": markdown.markdown_text(table.comparison_sections(compared)),
+        "CSV": data.to_csv(compared),
     }
 
 

@@ -21,7 +21,7 @@ from dpexp.config.alike import merged
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.report import plan, units
-from dpexp.report.findings.rules import apply_rules, headlines
+from dpexp.report.findings import apply_rules, headlines
 from dpexp.report.render import terminal
 
 PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])

@@ -1,6 +1,6 @@
 """Claims judged by Records: each holds, is not shown, or is contradicted.
 
-A claim about time is judged by an interval over runs (``dpexp/report/analysis/intervals.py``) of the ratio of
+A claim about time is judged by an interval over runs (``dpexp/report/intervals.py``) of the ratio of
 two cells, run by run of the same round, or of one cell's figure. It holds if the whole interval satisfies the
 relation, is contradicted if the whole interval breaks it, and is not shown if the interval lies on both
 sides, or if each cell ran once. A claim about a fact (shapes, equality, bytes) holds or is contradicted.
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError
-from dpexp.report import units
-from dpexp.report.analysis import intervals
-from dpexp.report.analysis.intervals import Interval
+from dpexp.report import intervals, units
+from dpexp.report.intervals import Interval
 from dpexp.report.section import Section
 from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
 from dpexp.study.experiment.metrics import Metric, medians, metric, value

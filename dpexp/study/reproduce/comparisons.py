@@ -9,8 +9,7 @@ from typing import Any
 from dpexp.config.ranges import plural
 from dpexp.record.record import Record, Row, present
 from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.analysis import intervals
+from dpexp.report import intervals, units
 
 BITS = ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators")
 """What decides bits."""

@@ -22,9 +22,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.compare import rows, tables
-from dpexp.report.compare.grouping import compare
+from dpexp.report import data, table, units
+from dpexp.report.compare import compare
 from dpexp.report.render import run_list, terminal
 from dpexp.study.experiment.metrics import value
 from dpexp.study.experiment.records import MeasuredRun
@@ -78,7 +77,7 @@ def flat(path: str, found: Any) -> Numbers:
 
 def screens(folder: Path, record: Record) -> dict[str, Numbers]:
     """{screen that shows numbers as they are: {figure: its number}}; of samples the median."""
-    (row,) = csv.DictReader(io.StringIO(rows.to_csv(compare([folder]))))
+    (row,) = csv.DictReader(io.StringIO(data.to_csv(compare([folder]))))
     run = [MeasuredRun("cell", 1, record)]
     claims = {"step_ms": value("step_ms", run), "peak_bytes": value("peak_bytes", run)}
     claims |= {f"phases_ms/{name}": value(f"phase_ms:{name}", run) for name in record.phases}
@@ -124,7 +123,7 @@ def assert_texts(folder: Path, record: Record, known: Numbers) -> None:
         assert f"{step} a step, IQR " in words
         assert f"{rate} samples/s" in words
     assert f" {step} ± " in run_list.runs([RunSummary.of(record)], {})
-    assert f" {rate} " in terminal.terminal_text(tables.comparison_sections(compare([folder])), width=250)
+    assert f" {rate} " in terminal.terminal_text(table.comparison_sections(compare([folder])), width=250)
     for name in record.phases:
         median = units.ms(known[f"/phases_ms/{name}"])
         assert re.search(rf"^ +{name} .*% +{median} \[IQR", text, re.MULTILINE), name

@@ -11,7 +11,7 @@ from dpexp.record.figures.noise import noise
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.findings.rules import apply_rules
+from dpexp.report.findings import apply_rules
 
 
 def timed(times: list[float], **changes: object) -> Record:

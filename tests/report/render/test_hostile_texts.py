@@ -28,9 +28,9 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
+from dpexp.report import comparison_page, data
 from dpexp.report.analysis import timeline
-from dpexp.report.compare import files, rows
-from dpexp.report.compare.grouping import compare
+from dpexp.report.compare import compare
 from dpexp.report.figures import style
 from dpexp.report.render import page, run_list
 from dpexp.study.experiment import readme
@@ -141,9 +141,9 @@ def without_halves(text: str) -> str:
 
 def test_no_cell_of_a_spreadsheet_is_a_formula(home: Path) -> None:
     compared = compare(sorted((home / "runs").iterdir()))
-    text = rows.to_csv(compared)
+    text = data.to_csv(compared)
     assert not obeyed(text)
-    known = rows.comparison_rows(compared)
+    known = data.comparison_rows(compared)
     assert len(known) > 2
     assert text.count("\n") == len(known) + 1
     for delimiter in ",;|\t":
@@ -160,8 +160,8 @@ def test_no_cell_of_a_spreadsheet_is_a_formula(home: Path) -> None:
     ("value", "shown"), [(-1.5, "-1.5"), ("-3", "-3"), ("+1e-05", "+1e-05"), ("-x", "'-x")]
 )
 def test_negative_numbers_stay_numbers(value: Any, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "comparison_rows", lambda _: [{"runs": ["a"], "value": value}])
-    assert rows.to_csv(compare([])) == f"runs,value\na,{shown}\n"
+    monkeypatch.setattr(data, "comparison_rows", lambda _: [{"runs": ["a"], "value": value}])
+    assert data.to_csv(compare([])) == f"runs,value\na,{shown}\n"
 
 
 def test_no_note_has_other_markup_than_its_own(records: list[Record], harmless: list[Record]) -> None:
@@ -205,7 +205,7 @@ def test_no_page_has_other_tags_than_its_own(records: list[Record], harmless: li
 @pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks some of the letters
 def test_comparisons_are_pages_and_markdown_without_other_markup(home: Path, tmp_path: Path) -> None:
     compared = compare(sorted((home / "runs").iterdir()))
-    paths = files.write_comparison(compared, tmp_path / "out")[:2]
+    paths = comparison_page.write_comparison(compared, tmp_path / "out")[:2]
     markdown, html = (path.read_text() for path in paths)
     assert not obeyed(markdown + html)
     assert not {tag for tag, *_ in Tags(html).found} & {"script", "a"}

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from command_lines import ROOT
 
-from dpexp.report import units
-from dpexp.report.analysis import estimates
-from dpexp.report.analysis.estimates import Estimate
-from dpexp.report.analysis.intervals import (
+from dpexp.report import intervals, units
+from dpexp.report.intervals import (
     CONFIDENCE,
+    Estimate,
     Interval,
     against_one,
+    least_found,
     of_runs,
     ratio_interval,
     typical,
 )
-from dpexp.report.analysis.power import least_found
 
 Array = np.ndarray[Any, Any]
 PAGE = ROOT / "docs" / "definitions.md"
@@ -60,10 +59,10 @@ def test_equal_cells_differ_in_at_most_6_percent_of_comparisons(
     first = run_medians(between, within, correlation, 1)[:, :runs]
     second = run_medians(between, within, correlation, 2)[:, :runs]
     drift = np.linspace(0, 1, runs)  # of the machine, which all cells of a round share
-    assert found(estimates.mean((first + drift) - (second + drift))) <= MOST
-    assert found(estimates.mean(first)) <= MOST  # a cell whose true figure is 1
-    assert found(estimates.difference(first, second)) <= MOST
-    assert found(estimates.difference(first, 10 * second)) <= MOST
+    assert found(intervals.mean((first + drift) - (second + drift))) <= MOST
+    assert found(intervals.mean(first)) <= MOST  # a cell whose true figure is 1
+    assert found(intervals.difference(first, second)) <= MOST
+    assert found(intervals.difference(first, 10 * second)) <= MOST
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_cells_of_unequal_numbers_of_runs_are_no_exception(runs: int, others: in
     for factor in (0.1, 0.3, 1.0, 3.0):
         first = run_medians(0.3, 0.1, 0.0, 1)[:, :runs]
         second = factor * run_medians(0.3, 0.1, 0.0, 2)[:, :others]
-        assert found(estimates.difference(first, second)) <= MOST
+        assert found(intervals.difference(first, second)) <= MOST
 
 
 @pytest.mark.parametrize("runs", [[1.0, 1.2], [3.0, 2.0, 2.5], [5.0, 5.1, 4.9, 5.3, 5.2, 6.0]])
@@ -97,9 +96,9 @@ def test_the_documented_widths_are_those_of_the_simulation() -> None:
     assert [int(row[0]) for row in rows] == list(RUNS)
     for runs, rate, *widths, shown in rows:
         first, second = (0.05 * run_medians(1.0, 0.0, 0.0, seed)[:, : int(runs)] for seed in (1, 2))
-        of_rounds = estimates.mean(first - second)
+        of_rounds = intervals.mean(first - second)
         assert 100 * found(of_rounds) == pytest.approx(float(rate), abs=0.1)
-        for estimate, width in zip((of_rounds, estimates.difference(first, second)), widths, strict=True):
+        for estimate, width in zip((of_rounds, intervals.difference(first, second)), widths, strict=True):
             half = np.median(estimate.half(CONFIDENCE))
             assert 100 * (np.exp(half) - 1) == pytest.approx(float(width), rel=0.02)
         seen = least_found(int(of_rounds.freedom), CONFIDENCE) * np.median(of_rounds.error)

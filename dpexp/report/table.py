@@ -9,9 +9,9 @@ from dpexp.record.figures.registry import figures
 from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.analysis import layout
-from dpexp.report.analysis.intervals import ONE_RUN, Interval
-from dpexp.report.compare.grouping import Cell, Comparison, Group
-from dpexp.report.findings.reliability import NOISY
+from dpexp.report.compare import Cell, Comparison, Group
+from dpexp.report.findings import NOISY
+from dpexp.report.intervals import ONE_RUN, Interval
 from dpexp.report.render.run_list import prefixes
 from dpexp.report.section import Section, Table
 

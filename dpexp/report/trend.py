@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 
-from dpexp.report.analysis import intervals
-from dpexp.report.analysis.intervals import Interval
+from dpexp.report import intervals
+from dpexp.report.intervals import Interval
 
 MOST_BLOCKS = 120
 FEWEST = 3

@@ -11,8 +11,8 @@ from typing import Any
 from dpexp.config.printable import printable_line
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
-from dpexp.report.compare import tables
-from dpexp.report.compare.grouping import Cell, Comparison, Group
+from dpexp.report import table
+from dpexp.report.compare import Cell, Comparison, Group
 
 _FORMULA = re.compile(r"(^|[,;|])([\s\"']*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
@@ -100,5 +100,5 @@ def _speed_up(group: Group, cell: Cell) -> dict[str, Any]:
         "speed_up_low": found.low if is_known else None,
         "speed_up_high": found.high if is_known else None,
         "speed_up_seen": found.least_seen if is_known else None,
-        "verdict": tables.comparison_verdict(found) if is_known else "",
+        "verdict": table.comparison_verdict(found) if is_known else "",
     }

@@ -8,12 +8,13 @@
 
 The steps of one run share its process, its memory layout and the state of the machine: however many they are,
 they do not show how far the next run will lie. So a run counts once, by its median, and one run has no
-interval. ``estimates`` says how runs of the same round of a sweep, and other runs, are compared; ``power``
-what difference they could have seen.
+interval. Runs of the same round of a sweep are compared by ``mean`` of their differences, other runs by
+``difference``; ``least_found`` says what difference they could have seen.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +22,74 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.record.figures.step_times import typical
 from dpexp.report import units
-from dpexp.report.analysis import estimates
-from dpexp.report.analysis.estimates import Estimate
-from dpexp.report.analysis.power import least_found
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or difference, its standard error, and its degrees of freedom."""
+
+    middle: Array
+    error: Array
+    freedom: Array
+
+    def half(self, confidence: float) -> Array:
+        """Half the width of its interval."""
+        import numpy as np
+        from scipy import special
+
+        t = special.stdtrit(np.maximum(self.freedom, 1), (1 + confidence) / 2)
+        return np.asarray(t * self.error)
+
+
+def mean(values: Array) -> Estimate:
+    """The mean of values of shape (…, runs)."""
+    import numpy as np
+
+    runs = values.shape[-1]
+    return Estimate(values.mean(-1), values.std(-1, ddof=1) / math.sqrt(runs), np.asarray(runs - 1))
+
+
+def difference(first: Array, second: Array) -> Estimate:
+    """The difference of the means of values of shapes (…, runs)."""
+    import numpy as np
+
+    variances = [values.var(-1, ddof=1) / values.shape[-1] for values in (first, second)]
+    freedom = min(first.shape[-1], second.shape[-1]) - 1
+    return Estimate(first.mean(-1) - second.mean(-1), np.sqrt(sum(variances)), np.asarray(freedom))
+
+
+POWER = 0.8
+"""The share of further comparisons with as many runs that would find the difference."""
+_QUANTILES = 200
+
+
+@functools.cache
+def least_found(freedom: int, confidence: float) -> float:
+    """The least difference that ``POWER`` of further comparisons find, in standard errors as measured."""
+    import numpy as np
+    from scipy import special
+
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    spreads = np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
+    limits = special.stdtrit(freedom, (1 + confidence) / 2) * spreads[:, None]
+
+    def found(times: float) -> float:
+        differences = times * spreads
+        return float(np.mean(special.ndtr(differences - limits) + special.ndtr(-differences - limits)))
+
+    low, high = 0.0, 1.0
+    while found(high) < POWER:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if found(middle) < POWER else (low, middle)
+    return high
+
 
 RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
@@ -80,7 +141,7 @@ def of_runs(runs: RunFigures) -> Interval:
     value = typical(runs.values())
     if len(runs) < 2 or not value:
         return Interval(value)
-    return _exponential(value, estimates.mean(_logs(runs.values())))
+    return _exponential(value, mean(_logs(runs.values())))
 
 
 def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
@@ -98,7 +159,7 @@ def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
     if min(len(first), len(second)) < 2:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
-    return _exponential(value, estimates.mean(logs[0] - logs[1]) if shared else estimates.difference(*logs))
+    return _exponential(value, mean(logs[0] - logs[1]) if shared else difference(*logs))
 
 
 def against_one(runs: Sequence[float], other: float) -> Interval:
@@ -109,7 +170,7 @@ def against_one(runs: Sequence[float], other: float) -> Interval:
     value = typical(runs) / other if other > 0 else math.inf
     if len(runs) < 2 or not 0 < value < math.inf:
         return Interval(value)
-    half = estimates.mean(_logs(runs)).half(CONFIDENCE)
+    half = mean(_logs(runs)).half(CONFIDENCE)
     half = half * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
     return Interval(value, value * math.exp(-float(half)), value * math.exp(float(half)))
 

@@ -9,7 +9,7 @@ from record_factory import whole
 
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
-from dpexp.report.findings.rules import apply_rules
+from dpexp.report.findings import apply_rules
 
 
 def ddp_run(compute_ms: list[float], allreduce_ms: float = 1.0, overlap_ms: float = 1.0) -> Record:

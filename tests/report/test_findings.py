@@ -15,7 +15,7 @@ from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
-from dpexp.report.findings.rules import Finding, apply_rules, rules
+from dpexp.report.findings import Finding, apply_rules, rules
 
 BUSY = PHASES | {"scatter": 0.5, "replicate": 0.5, "parallel_apply": 20.0, "gather": 0.5, "backward": 40.0}
 """Phases of a step that keeps its devices busy, so that no rule finds anything."""

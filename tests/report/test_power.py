@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpexp.report.analysis import estimates
-from dpexp.report.analysis.estimates import Estimate
-from dpexp.report.analysis.intervals import CONFIDENCE, Interval, ratio_interval
-from dpexp.report.analysis.power import POWER, least_found
+from dpexp.report import intervals
+from dpexp.report.intervals import CONFIDENCE, POWER, Estimate, Interval, least_found, ratio_interval
 
 Array = np.ndarray[Any, Any]
 TRIALS, SPREAD = 20_000, 0.03
@@ -24,11 +22,11 @@ def runs(seed: int, rounds: int) -> Array:
 
 
 def paired(rounds: int, seed: int, difference: Array | float = 0.0) -> Estimate:
-    return estimates.mean(runs(seed, rounds) - runs(seed + 1, rounds) + np.reshape(difference, (-1, 1)))
+    return intervals.mean(runs(seed, rounds) - runs(seed + 1, rounds) + np.reshape(difference, (-1, 1)))
 
 
 def of_others(rounds: int, seed: int, difference: Array | float = 0.0) -> Estimate:
-    return estimates.difference(runs(seed, rounds) + np.reshape(difference, (-1, 1)), runs(seed + 1, rounds))
+    return intervals.difference(runs(seed, rounds) + np.reshape(difference, (-1, 1)), runs(seed + 1, rounds))
 
 
 def share_found(of: Callable[..., Estimate], rounds: int) -> float:

@@ -24,13 +24,12 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
-from dpexp.report import units
-from dpexp.report.analysis.intervals import Interval
-from dpexp.report.compare import files, rows, tables
-from dpexp.report.compare.figures import scaling_figure, stacked_phases_figure
-from dpexp.report.compare.grouping import Comparison, compare
-from dpexp.report.compare.tables import shown_cells
+from dpexp.report import comparison_page, data, table, units
+from dpexp.report.compare import Comparison, compare
+from dpexp.report.comparison_page import scaling_figure, stacked_phases_figure
+from dpexp.report.intervals import Interval
 from dpexp.report.render import run_list, terminal
+from dpexp.report.table import shown_cells
 from dpexp.tracking.content.content import summary_metrics
 
 Save = Callable[..., Path]
@@ -63,7 +62,7 @@ def single(step_ms: float = 2.0) -> Record:
 
 
 def text(compared: Comparison) -> str:
-    return terminal.terminal_text(tables.comparison_sections(compared), width=200, color=False)
+    return terminal.terminal_text(table.comparison_sections(compared), width=200, color=False)
 
 
 # --- ranked --------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> Non
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.low < 2.0 < speed_up.high
     assert "whole-2 x 3 is the fastest: 2.00x [1.9" in text(compared)
-    assert tables.comparison_verdict(group.ranked[2].speed_up(group.baseline)) == "slower"
+    assert table.comparison_verdict(group.ranked[2].speed_up(group.baseline)) == "slower"
     assert "a drift of the machine between them looks like a difference" in text(compared)
 
 
@@ -94,7 +93,7 @@ def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
     assert "within the noise of one another" in text(compared)
     assert re.search(r"within the noise, \d+% would show ", text(compared).splitlines()[-1])
     assert "is found by four of five comparisons" in text(compared)
-    (*_, slower) = rows.comparison_rows(compared)
+    (*_, slower) = data.comparison_rows(compared)
     assert slower["speed_up_seen"] > slower["speed_up_high"] / slower["speed_up"] > 1
 
 
@@ -108,7 +107,7 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
     summary = report.summary(record, width=100)
     listed = run_list.runs([RunSummary.of(record)], {})
     metrics = summary_metrics(record)
-    (row,) = rows.comparison_rows(compared)
+    (row,) = data.comparison_rows(compared)
     assert (cell.step_ms["median"], row["step_ms"], row["samples_per_s"]) == (1.25, 1.25, 24_000)
     assert (metrics["step_ms"], metrics["samples_per_s"]) == (1.25, 24_000)
     assert cell.step_ms["n"] == 75
@@ -126,7 +125,7 @@ def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     faster = [whole(2, step_ms=ms, **use) for ms in (1.0, 1.01)]
     repeats += [save(record, 10 + number) for number, record in enumerate(faster)]
     compared = compare([*repeats, save(whole(4), 20, status="failed")])
-    found = json.loads(rows.comparison_json(compared))
+    found = json.loads(data.comparison_json(compared))
     fastest, baseline = found["configs"]
     assert (fastest["name"], fastest["runs"]) == ("whole-2", ["00000000000a", "00000000000b"])
     assert fastest["speed_up_low"] < fastest["speed_up"] < fastest["speed_up_high"]
@@ -136,16 +135,16 @@ def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     assert (fastest["activation_bytes"], baseline["activation_bytes"]) == (9, None)
     assert baseline["flops_per_s"] is None
     assert [row["run"] for row in found["left_out"]] == ["whole-4"]
-    lines = [*csv.DictReader(io.StringIO(rows.to_csv(compared)))]
+    lines = [*csv.DictReader(io.StringIO(data.to_csv(compared)))]
     assert [(line["name"], float(line["step_ms"])) for line in lines] == [
         (row["name"], row["step_ms"]) for row in found["configs"]
     ]
     assert (lines[0]["runs"], lines[1]["verdict"]) == ("00000000000a 00000000000b", "")
     diverged = whole(4)
     diverged.verification |= {"gradient_error": float("nan")}
-    (row,) = json.loads(rows.comparison_json(compare([save(diverged, 30)])))["configs"]
+    (row,) = json.loads(data.comparison_json(compare([save(diverged, 30)])))["configs"]
     assert row["gradient_error"] == "nan"
-    assert (rows.to_csv(compare([])), rows.comparison_rows(compare([]))) == ("", [])
+    assert (data.to_csv(compare([])), data.comparison_rows(compare([]))) == ("", [])
 
 
 def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:
@@ -170,8 +169,8 @@ def test_an_interval_of_two_runs_that_differ_much_hides_nothing_else(save: Save)
 
 
 def test_runs_of_a_cell_do_not_add_up_their_rates(save: Save) -> None:
-    (one,) = rows.comparison_rows(compare([save(whole(2), 0)]))
-    (three,) = rows.comparison_rows(compare([save(whole(2), number) for number in (1, 2, 3)]))
+    (one,) = data.comparison_rows(compare([save(whole(2), 0)]))
+    (three,) = data.comparison_rows(compare([save(whole(2), number) for number in (1, 2, 3)]))
     assert len(three["runs"]) == 3
     assert three["samples_per_s"] == pytest.approx(one["samples_per_s"])
 
@@ -270,7 +269,7 @@ def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpe
 
 def test_out_writes_markdown_html_and_figures(save: Save, tmp_path: Path) -> None:
     folders = [save(single(), 0), *(save(whole(count, step_ms=2.0 / count), count) for count in (2, 4))]
-    written = files.write_comparison(compare(folders), tmp_path / "out")
+    written = comparison_page.write_comparison(compare(folders), tmp_path / "out")
     assert {path.name for path in written} == {"report.md", "report.html", "phases-1.png", "scaling-1.png"}
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert "![scaling-1](scaling-1.png)" in markdown
@@ -326,7 +325,7 @@ def test_the_figures_of_each_comparison_stand_beside_its_table(save: Save, tmp_p
         record = make()
         record.config["batch_size"] = 60
         folders.append(save(record, number))
-    files.write_comparison(compare(folders), tmp_path)
+    comparison_page.write_comparison(compare(folders), tmp_path)
     page, markdown = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "md"))
     found = re.findall(r"Comparison \d|phases-\d|scaling-\d|Not ranked", page)
     assert found[:3] == ["Comparison 1", "phases-1", "scaling-1"]
@@ -404,7 +403,7 @@ def test_a_sweep_is_named_by_its_id_and_one_run_stands_for_those_that_belong_wit
 
 def test_markup_in_names_stays_text_in_a_comparison(save: Save, tmp_path: Path) -> None:
     name = "<script>alert(1)</script>"
-    files.write_comparison(compare([save(whole(2, name=name), 0)]), tmp_path)
+    comparison_page.write_comparison(compare([save(whole(2, name=name), 0)]), tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text()
     assert "<script" not in (tmp_path / "report.md").read_text()
 
@@ -432,8 +431,8 @@ def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:
         record.config["lr"] = float(number)
         folders.append(save(record, number))
     (group,) = compare(folders).groups
-    shown = tables.shown_cells(group)
-    assert len(shown) == tables.SHOWN
+    shown = table.shown_cells(group)
+    assert len(shown) == table.SHOWN
     assert shown[-1] is group.baseline
     assert "and 20 more rows" in text(compare(folders))
 
