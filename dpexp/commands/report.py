@@ -66,10 +66,9 @@ def report(
         raise ConfigError("--json --csv: give one of the two")
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report import data, table
+    from dpexp.report import data, table, terminal
     from dpexp.report.compare import compare
     from dpexp.report.history import others
-    from dpexp.report.render import terminal
 
     chosen, remaining, unreadable = _chosen(names)
     compared = compare(chosen)

@@ -76,8 +76,7 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     from dpexp.engine.progress import importing_torch
-    from dpexp.report import plan
-    from dpexp.report.render import terminal
+    from dpexp.report import plan, terminal
 
     with startup_errors(), redirect_stdout(sys.stderr), importing_torch():
         from dpexp.engine.dry_run import dry_run
@@ -170,7 +169,7 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp.engine.facts.inventory import inventory, registry
-    from dpexp.report.render import listing
+    from dpexp.report import listing
 
     del debug  # print_error uses it
     if not name:

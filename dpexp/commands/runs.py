@@ -43,7 +43,7 @@ def list_(
     A narrow terminal gets shorter ids and names, and fewer columns; --json has all.
     """
     from dpexp.record.runs.index import summaries
-    from dpexp.report.render import run_list, terminal
+    from dpexp.report import listing, terminal
     from dpexp.tracking.delivery.ledger import delivered
 
     runs = runs_folder()
@@ -58,7 +58,7 @@ def list_(
         say(json.dumps(rows))
     elif known:
         ids = [summary.run_id for summary in every]
-        listed = run_list.runs(known, states, width=terminal.terminal_width(piped=80), ids=ids)
+        listed = listing.runs(known, states, width=terminal.terminal_width(piped=80), ids=ids)
         say(terminal.encodable(listed))
     else:
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
@@ -124,7 +124,7 @@ def reproduce(
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.journal.fold import load
-    from dpexp.report.render import terminal
+    from dpexp.report import terminal
     from dpexp.study.experiment.records import read_record
     from dpexp.study.reproduce import named_files, reproduce, reproduction
 
@@ -150,12 +150,12 @@ def remove(
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
     from dpexp.record.runs.index import delete_run, read_summary
-    from dpexp.report.render import run_list
+    from dpexp.report import listing
     from dpexp.tracking.delivery.ledger import delivered
 
     folder = find_run(run)
     summary = read_summary(folder)
-    say(run_list.one(summary, delivered(home(), [folder.name])[folder.name]))
+    say(listing.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
         raise typer.Exit(Exit.FAILED)
     delete_run(folder)

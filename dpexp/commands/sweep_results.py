@@ -40,7 +40,7 @@ def _deliver(current: Sweep) -> None:
 
 
 def _verdicts(current: Sweep) -> str:
-    from dpexp.report.render import terminal
+    from dpexp.report import terminal
     from dpexp.study.experiment import claims
     from dpexp.study.experiment.records import measured_runs
 
@@ -52,9 +52,8 @@ def _comparison(current: Sweep) -> str:
     """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
     from dpexp.record.files import private_files
     from dpexp.record.journal.journal import COMPARISON
-    from dpexp.report import comparison_page, table
+    from dpexp.report import comparison_page, table, terminal
     from dpexp.report.compare import compare
-    from dpexp.report.render import terminal
 
     _, *runs = current.run_folders()
     compared = compare(runs)

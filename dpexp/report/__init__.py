@@ -1,10 +1,8 @@
 """Report: Records as text, figures and findings. Needs neither torch nor mlflow.
 
-``analysis`` computes, ``findings`` judges, ``compare`` ranks several runs, ``sections`` composes the report
-of one, ``render`` and ``figures`` write it. ``commands``, ``run``, ``study`` and ``tracking`` may import this
-room; it imports ``config``, ``record`` and ``live``. Start reading in ``sections``. Each function takes a
-Record, or a view of it that several of them share, so that figures are computed once, and imports what it
-needs when it is called, so that ``--help`` never loads matplotlib.
+``sections`` is the report of one run, ``compare`` of several, with the ``findings`` on each run;
+``terminal``, ``markdown``, ``page`` and ``figures`` show them. Each function takes a Record, or a view of it
+that several of them share, and imports what it needs when it is called: ``--help`` never loads matplotlib.
 """
 
 import json
@@ -30,8 +28,7 @@ def summary(
     By default it is as wide as the stream's terminal. Without ``full``, its long sections are cut to ten
     lines. ``color`` selects ANSI colours, by default where the stream is a terminal; NO_COLOR overrides it.
     """
-    from dpexp.report import sections
-    from dpexp.report.render import terminal
+    from dpexp.report import sections, terminal
 
     found = sections.sections(record, full=full)
     return terminal.terminal_text(found, width=width, color=color, stream=stream)
@@ -39,15 +36,14 @@ def summary(
 
 def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content``."""
-    from dpexp.report import sections
-    from dpexp.report.render import markdown
+    from dpexp.report import markdown, sections
 
     return markdown.markdown_text(sections.sections(record), markdown.columns)
 
 
 def html(record: Record | RecordView) -> str:
     """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
-    from dpexp.report.render import page
+    from dpexp.report import page
 
     return page.fragment(RecordView.of(record))
 
@@ -58,11 +54,8 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
     The folder is created if missing.
     """
-    from dpexp.report.analysis import timeline
-    from dpexp.report.figures import chrome_trace, style
-    from dpexp.report.figures.layout import layout_figure
-    from dpexp.report.figures.phases import phases_figure
-    from dpexp.report.render import page
+    from dpexp.report import chrome_trace, page, style, timeline
+    from dpexp.report.figures import layout_figure, phases_figure
 
     figures, texts, view = {}, {}, RecordView.of(record)
     record = view.record

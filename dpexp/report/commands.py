@@ -11,8 +11,7 @@ from dpexp.config.run_config import RunConfig, known_options, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options
 from dpexp.record.record import Record
-from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report import layout, units
 from dpexp.report.section import Section
 
 

@@ -26,8 +26,8 @@ from dpexp.record.journal.fold import load
 from dpexp.record.record import JournalError, Record
 from dpexp.record.view import RecordView
 from dpexp.report import intervals
-from dpexp.report.analysis.layout import accelerator_names
 from dpexp.report.intervals import Interval
+from dpexp.report.layout import accelerator_names
 
 FILING = options_with_role("delivery", "label") | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""

@@ -13,13 +13,11 @@ from dpexp.config.printable import in_html
 from dpexp.record.figures.phase_times import REST
 from dpexp.record.journal.fold import load
 from dpexp.record.view import RecordView
-from dpexp.report import table, units
-from dpexp.report.analysis.phases import is_visible
+from dpexp.report import markdown, page, style, table, units
 from dpexp.report.compare import Cell, Comparison, Group
-from dpexp.report.figures import palette, style
 from dpexp.report.intervals import Interval
-from dpexp.report.render import markdown, page
 from dpexp.report.table import dates, labels, run_ids, shown_cells
+from dpexp.report.units import is_visible
 
 MOST_BARS = 24
 _NOISY, _UNKNOWN = "too noisy to divide", "shares not known"
@@ -41,13 +39,13 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     if not stacks:
         return None
     figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(stacks))
-    colors = palette.colors({name for _, parts in stacks for name in parts} - {_NOISY, _UNKNOWN})
+    colors = style.colors({name for _, parts in stacks for name in parts} - {_NOISY, _UNKNOWN})
     for row, (cell, parts) in enumerate(stacks):
         left, full = 0.0, sum(parts.values())
         for name, share in parts.items():
             ms = cell.typical_ms * share / full
             axes.barh(
-                row, ms, left=left, height=0.66, color=colors.get(name, palette.PHASES[REST]), **style.EDGE
+                row, ms, left=left, height=0.66, color=colors.get(name, style.PHASES[REST]), **style.EDGE
             )
             left += ms
         text = ", ".join([units.ms(cell.typical_ms), *(name for name in parts if name not in colors)])
@@ -99,7 +97,7 @@ def _scaling(axes: Axes, group: Group) -> None:
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
         lines.setdefault(cell.first.strategy, []).append(cell)
-    colors = list(dict.fromkeys(palette.PHASES.values()))
+    colors = list(dict.fromkeys(style.PHASES.values()))
     for number, (strategy, line) in enumerate(sorted(lines.items())):
         line.sort(key=lambda cell: cell.devices)
         gains = [Interval(1, 1, 1) if cell is baseline else cell.speed_up(baseline) for cell in line]

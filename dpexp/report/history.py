@@ -19,7 +19,7 @@ from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import JournalError, Record
 from dpexp.record.runs.index import folders
 from dpexp.report.compare import GroupKeys
-from dpexp.report.render.run_list import prefixes, shortened
+from dpexp.report.listing import prefixes, shortened
 from dpexp.report.section import Section
 
 _MOST, _WIDTH = 20, 78

@@ -7,8 +7,7 @@ from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report import layout, units
 from dpexp.report.section import LINES, Section, shortest
 from dpexp.report.sections import device_map_section, shapes_section
 

@@ -13,15 +13,12 @@ from dpexp.record.batches import Batches
 from dpexp.record.device_map import optimizer_rows
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
-from dpexp.report import units, verdict
-from dpexp.report.analysis import layout, work
-from dpexp.report.analysis.phases import phase_text
-from dpexp.report.analysis.shapes import call_texts, headline
+from dpexp.report import layout, memory, style, units, verdict
 from dpexp.report.commands import next_commands
-from dpexp.report.figures import palette
 from dpexp.report.findings import Finding, apply_rules, headlines
 from dpexp.report.noise import noise_text
 from dpexp.report.section import Section, Table, shortest
+from dpexp.report.units import call_texts, headline, phase_text
 
 
 def sections(record: Record | RecordView, *, full: bool = False) -> list[Section]:
@@ -134,20 +131,20 @@ def device_map_section(view: RecordView) -> Section | None:
 
 def _work(view: RecordView) -> Section | None:
     """Memory by category and FLOPs of the observed step."""
-    columns, rows = work.memory_table(view.record)
+    columns, rows = memory.memory_table(view.record)
     if not rows and not view.record.work:
         return None
     table = Table(columns, tuple(rows), folds=True) if rows else None
-    return Section("Memory and work of a step", tuple(work.work_lines(view)), table=table)
+    return Section("Memory and work of a step", tuple(memory.work_lines(view)), table=table)
 
 
 def _operators(record: Record, full: bool) -> Section | None:
     """The costliest operators of the profiled steps (``--profile``)."""
     if "operators" not in record.work:
         return None
-    columns, rows = work.operator_table(record)
+    columns, rows = memory.operator_table(record)
     table = Table(columns, tuple(rows), folds=True) if rows and full else None
-    return Section("Operators", tuple(work.operator_lines(record)), table=table)
+    return Section("Operators", tuple(memory.operator_lines(record)), table=table)
 
 
 def _moved(view: RecordView) -> list[str]:
@@ -205,7 +202,7 @@ def _phases(view: RecordView) -> Section | None:
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
     bars = (*phases, *([view.rest] if view.rest is not None else []))
-    return Section(title, (line,), bars=bars, colors=palette.of_run(view))
+    return Section(title, (line,), bars=bars, colors=style.of_run(view))
 
 
 def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:

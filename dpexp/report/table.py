@@ -7,12 +7,11 @@ from dpexp.config.ranges import plural
 from dpexp.record.figures.figure import At, Figure
 from dpexp.record.figures.registry import figures
 from dpexp.record.record import Record
-from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report import layout, units
 from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.findings import NOISY
 from dpexp.report.intervals import ONE_RUN, Interval
-from dpexp.report.render.run_list import prefixes
+from dpexp.report.listing import prefixes
 from dpexp.report.section import Section, Table
 
 SHOWN = 40

@@ -1,4 +1,4 @@
-// Before it stands `const data = …`, the steps as `report/render/lanes.py` describes them.
+// Before it stands `const data = …`, the steps as `report/lanes.py` describes them.
 "use strict";
 (() => {
   const ROUND = [5, 2.5, 2, 1];

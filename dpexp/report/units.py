@@ -4,6 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
+from dpexp.config.ranges import plural
+from dpexp.record.batches import Batches, Call
+from dpexp.record.figures.phase_times import Phase
+
 
 def text(value: float, unit: str) -> str:
     """A number in a unit of ``_TEXTS``; of any other, the number with its unit after it."""
@@ -147,3 +151,32 @@ _TEXTS: Mapping[str, Callable[[float], str]] = {
     "error": error,
 }
 """How numbers in a unit read."""
+
+
+SMALLEST_SHARE = 0.0005
+"""Smaller shares read 0.0%."""
+
+
+def phase_text(phase: Phase) -> str:
+    """Its time, and what it moves: ``0.21 ms [IQR 0.02 ms], 3.2 kB``."""
+    moved = f", {size(phase.bytes)}" if phase.bytes else ""
+    return f"{ms(phase.median)} [IQR {ms(phase.iqr)}]{moved}"
+
+
+def is_visible(phase: Phase) -> bool:
+    """Whether a chart draws it: a share that reads 0.0% is not a bar."""
+    return phase.share >= SMALLEST_SHARE
+
+
+def call_texts(call: Call) -> tuple[str, str]:
+    """Inputs and outputs of a call as text, replicas counted: ``2 × (4, 5) + (2, 5)``."""
+    inputs, outputs = (map(shapes_text, each) for each in (call.inputs, call.outputs))
+    return counted(inputs), counted(outputs)
+
+
+def headline(group: Batches) -> str:
+    """``30 rows -> 15 + 15``, as in DataParallel's tutorials; ranks that compute the same are counted."""
+    split = f" -> {repeated(map(str, group.parts))}" if group.split else ""
+    if group.same_rows:
+        split += f", each on {plural(len(group.same_rows[0]), 'rank')}"
+    return f"{plural(group.rows, 'row')}{split}"

@@ -10,8 +10,7 @@ from dpexp.record.figures.registry import figures as registered
 from dpexp.record.journal.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.analysis import layout
+from dpexp.report import layout, units
 from dpexp.report.findings import headlines
 from dpexp.report.noise import noise_text
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from dpexp.record.record import Record
-from dpexp.report.render.markdown import escape
+from dpexp.report.markdown import escape
 from dpexp.study.experiment.readme import replace_block
 from experiments.public_layouts import records
 from experiments.public_layouts.cells import HERE, VERSIONS, Cell, cells

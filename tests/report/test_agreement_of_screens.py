@@ -22,10 +22,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import data, table, units
-from dpexp.report.analysis import timeline
+from dpexp.report import data, listing, markdown, page, table, terminal, timeline, units
 from dpexp.report.compare import compare
-from dpexp.report.render import markdown, page, run_list, terminal
 from dpexp.tracking.content import content
 
 JUDGED = 4
@@ -118,7 +116,7 @@ def screens(record: Record, home: Path) -> dict[str, str]:
         "MLflow's note": report.note(stored),
         "notebook": report.html(stored),
         "timeline.html": page.timeline_page(view, timeline.steps(view)),
-        "list": run_list.runs([RunSummary.of(stored)], {}),
+        "list": listing.runs([RunSummary.of(stored)], {}),
         "compare": terminal.terminal_text(table.comparison_sections(compared), width=1000),
         "report": markdown.markdown_text(table.comparison_sections(compared)),
         "CSV": data.to_csv(compared),

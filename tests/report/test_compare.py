@@ -24,11 +24,10 @@ from dpexp.record.journal.fold import finish
 from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
-from dpexp.report import comparison_page, data, table, units
+from dpexp.report import comparison_page, data, listing, table, terminal, units
 from dpexp.report.compare import Comparison, compare
 from dpexp.report.comparison_page import scaling_figure, stacked_phases_figure
 from dpexp.report.intervals import Interval
-from dpexp.report.render import run_list, terminal
 from dpexp.report.table import shown_cells
 from dpexp.tracking.content.content import summary_metrics
 
@@ -105,7 +104,7 @@ def test_a_run_has_one_step_time_and_one_rate_everywhere(save: Save) -> None:
     compared = compare([save(record, 0)])
     cell = compared.groups[0].cells[0]
     summary = report.summary(record, width=100)
-    listed = run_list.runs([RunSummary.of(record)], {})
+    listed = listing.runs([RunSummary.of(record)], {})
     metrics = summary_metrics(record)
     (row,) = data.comparison_rows(compared)
     assert (cell.step_ms["median"], row["step_ms"], row["samples_per_s"]) == (1.25, 1.25, 24_000)

@@ -20,9 +20,8 @@ from dpexp import report
 from dpexp.config.alike import merged
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
-from dpexp.report import plan, units
+from dpexp.report import plan, terminal, units
 from dpexp.report.findings import apply_rules, headlines
-from dpexp.report.render import terminal
 
 PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])
 NAMES = st.lists(PARTS, min_size=1, max_size=3).map(".".join)

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from dpexp.record.journal.fold import finish, fold
 from dpexp.record.journal.journal import JOURNAL
 from dpexp.record.record import Record
-from dpexp.report.render import run_list
+from dpexp.report import listing
 
 
 def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
@@ -47,13 +47,13 @@ def test_no_line_of_the_list_is_wider_than_the_terminal(runs: Path, columns: int
 
 def test_an_id_is_shortened_to_what_no_other_run_begins_with() -> None:
     ids = ["0123456789ab", "0123456789cd", "ffffffffffff"]
-    assert run_list.prefixes(ids) == ["0123456789a", "0123456789c", "ffffffff"]
-    assert run_list.prefixes(ids[2:], ["fffffffff000"]) == ["ffffffffff"]
+    assert listing.prefixes(ids) == ["0123456789a", "0123456789c", "ffffffff"]
+    assert listing.prefixes(ids[2:], ["fffffffff000"]) == ["ffffffffff"]
 
 
 @pytest.mark.parametrize(("text", "width", "shown"), [("abcdefgh", 8, "abcdefgh"), ("abcdefgh", 6, "abc…gh")])
 def test_a_long_name_is_shortened_in_the_middle(text: str, width: int, shown: str) -> None:
-    assert run_list.shortened(text, width) == shown
+    assert listing.shortened(text, width) == shown
 
 
 def test_list_and_show_speak_json(runs: Path) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.record.record import Row
-from dpexp.report import units
-from dpexp.report.figures import palette, style
+from dpexp.report import style, units
 from dpexp.study.experiment.claims import interval
 from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Lines, Splits
 from dpexp.study.experiment.figure_kinds import ExperimentFigure as Spec
@@ -31,7 +30,7 @@ _KEY = "dpexp"
 """The key of the digest in the PNG's text."""
 FIGURE_DPI = 130
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#C2689B", "#332288", "#BC8100", "#3596D6", "#5F6B7A")
-BASELINE, LIMIT = SERIES[7], palette.PHASES["replicate"]
+BASELINE, LIMIT = SERIES[7], style.PHASES["replicate"]
 
 
 def save(spec: Spec, runs: RunsByCell, path: Path) -> None:

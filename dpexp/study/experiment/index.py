@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from dpexp.report.render.markdown import escape
+from dpexp.report.markdown import escape
 from dpexp.study.experiment.experiment import CONFIG, README, ClaimOutcome, Experiment, load_experiment
 from dpexp.study.experiment.readme import ExperimentReadme, date, machine, records_of, replace_block
 

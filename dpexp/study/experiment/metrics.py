@@ -17,7 +17,7 @@ from dpexp.record.figures.step_times import spread, typical
 from dpexp.record.record import present
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.analysis.shapes import call_texts
+from dpexp.report.units import call_texts
 from dpexp.study.experiment.records import MeasuredRun
 
 

@@ -14,7 +14,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.intervals import ONE_RUN
-from dpexp.report.render.markdown import code, escape, table
+from dpexp.report.markdown import code, escape, table
 from dpexp.report.section import Table
 from dpexp.study.experiment import claims, figure, metrics
 from dpexp.study.experiment.claims import Verdict

@@ -22,9 +22,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import data, table, units
+from dpexp.report import data, listing, table, terminal, units
 from dpexp.report.compare import compare
-from dpexp.report.render import run_list, terminal
 from dpexp.study.experiment.metrics import value
 from dpexp.study.experiment.records import MeasuredRun
 from dpexp.tracking.content import content
@@ -122,7 +121,7 @@ def assert_texts(folder: Path, record: Record, known: Numbers) -> None:
     for words in (text, note, page):
         assert f"{step} a step, IQR " in words
         assert f"{rate} samples/s" in words
-    assert f" {step} ± " in run_list.runs([RunSummary.of(record)], {})
+    assert f" {step} ± " in listing.runs([RunSummary.of(record)], {})
     assert f" {rate} " in terminal.terminal_text(table.comparison_sections(compare([folder])), width=250)
     for name in record.phases:
         median = units.ms(known[f"/phases_ms/{name}"])

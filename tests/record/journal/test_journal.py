@@ -25,8 +25,7 @@ from dpexp.record.record import JournalError, Record
 from dpexp.record.redact import redact
 from dpexp.record.runs.import_journals import IMPORTED, import_journal
 from dpexp.record.runs.index import UnknownRunError, find, summaries
-from dpexp.report import summary
-from dpexp.report.render import run_list
+from dpexp.report import listing, summary
 
 
 def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -152,7 +151,7 @@ def test_lines_that_cannot_be_read_are_skipped_and_counted(runs: Path) -> None:
     assert record.damage == ["3 lines of 10 cannot be read"]
     assert record.steps["loss"] == whole.steps["loss"][:25] + whole.steps["loss"][50:]
     assert "DAMAGED: 3 lines of 10 cannot be read" in summary(record)
-    assert "finished, damaged" in run_list.runs(summaries(runs), {})
+    assert "finished, damaged" in listing.runs(summaries(runs), {})
 
 
 def test_a_journal_of_a_newer_schema_is_refused_with_the_version_to_install(runs: Path) -> None:
@@ -387,7 +386,7 @@ def test_a_list_shows_finished_running_and_unreadable_runs(runs: Path) -> None:
 
 def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     finish(journals.complete(runs, "evil", name="\x1b[31mred\x1b]0;title\x07\nnext line"))
-    text = run_list.runs(summaries(runs), {"evil": "no"})
+    text = listing.runs(summaries(runs), {"evil": "no"})
     assert text.count("\n") == 1
     assert not set(text) & {"\x1b", "\x07"}
 
@@ -403,7 +402,7 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     ],
 )
 def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -> None:
-    assert run_list.device_ranges(names) == shown
+    assert listing.device_ranges(names) == shown
 
 
 # --- journals from elsewhere ---------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.engine.facts.environment import git
 from dpexp.record.figures.summary import summarize
 from dpexp.record.record import Record
-from dpexp.report.render import terminal
+from dpexp.report import terminal
 from dpexp.study.reproduce.reproduce import config_of, reproduce
 from dpexp.study.reproduce.reproduction import Reproduction, compare_records, reproduction_sections
 from dpexp.study.reproduce.worktree import is_in_history, worktree

@@ -9,13 +9,15 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable
+from dpexp.record.figures.phase_times import REST
+from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.figures import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +121,7 @@ def title(axes: Axes, text: str, below: str = "") -> None:
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:
     """A text in the middle of a bar of this colour."""
-    color = palette.ink(background)
+    color = ink(background)
     axes.text(x, y, escape(text), color=color, fontsize=size, ha="center", va="center", clip_on=True)
 
 
@@ -135,3 +137,56 @@ def legend(axes: Axes, colors: Mapping[str, str]) -> None:
     patches = [Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()]
     where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.02), "ncols": 6}
     axes.legend(handles=patches, frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1, **where)
+
+
+PHASES = {
+    "scatter": "#BC8100",
+    "replicate": "#AF510E",
+    "parallel_apply": "#0890F2",
+    "gather": "#948C40",
+    "forward": "#387293",
+    "backward": "#0F9D73",
+    "optimizer": "#D32298",
+    "loss": "#768CC6",
+    "embedding": "#5F58E4",
+    "transfer": "#FF2E72",
+    "dense": "#277492",
+    "backward_compute": "#9F47CF",
+    "overlap": "#5B742E",
+    "allreduce": "#988523",
+    "allreduce_tables": "#BC8100",
+    "all_to_all_ids": "#AF510E",
+    "all_to_all_vectors": "#547B3E",
+    "all_to_all_gradients": "#9448BE",
+    "all-gather": "#948C40",
+    "backward all-gather": "#B110FD",
+    "reduce-scatter": "#BC8100",
+    REST: "#808890",
+}
+SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
+"""The first colours of all other phases: buckets, and those that only a user's layout has."""
+
+
+def of_run(view: RecordView) -> dict[str, str]:
+    """The colours of all phases of a run: on each screen a phase has the same one."""
+    timed = {str(row["phase"]) for row in view.record.timeline} - {"step"}
+    return colors({*view.record.phases, *timed, REST})
+
+
+def colors(phases: Iterable[str]) -> dict[str, str]:
+    """{phase: its colour as ``#rrggbb``} for all phases of a run; those without one of their own in turn."""
+    names = sorted(phases, key=lambda name: (len(name), name))
+    spare = cycle(SPARE)
+    return {name: PHASES.get(name) or next(spare) for name in names}
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever reads better on the background (WCAG's contrast)."""
+    return "#000000" if luminance(background) > 0.179 else "#FFFFFF"
+
+
+def luminance(rgb: str) -> float:
+    """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
+    channels = (int(rgb[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

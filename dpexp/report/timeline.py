@@ -22,7 +22,7 @@ from dpexp.record.figures.phase_times import rows_of
 from dpexp.record.record import Record, Row
 from dpexp.record.traffic import communication
 from dpexp.record.view import RecordView
-from dpexp.report.analysis import layout
+from dpexp.report import layout
 
 Shapes = tuple[Shape, ...]
 Groups = dict[int | None, Batches]

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpexp.record.record import Record, Row
 from dpexp.report import units
-from dpexp.report.analysis.timeline import Bar, TimelineStep
+from dpexp.report.timeline import Bar, TimelineStep
 
 STEPS = 0
 """The process of the steps; the devices' processes follow."""

@@ -11,8 +11,7 @@ from record_factory import PHASES, time_phases, timeline_row, whole
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.analysis import timeline
-from dpexp.report.render import page
+from dpexp.report import page, timeline
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 

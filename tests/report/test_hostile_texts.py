@@ -28,11 +28,8 @@ from dpexp.record.journal.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import comparison_page, data
-from dpexp.report.analysis import timeline
+from dpexp.report import comparison_page, data, listing, page, style, timeline
 from dpexp.report.compare import compare
-from dpexp.report.figures import style
-from dpexp.report.render import page, run_list
 from dpexp.study.experiment import readme
 from dpexp.tracking.content import content
 
@@ -105,7 +102,7 @@ def test_no_summary_controls_a_terminal(records: list[Record]) -> None:
         colored = report.summary(record, color=True)
         assert not obeyed(OUR_COLOURS.sub("", colored))
         assert "\x1b[31;8m" not in colored
-        listed = run_list.runs([RunSummary.of(record)], {})
+        listed = listing.runs([RunSummary.of(record)], {})
         assert not obeyed(listed)
         assert listed.count("\n") == 1
 

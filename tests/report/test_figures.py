@@ -17,10 +17,8 @@ from record_factory import PHASES, hybrid, whole
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.figures import palette, style
-from dpexp.report.figures.layout import MOST_BOXES, layout_figure
-from dpexp.report.figures.phases import phases_figure
-from dpexp.report.render import page, terminal
+from dpexp.report import page, style, terminal
+from dpexp.report.figures import MOST_BOXES, layout_figure, phases_figure
 from dpexp.study.experiment.figure import SERIES
 
 HOSTILE = "$\\frac{1$ \x1b[2J \u202e $ <b> _^{"
@@ -53,9 +51,7 @@ def test_a_bar_is_as_long_as_its_phase() -> None:
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == list(PHASES)
     assert [bar.get_width() for bar in bars(figure)] == pytest.approx(list(PHASES.values()))
-    assert [to_hex(bar.get_facecolor()).upper() for bar in bars(figure)] == [
-        palette.PHASES[x] for x in PHASES
-    ]
+    assert [to_hex(bar.get_facecolor()).upper() for bar in bars(figure)] == [style.PHASES[x] for x in PHASES]
     assert "whole on 2 virtual devices: where a step of 2 ms goes" in texts(figure).replace("\n", " ")
     assert "50%   1 ms [1 ms – 1 ms]" in texts(figure)
 
@@ -133,14 +129,14 @@ def test_a_name_stays_text_whatever_is_in_it(tmp_path: Path) -> None:
 
 def contrast(one: str, other: str) -> float:
     """The contrast of two colours, 1 to 21 (WCAG 2.2)."""
-    dark, light = sorted((palette.luminance(one), palette.luminance(other)))
+    dark, light = sorted((style.luminance(one), style.luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
 def test_colours_are_legible_on_light_and_dark_paper() -> None:
-    colors = [*palette.PHASES.values(), *palette.SPARE]
+    colors = [*style.PHASES.values(), *style.SPARE]
     papers = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
-    assert all(contrast(color, palette.ink(color)) >= 4.5 for color in colors)
+    assert all(contrast(color, style.ink(color)) >= 4.5 for color in colors)
     assert all(contrast(color, paper) >= 3 for color, paper in itertools.product(colors, papers))
     assert all(contrast(color, style.PAPER) >= 3 for color in SERIES)
     titles = [mood.split()[1] for mood in terminal.MOODS.values()]
@@ -149,8 +145,8 @@ def test_colours_are_legible_on_light_and_dark_paper() -> None:
 
 def test_a_phase_has_one_colour_on_all_screens_of_a_run() -> None:
     view = RecordView(whole(2, phases={**PHASES, "tidy": 2.0, "weigh": 1.0}))
-    color = palette.of_run(view)["weigh"]
-    assert color not in {other for phase, other in palette.of_run(view).items() if phase != "weigh"}
+    color = style.of_run(view)["weigh"]
+    assert color not in {other for phase, other in style.of_run(view).items() if phase != "weigh"}
     assert color in {to_hex(bar.get_facecolor()).upper() for bar in bars(phases_figure(view))}
     assert color in page.fragment(view)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
@@ -158,7 +154,7 @@ def test_a_phase_has_one_colour_on_all_screens_of_a_run() -> None:
 
 
 def test_numbered_phases_that_follow_each_other_differ() -> None:
-    colors = palette.colors(f"allreduce_bucket{number}" for number in range(30))
+    colors = style.colors(f"allreduce_bucket{number}" for number in range(30))
     several = [colors[f"allreduce_bucket{number}"] for number in range(30)]
     assert all(one != other for one, other in itertools.pairwise(several))
 

@@ -15,10 +15,8 @@ from record_factory import PHASES, timeline_row, whole
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.analysis import timeline
-from dpexp.report.figures import palette, style
-from dpexp.report.render import lanes
-from dpexp.report.render import page as pages
+from dpexp.report import lanes, style, timeline
+from dpexp.report import page as pages
 from dpexp.report.section import Section, Table
 
 MEASURES = (HELPERS / "pictures.js").read_text()
@@ -129,7 +127,7 @@ def test_a_script_draws_every_step_as_a_page_without_scripts_has_it(
 ) -> None:
     record = generated(seed)
     steps, view = timeline.steps(record), RecordView(record)
-    colors = palette.colors({*record.phases, *(bar.phase for step in steps for bar in step.bars)})
+    colors = style.colors({*record.phases, *(bar.phase for step in steps for bar in step.bars)})
     page.set_viewport_size({"width": 1100, "height": 600})
     for step in steps:
         shown(page, tmp_path / "still.html", pages.document("still", lanes.step_html(step, colors)))
@@ -231,7 +229,7 @@ def test_a_page_with_wide_tables_and_pictures_does_not_scroll_sideways(
     style.label_rows(axes, [f"layer {number}" for number in range(8)])
     style.time_axis(axes)
     style.title(axes, "Layers")
-    style.legend(axes, {"forward": palette.PHASES["forward"]})
+    style.legend(axes, {"forward": style.PHASES["forward"]})
     picture = f'<p role="img">{style.themed_svg(figure)}</p>'
     page.emulate_media(color_scheme=system)
     page.set_viewport_size({"width": 600, "height": 600})

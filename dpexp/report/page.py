@@ -14,13 +14,11 @@ from dpexp.config.ranges import plural
 from dpexp.record.figures.phase_times import Phase
 from dpexp.record.view import RecordView
 from dpexp.report import sections as report_sections
-from dpexp.report import units
-from dpexp.report.analysis import timeline
-from dpexp.report.analysis.phases import is_visible, phase_text
-from dpexp.report.analysis.timeline import TimelineStep
-from dpexp.report.figures import palette
-from dpexp.report.render.lanes import step_data, step_html
+from dpexp.report import style, timeline, units
+from dpexp.report.lanes import step_data, step_html
 from dpexp.report.section import Section, Table
+from dpexp.report.timeline import TimelineStep
+from dpexp.report.units import is_visible, phase_text
 
 MOST_STEPS, MOST_BARS = 20, 600
 """Further steps are left out of the page, and such that it had more bars; ``trace.json`` has them all."""
@@ -37,7 +35,7 @@ def timeline_page(view: RecordView, steps: list[TimelineStep]) -> str:
     assert chosen is not None
     shown = _shown(steps, chosen)
     phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars if bar.ms)
-    colors = palette.of_run(view)
+    colors = style.of_run(view)
     options = "".join(_option(step, step is chosen) for step in shown)
     data = json.dumps(step_data(shown, colors), separators=(",", ":")).replace("<", r"\u003c")
     content = (
@@ -62,7 +60,7 @@ def fragment(view: RecordView) -> str:
         titles = [part.title for part in content]
         place = titles.index("Findings") if "Findings" in titles else len(parts)
         title = f"Timeline of one step, {_step_name(chosen)}: the times of its bars are not medians"
-        parts.insert(place, f"<h4>{in_html(title)}</h4>{step_html(chosen, palette.of_run(view))}")
+        parts.insert(place, f"<h4>{in_html(title)}</h4>{step_html(chosen, style.of_run(view))}")
     return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
 
 

@@ -16,9 +16,8 @@ from itertools import chain, count
 from typing import Any, NamedTuple
 
 from dpexp.config.printable import in_html, printable
-from dpexp.report import units
-from dpexp.report.analysis.timeline import Bar, TimelineStep
-from dpexp.report.figures import palette
+from dpexp.report import style, units
+from dpexp.report.timeline import Bar, TimelineStep
 
 PARTS = 1_000_000
 """The parts of a step; where a page is zoomed in as far as it can be, one is some pixels wide."""
@@ -115,7 +114,7 @@ def _parts(ms: float, step_ms: float) -> int:
 
 
 def _look(color: str) -> str:
-    return f"background:{color};color:{palette.ink(color)}"
+    return f"background:{color};color:{style.ink(color)}"
 
 
 def _ticks(end: float) -> list[float]:

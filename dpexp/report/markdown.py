@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
-from dpexp.report.analysis.phases import phase_text
 from dpexp.report.section import Section, Table
+from dpexp.report.units import phase_text
 
 _WIDTH = 24
 """Letters of a bar of 100%."""

@@ -21,8 +21,8 @@ from rich.text import Text
 from dpexp.config.printable import printable, printable_line
 from dpexp.record.figures.phase_times import Phase
 from dpexp.report import units
-from dpexp.report.analysis.phases import is_visible, phase_text
 from dpexp.report.section import Section, Table
+from dpexp.report.units import is_visible, phase_text
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""

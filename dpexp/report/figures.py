@@ -1,8 +1,4 @@
-"""layout.png: the device map as boxes, what each device has and what a step sends it, joined by arrows.
-
-Columns from left to right: the host, the devices that hold modules, the devices that hold only copies.
-In a long column devices with the same content share a box.
-"""
+"""Figures of one run by matplotlib: phases.png, where a step's time goes, and layout.png, what lies where."""
 
 from __future__ import annotations
 
@@ -11,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpexp.config.ranges import plural
+from dpexp.record.figures.phase_times import REST
+from dpexp.record.figures.step_times import quartiles
 from dpexp.record.view import RecordView
-from dpexp.report import units
-from dpexp.report.analysis import layout
-from dpexp.report.figures import palette, style
+from dpexp.report import layout, style, units
+from dpexp.report.units import is_visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +23,33 @@ MOST_BOXES, MOST_MODULES, MOST_LETTERS = 8, 10, 40
 _LETTER, _LINE, _GAP, _BETWEEN, _TITLE = 0.08, 0.17, 0.55, 1.6, 0.55
 """In inches: a letter, a line, and what is free between boxes, columns and above."""
 _CARD = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": style.LINE}
+
+
+def phases_figure(view: RecordView) -> Figure:
+    """A bar for each phase and the rest: its median, a line between its quartiles, its share of a step.
+
+    Steps that cannot be judged have no shares.
+    """
+    record, bars = view.record, [*view.phases, *([view.rest] if view.rest is not None else [])]
+    samples = view.phase_samples | {REST: view.rest_samples}
+    is_judged = view.noise is None and view.phase_noise is None
+    colors = style.of_run(view)
+    figure, axes = style.figure_with_axes(10.0, 1.1 + 0.36 * len(bars))
+    for place, bar in enumerate(bars):
+        low, _, high = quartiles(samples[bar.name])
+        if is_visible(bar):
+            axes.barh(place, bar.median, height=0.66, color=colors[bar.name], **style.EDGE)
+            axes.plot([low, high], [place, place], color=style.INK, linewidth=1.5)
+        share = f"{units.percent(bar.share)}   " if is_judged else ""
+        text = f"  {share}{units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
+        axes.text(max(bar.median, high), place, text, va="center", fontsize=9, color=style.INK)
+    style.label_rows(axes, ["    " * bar.depth + bar.name for bar in bars])
+    axes.set_xlim(left=0.0)
+    style.time_axis(axes)
+    where, count = f"{record.strategy} on {layout.stage(record)}", plural(max(bar.n for bar in bars), "step")
+    what = f"where a step of {units.ms(view.timed_ms)} goes (median [quartiles] of {count})"
+    style.title(axes, f"{where}: {what}")
+    return figure
 
 
 @dataclass(eq=False)
@@ -73,10 +97,10 @@ def layout_figure(view: RecordView) -> Figure:
     for (source, target), sent in _sent(view).items():
         if source in box_of and target in box_of and box_of[source] is not box_of[target]:
             arrows[box_of[source], box_of[target]] += sent
-    colors = palette.of_run(view)
+    colors = style.of_run(view)
     for (start, end), sent in arrows.items():
         what = max(sent, key=lambda name: sent[name]).partition(" ")[0]
-        _connect(axes, start, end, colors.get(what) or palette.colors([what])[what])
+        _connect(axes, start, end, colors.get(what) or style.colors([what])[what])
     return figure
 
 

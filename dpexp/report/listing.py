@@ -4,16 +4,19 @@ A narrow terminal gets, one after the other as far as it needs: names shortened 
 prefixes that every command takes, step times without their spread, and fewer columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby, pairwise
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from dpexp.config.alike import merged
 from dpexp.config.printable import printable_line
 from dpexp.config.ranges import consecutive, plural, span
 from dpexp.record.figures.figure import At
 from dpexp.record.figures.registry import figures
+from dpexp.record.record import Row
 from dpexp.record.runs.run_summary import RunSummary
 from dpexp.report import units
 
@@ -180,3 +183,62 @@ def _kind(device: str) -> tuple[str, bool]:
 def _cell(text: object) -> str:
     """The text as one line of bounded length."""
     return shortened(printable_line(text), MOST_COLUMNS)
+
+
+def columns(rows: Iterable[tuple[Any, ...]], indent: int = 2) -> list[str]:
+    """One line for each row, every column as wide as its longest cell; all rows have the same length."""
+    cells = [tuple(map(str, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        " " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def models_text(registry: Sequence[Row]) -> str:
+    """The registry of ``dpexp.engine.facts.inventory``: a line for each model, followed by its options."""
+    lines = []
+    for model in registry:
+        options = [(f"{option['option']}={option['default']}", option["help"]) for option in model["options"]]
+        lines += [f"{model['model']}: {model['help']}", *columns(options), ""]
+    lines += [
+        "--model NAME:KEY=VALUE,... sets options; --model package.module:factory or file.py:factory is your "
+        "own.",
+        "`models NAME` shows what a model is made of.",
+    ]
+    return "\n".join(lines)
+
+
+def inventory_text(found: Row) -> str:
+    """The result of ``dpexp.engine.facts.inventory.inventory``."""
+    title = ("module", "type", "parameters", "bytes", "inputs", "outputs")
+    lines = [
+        f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, "
+        f"{units.size(found['bytes'])}",
+        "",
+        *columns([title, *_modules(found["modules"])]),
+        "",
+        f"Shapes are those of one batch of {plural(found['rows'], 'row')}. Name modules with --block, "
+        "--host or --place; patterns as layers.* work.",
+    ]
+    if any(not row["calls"] for row in found["modules"]):
+        lines.append("A module that is not called only holds others: name these.")
+    return "\n".join(lines)
+
+
+def _modules(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """A row for each module; those that are alike share one, as ``layers.0-11.linear1``."""
+    names = {row["module"] for row in rows}
+    for name, (kind, parameters, size_of, *others) in merged((row["module"], _module(row)) for row in rows):
+        each = "" if name in names else " each"
+        yield (name or "(model)", kind, parameters + each, size_of + each, *others)
+
+
+def _module(row: Row) -> tuple[str, ...]:
+    inputs, outputs = (
+        (units.shapes_text(row["inputs"]), units.shapes_text(row["outputs"]))
+        if row["calls"]
+        else ("not called", "")
+    )
+    repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
+    return (row["type"], f"{row['parameters']:,}", units.size(row["bytes"]), inputs, outputs + repeats)
