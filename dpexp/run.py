@@ -30,11 +30,10 @@ from dpexp.distributed.rank_results import RankResult, error_without_record, rec
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
-from dpexp.record.files import check_writable
-from dpexp.record.journal.fold import finish, load
-from dpexp.record.journal.journal import Journal, NullJournal
-from dpexp.record.record import JournalError, Record, now
-from dpexp.record.runs.begin import begin
+from dpexp.record.files import JournalError, check_writable
+from dpexp.record.journal import Journal, NullJournal, now
+from dpexp.record.record import Record, finish
+from dpexp.record.runs import begin
 from dpexp.tracking.process.uploader import Delivery, Uploader
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
     first = next((result for result in results if result.rank == 0), None)
     if first is None:
         return Outcome(None, None, error_without_record(results, fault))
-    record = load(Path(first.folder))
+    record = Record.load(Path(first.folder))
     delivery = Delivery(**first.delivery) if first.delivery else None
     error = recorded_error(record, fault)
     on_record(record, error)

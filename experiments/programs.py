@@ -14,8 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpexp.engine.facts.environment import environment, torch_environment
-from dpexp.record.figures.summary import summarize
-from dpexp.record.record import Record, new_run_id, now
+from dpexp.record.figures import summarize
+from dpexp.record.journal import new_run_id, now
+from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.experiment.records import machine_kind, parse_record
 

@@ -16,9 +16,8 @@ from command_lines import CommandLines, CommandResult
 from torch import Tensor, nn
 from user_error_cases import Model, Stop, WordlessError
 
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import RECORD, is_open
-from dpexp.record.record import Record
+from dpexp.record.journal import RECORD, is_open
+from dpexp.record.record import Record, fold
 
 WORDS = ["single", "--devices", "cpu", "--no-track", "--steps", "2000000", "--warmup", "1", "--quiet"]
 

@@ -21,7 +21,6 @@ import dpexp
 from dpexp import live
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.record.journal.fold import load
 from dpexp.record.record import Record
 from dpexp.run import execute
 
@@ -43,7 +42,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 
 def only_run(home: Path) -> Record:
     (folder,) = (home / "runs").iterdir()
-    return load(folder)
+    return Record.load(folder)
 
 
 class Freezes(torch.nn.Linear):
@@ -201,7 +200,7 @@ def test_an_interrupted_run_keeps_its_steps(dpexp_home: Path, number: signal.Sig
 
 def _steps(home: Path) -> int:
     folders = list((home / "runs").glob("*/journal.jsonl"))
-    return len(load(folders[0].parent).steps["time_ms"]) if folders else 0
+    return len(Record.load(folders[0].parent).steps["time_ms"]) if folders else 0
 
 
 def test_without_mlflow_a_run_is_recorded_like_any_other_and_exits_with_3(

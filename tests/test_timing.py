@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpexp import devices
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.timing import Timer
 

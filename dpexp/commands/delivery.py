@@ -30,7 +30,7 @@ def runs_folder() -> Path:
 
 def find_run(name: str) -> Path:
     """The folder of a run. Raises ConfigError for a name of none, or of several."""
-    from dpexp.record.runs.index import find
+    from dpexp.record.runs import find
 
     return find(runs_folder(), name)
 
@@ -101,7 +101,7 @@ def _deliver_lost() -> None:
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run; for a path, those of the journals in it, which are imported."""
-    from dpexp.record.runs.import_journals import import_journal, journals
+    from dpexp.record.runs import import_journal, journals
 
     path = Path(name).expanduser()
     if "/" not in name and not path.is_file():

@@ -14,7 +14,7 @@ from dpexp.distributed.process_end import end_rank
 from dpexp.distributed.rank_results import Job, RankResult, first_rank_result, write_result
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World, restarts_left
-from dpexp.record.record import JournalError
+from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 from dpexp.run import execute
 

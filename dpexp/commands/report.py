@@ -145,7 +145,7 @@ def _check(names: list[str]) -> int:
 
 def _folders(names: list[str]) -> list[Path]:
     """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
-    from dpexp.record.runs import index
+    from dpexp.record import runs as index
 
     runs = home() / "runs"
     known = {folder.name: folder for folder in index.folders(runs)}
@@ -157,8 +157,8 @@ def _folders(names: list[str]) -> list[Path]:
 
 
 def _folder(runs: Path, name: str) -> Path:
-    from dpexp.record.journal.journal import JOURNAL, RECORD
-    from dpexp.record.runs import index
+    from dpexp.record import runs as index
+    from dpexp.record.journal import JOURNAL, RECORD
 
     path = Path(name)
     if (path / RECORD).is_file() or (path / JOURNAL).is_file():

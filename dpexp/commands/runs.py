@@ -42,7 +42,7 @@ def list_(
 
     A narrow terminal gets shorter ids and names, and fewer columns; --json has all.
     """
-    from dpexp.record.runs.index import summaries
+    from dpexp.record.runs import summaries
     from dpexp.report import listing, terminal
     from dpexp.tracking.delivery.ledger import delivered
 
@@ -73,11 +73,11 @@ def show(
     ] = False,
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
-    from dpexp.record.journal.fold import load
+    from dpexp.record.record import Record
     from dpexp.tracking.delivery.ledger import delivered
 
     folder = find_run(run)
-    record = load(folder)
+    record = Record.load(folder)
     if as_json:
         say(record.to_json(), nl=False)
         return
@@ -123,7 +123,7 @@ def reproduce(
     ] = True,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
-    from dpexp.record.journal.fold import load
+    from dpexp.record.record import Record
     from dpexp.report import terminal
     from dpexp.study.experiment.records import read_record
     from dpexp.study.reproduce import named_files, reproduce, reproduction
@@ -132,7 +132,7 @@ def reproduce(
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
     folder = path.parent if path.is_file() else find_run(run)
-    record = read_record(path) if path.is_file() else load(folder)
+    record = read_record(path) if path.is_file() else Record.load(folder)
     is_trusted = trust or not named_files.is_foreign(folder)
 
     def warn(message: str) -> None:
@@ -149,7 +149,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.runs.index import delete_run, read_summary
+    from dpexp.record.runs import delete_run, read_summary
     from dpexp.report import listing
     from dpexp.tracking.delivery.ledger import delivered
 

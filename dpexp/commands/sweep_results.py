@@ -51,7 +51,7 @@ def _verdicts(current: Sweep) -> str:
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
     from dpexp.record.files import private_files
-    from dpexp.record.journal.journal import COMPARISON
+    from dpexp.record.journal import COMPARISON
     from dpexp.report import comparison_page, table, terminal
     from dpexp.report.compare import compare
 

@@ -9,7 +9,7 @@ from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.verify import UNVERIFIED, Verification, refuse, row_of, verify
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer

@@ -25,7 +25,7 @@ from dpexp.measurement.probes.energy import EnergyMeter
 from dpexp.measurement.probes.peak import peak
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import timed_steps
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 from dpexp.record.packing import pack
 from dpexp.training.trainer import Trainer
 

@@ -13,7 +13,8 @@ from dpexp.engine.facts.files import directory, file_hashes
 from dpexp.engine.facts.references import recorded_config, references
 from dpexp.engine.prepare import Prepared
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
-from dpexp.record.record import Row, now
+from dpexp.record.journal import now
+from dpexp.record.record import Row
 from dpexp.record.redact import Verbatim
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import Optimizers

@@ -15,7 +15,7 @@ from dpexp.distributed.torch_process_group import init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record.files import check_writable
-from dpexp.record.record import new_run_id
+from dpexp.record.journal import new_run_id
 
 
 def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:

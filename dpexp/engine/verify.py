@@ -16,7 +16,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 from dpexp.record.record import Row
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed

@@ -23,7 +23,7 @@ from dpexp import devices
 from dpexp.config.errors import describe
 from dpexp.config.printable import printable_line
 from dpexp.data.batch import Batch
-from dpexp.record.profiler_trace import write_trace
+from dpexp.record.files import PROFILER_TRACE, write_atomically
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.training.trainer import Trainer
@@ -54,7 +54,8 @@ class OperatorProfile:
         found, note = times if self.rows else {}, self.note
         if self.trace:
             try:
-                found["trace"] = write_trace(folder, self.trace)
+                write_atomically(folder / PROFILER_TRACE, self.trace)
+                found["trace"] = {"bytes": len(self.trace)}
             except OSError as error:  # the disk is full
                 note = f"the trace could not be written: {error.strerror}"
         return found | ({"note": note} if note else {})

@@ -6,9 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpexp.record.record import JournalError
-
 PRIVATE_UMASK = 0o077
+PROFILER_TRACE = "profiler_trace.json"
+"""The file in a run's folder with the profiler's trace, of ``--profile``."""
+
+
+class JournalError(RuntimeError):
+    """A journal or Record that cannot be read or written: what is wrong, where, and what to do."""
 
 
 @contextlib.contextmanager

@@ -1,20 +1,21 @@
-"""The Record (schema 1): every fact of one run."""
+"""The Record (schema 1): every fact of one run, read from its folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import secrets
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from dpexp.config.errors import describe
+from dpexp.config.ranges import plural
+from dpexp.record.files import JournalError, write_atomically
+from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, JournalReader, is_open, iso
 from dpexp.record.packing import unpack
 
-SCHEMA = 1
 Row = dict[str, Any]
 PACKED = ("shapes", "device_map")
 """Keys whose value a journal has as ``packing`` packs it."""
@@ -24,10 +25,6 @@ _SPELLED = ("nan", "inf", "-inf")
 
 NOT_OF_DPEXP = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """What reading raises on values that dpexp does not write."""
-
-
-class JournalError(RuntimeError):
-    """A journal or Record that cannot be read or written: what is wrong, where, and what to do."""
 
 
 @dataclass(repr=False)
@@ -93,6 +90,22 @@ class Record:
         record.verification = _errors(record.verification)
         return record
 
+    @classmethod
+    def load(cls, folder: Path) -> Record:
+        """The Record of a run's folder: ``record.json`` of a run that has ended, else the journal's fold."""
+        return cls.read(folder) or fold(folder / JOURNAL)
+
+    @classmethod
+    def read(cls, folder: Path) -> Record | None:
+        """The Record in ``record.json``; None without one that can be read and is of the whole journal."""
+        written, journal = folder / RECORD, folder / JOURNAL
+        try:
+            if journal.exists() and journal.stat().st_mtime_ns > written.stat().st_mtime_ns:
+                return None
+            return cls.from_dict(json.loads(written.read_bytes()))
+        except (OSError, *NOT_OF_DPEXP):
+            return None
+
     def apply(self, entry: Mapping[str, Any]) -> None:
         """Apply the operations of one journal entry; keys that a Record does not have are ignored.
 
@@ -118,24 +131,66 @@ class Record:
         return (self.__dict__[first], rest) if rest else (self.__dict__, first)
 
 
-def present(values: Iterable[Any]) -> list[Any]:
-    """The samples without those that were not measured."""
-    return [value for value in values if value is not None]
+WITHOUT_END = {
+    "type": "LostContact",
+    "message": "the process that recorded the run was killed, or its host is gone: its journal has no end",
+    "traceback": "",
+}
+"""The error of a run whose writer has died, of the kind that a writer reports of another rank."""
 
 
-def now() -> str:
-    """The time, UTC, ISO 8601 to the millisecond."""
-    return iso(now_ms())
+def fold(journal: Path) -> Record:
+    """The Record of the complete lines of a journal. Raises JournalError for a file that is no journal.
+
+    A run whose journal holds no end and has no writer was killed, and ended with the last line: its error is
+    ``WITHOUT_END``. Lines that cannot be read are skipped, and counted in ``damage``.
+    """
+    record, reader, last_at = Record(), JournalReader(journal), 0
+    try:
+        alive = is_open(journal)
+        for entry in reader:
+            try:
+                record.apply(entry)
+                last_at = entry.get("at", last_at)
+            except NOT_OF_DPEXP:
+                reader.unreadable += 1
+    except FileNotFoundError as error:
+        raise JournalError(f"no journal at {journal}: {error.strerror}") from error
+    except OSError as error:
+        raise JournalError(f"{journal} cannot be read: {error.strerror}") from error
+    if not record.run_id and not alive:
+        raise JournalError(f"{journal}: no line that can be read names a run")
+    if reader.unreadable:
+        record.damage = [f"{plural(reader.unreadable, 'line')} of {reader.lines} cannot be read"]
+    try:
+        if not alive and record.status == "running":
+            record.status = "killed"
+            record.ended = iso(last_at)
+            record.error = record.error or dict(WITHOUT_END)
+        from dpexp.record.figures import summarize  # above this module: the figures of a Record
+
+        summarize(record)
+    except NOT_OF_DPEXP as error:
+        raise JournalError(f"{journal} holds what dpexp does not write: {describe(error)}") from error
+    return record
 
 
-def now_ms() -> int:
-    """The time in ms since 1970."""
-    return time.time_ns() // 1_000_000
+def finish(journal: Path) -> Record:
+    """Fold the journal, write the Record beside it, and return it.
+
+    If it cannot be written, for example on a full disk, the Record's ``damage`` holds the error.
+    """
+    record = fold(journal)
+    try:
+        write_atomically(journal.with_name(RECORD), record.to_json().encode())
+    except OSError as error:
+        record.damage.append(f"{RECORD} could not be written: {error.strerror}")
+    return record
 
 
-def iso(ms: float) -> str:
-    """A time in ms since 1970 as ISO 8601, UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+def load_closed(folder: Path) -> Record:
+    """``load`` of a run that has ended; ``record.json`` is written again if it is missing or unreadable."""
+    return Record.read(folder) or finish(folder / JOURNAL)
 
 
 def check_schema(schema: object, what: str) -> None:
@@ -147,11 +202,6 @@ def check_schema(schema: object, what: str) -> None:
             f"the {what} was written by a newer dpexp: its schema is {schema} and this dpexp reads up to "
             f"{SCHEMA}. Install dpexp {schema}.0 or newer to read it"
         )
-
-
-def new_run_id() -> str:
-    """Twelve random hex digits; users may abbreviate them."""
-    return secrets.token_hex(6)
 
 
 def _json(value: Any) -> str:

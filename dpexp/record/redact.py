@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from dpexp.record.record import Record, Row
-
 HIDDEN = "***"
 SHORT = 6
 """A shorter secret is hidden only where it is a word of its own: its letters occur in ordinary words."""
@@ -56,7 +54,6 @@ _WRITTEN_BY_DPEXP = {
     *(f"verification.{row}.{key}" for row in OWN_STEPS for key in ("dtype", "worst.kind")),
     *(f"environment.{key}" for key in _OF_MACHINE),
 }
-_WRITTEN_BY_DPEXP |= Record().to_dict().keys() - _TEXTS
 """The (dotted) keys of a Record whose values dpexp itself sets."""
 
 
@@ -74,7 +71,7 @@ def redact(text: str) -> str:
     return _redactor()(text)
 
 
-def redact_entry(entry: Row) -> Row:
+def redact_entry(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry of a journal with its texts redacted."""
     redactor = functools.cache(_redactor)  # made for the first text: most lines have only samples
     operations = {"set": entry.get("set"), "extend": entry.get("extend")}
@@ -87,11 +84,7 @@ def redact_entry(entry: Row) -> Row:
 
 def _redacted(value: Any, path: str, clean: Callable[[str], str]) -> Any:
     """The value at a path of the Record, its texts redacted; a list's items have the path of the list."""
-    if (
-        isinstance(value, Verbatim)
-        or path in _WRITTEN_BY_DPEXP
-        or path.partition(".")[0] in _WRITTEN_BY_DPEXP
-    ):
+    if isinstance(value, Verbatim) or path in _WRITTEN_BY_DPEXP or path.partition(".")[0] not in _TEXTS:
         return value
     if isinstance(value, str):
         return clean(value)

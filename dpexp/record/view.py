@@ -2,28 +2,32 @@
 
 Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ::
 
-    Record ── RecordView ──┬── steps       usual, by_rows                         figures/step_times.py
-                           ├── noise       noise, phase_noise, slow_start         figures/noise.py
-                           ├── phases      phases, rest, phase_samples            figures/phase_times.py
+    Record ── RecordView ──┬── steps       usual, by_rows                         steps.py
+                           ├── noise       noise, phase_noise, slow_start         noise.py
+                           ├── phases      phases, rest, phase_samples            phases.py
                            ├── batches     batches, largest                       batches.py
-                           ├── traffic     moves, bytes_moved, bytes_by_phase     traffic/communication.py
-                           └── work        flops, flops_per_s, peak_share, …      figures/work.py
+                           ├── traffic     moves, bytes_moved, bytes_by_phase     traffic.py
+                           └── work        flops, flops_per_s, peak_share, …      view.py
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from functools import cached_property
 
-from dpexp.record.batches import Batches, batches
-from dpexp.record.device_map import without_host
-from dpexp.record.figures import phase_times, step_times, work
-from dpexp.record.figures.noise import Noise, noise, slow_start
-from dpexp.record.figures.phase_times import REST, Phase, StepSpans
-from dpexp.record.figures.step_times import Steps, spread
-from dpexp.record.record import Record, present
-from dpexp.record.traffic import communication
-from dpexp.record.traffic.move import Move
+from dpexp.record import phases as phase_times
+from dpexp.record import steps as step_times
+from dpexp.record import traffic
+from dpexp.record.batches import Batches, batches, without_host
+from dpexp.record.noise import Noise, noise, slow_start
+from dpexp.record.phases import REST, Phase, StepSpans
+from dpexp.record.record import Record, Row
+from dpexp.record.steps import Steps, present, spread
+from dpexp.record.traffic import Move
+
+CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "peak", "reserved")
+"""The figures of a row of ``memory_use``, in bytes."""
 
 
 class RecordView:
@@ -182,12 +186,12 @@ class RecordView:
 
     @cached_property
     def _is_traffic_known(self) -> bool:
-        return communication.is_known(self.record, self.batches)
+        return traffic.is_known(self.record, self.batches)
 
     def moves_of(self, group: Batches) -> list[Move]:
         """The same of a step of these batches."""
         is_largest = self.largest is not None and group.rows == self.largest.rows
-        return communication.moves(self.record, group, is_largest) if self._is_traffic_known else []
+        return traffic.moves(self.record, group, is_largest) if self._is_traffic_known else []
 
     @cached_property
     def bytes_moved(self) -> dict[str, int] | None:
@@ -202,33 +206,67 @@ class RecordView:
     @cached_property
     def bytes_by_phase(self) -> dict[str, int]:
         """{phase: the bytes that it moves in that step}"""
-        return communication.by_phase(self.moves)
+        return traffic.by_phase(self.moves)
 
     # --- memory and work ---
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
         """{category: bytes of the device that has most of it} in the observed step."""
-        return work.memory_bytes(self.record.memory_use)
+        return _memory_bytes(self.record.memory_use)
 
     @cached_property
     def flops(self) -> dict[str, int]:
         """{forward and backward: floating-point operations} of the observed step."""
-        return work.flops(self.record.work)
+        return _flops(self.record.work)
 
     @property
     def flops_per_s(self) -> float | None:
-        return work.per_second(self.record.work, sum(self.flops.values()), self.usual)
+        return _per_second(self.record.work, sum(self.flops.values()), self.usual)
 
     @property
     def tokens_per_s(self) -> float | None:
-        return work.per_second(self.record.work, self.record.work.get("tokens") or 0, self.usual)
+        return _per_second(self.record.work, self.record.work.get("tokens") or 0, self.usual)
 
     @property
     def peak_share(self) -> float | None:
         """The FLOP/s as a share of the machine's peak."""
-        return work.peak_share(self.record.work, self.flops_per_s)
+        return _peak_share(self.record.work, self.flops_per_s)
 
     @property
     def joules_per_step(self) -> float | None:
-        return work.joules_per_step(self.record.work)
+        return _joules_per_step(self.record.work)
+
+
+def _memory_bytes(memory_use: Iterable[Row]) -> dict[str, int]:
+    """{category: bytes of the device that has most of it}."""
+    rows = list(memory_use)
+    by_category = {key: [row[key] for row in rows if key in row] for key in CATEGORIES}
+    return {key: max(sizes) for key, sizes in by_category.items() if sizes}
+
+
+def _flops(work: Row) -> dict[str, int]:
+    """{forward or backward: the floating-point operations of a step}, without zeros."""
+    return {name: count for name, count in work.get("flops", {}).items() if count}
+
+
+def _per_second(work: Row, amount: float, usual: Steps | None) -> float | None:
+    """The amount of the observed step divided by the step time; None for a step of other batches."""
+    is_same = usual is not None and usual.median and work.get("rows") == usual.rows
+    return float(amount / (usual.median / 1000)) if amount and usual is not None and is_same else None
+
+
+def _peak_share(work: Row, flops_per_s: float | None) -> float | None:
+    """The FLOP/s as a share of the machine's peak."""
+    peak = work.get("peak")
+    if flops_per_s is None or not peak:
+        return None
+    return flops_per_s / (float(peak["flops_per_s"]["max"]) * int(peak["devices"]))
+
+
+def _joules_per_step(work: Row) -> float | None:
+    """Energy of the measured steps, all that runs there included, divided by their number."""
+    energy = work.get("energy")
+    if not energy or not energy["steps"]:
+        return None
+    return float(sum(energy["joules"].values())) / int(energy["steps"])

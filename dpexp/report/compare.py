@@ -19,11 +19,11 @@ from typing import Any
 
 from dpexp.config.run_config import known_options, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
-from dpexp.record.device_map import without_host
-from dpexp.record.figures.figure import Figure
-from dpexp.record.figures.step_times import efficiency, spread, typical
-from dpexp.record.journal.fold import load
-from dpexp.record.record import JournalError, Record
+from dpexp.record.batches import without_host
+from dpexp.record.figures import Figure
+from dpexp.record.files import JournalError
+from dpexp.record.record import Record
+from dpexp.record.steps import efficiency, spread, typical
 from dpexp.record.view import RecordView
 from dpexp.report import intervals
 from dpexp.report.intervals import Interval
@@ -237,7 +237,7 @@ def _read(folders: Iterable[Path]) -> tuple[dict[Path, Record], list[tuple[str, 
     found, unreadable = {}, []
     for folder in folders:
         try:
-            found[folder] = load(folder)
+            found[folder] = Record.load(folder)
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
     return found, unreadable

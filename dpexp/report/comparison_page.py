@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpexp.config.printable import in_html
-from dpexp.record.figures.phase_times import REST
-from dpexp.record.journal.fold import load
+from dpexp.record.phases import REST
+from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import markdown, page, style, table, units
 from dpexp.report.compare import Cell, Comparison, Group
@@ -33,7 +33,7 @@ def stacked_phases_figure(group: Group) -> Figure | None:
     """
     stacks: list[tuple[Cell, dict[str, float]]] = []
     for cell in shown_cells(group)[:MOST_BARS]:
-        view = RecordView(load(cell.folder))
+        view = RecordView(Record.load(cell.folder))
         if view.phases:
             stacks.append((cell, _parts(view)))
     if not stacks:

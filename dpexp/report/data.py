@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpexp.config.printable import printable_line
-from dpexp.record.figures.figure import At
-from dpexp.record.figures.registry import figures
+from dpexp.record.figures import At, figures
 from dpexp.report import table
 from dpexp.report.compare import Cell, Comparison, Group
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpexp.config.ranges import plural
-from dpexp.record.figures.phase_times import REST
-from dpexp.record.figures.step_times import quartiles
+from dpexp.record.phases import REST
+from dpexp.record.steps import quartiles
 from dpexp.record.view import RecordView
 from dpexp.report import layout, style, units
 from dpexp.report.units import is_visible

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpexp.config.ranges import plural
-from dpexp.record import device_map
-from dpexp.record.figures.noise import SLOWER, Noise, outlier_limit
-from dpexp.record.figures.phase_times import union_length
-from dpexp.record.profiler_trace import PROFILER_TRACE, trace_of
+from dpexp.record.batches import replicated_bytes
+from dpexp.record.files import PROFILER_TRACE
+from dpexp.record.noise import SLOWER, Noise, outlier_limit
+from dpexp.record.phases import union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import intervals, units
@@ -134,7 +134,7 @@ class Evidence:
     @property
     def how_to_see(self) -> str:
         """How to see what no phase and no replica explains."""
-        what = "--profile" if trace_of(self.record) is None else PROFILER_TRACE
+        what = "--profile" if not self.record.work.get("operators", {}).get("trace") else PROFILER_TRACE
         return f"timeline.html shows the gaps, and {what} what fills them"
 
     def replicas_ms(self) -> float | None:
@@ -299,7 +299,7 @@ EXPOSED, EXPOSED_MS = 0.25, 0.5
 def replicate(evidence: Evidence) -> Finding | None:
     """Copying the parameters to the replicas in every forward takes a large part of a step."""
     phase = evidence.phases.get("replicate")
-    moved = device_map.replicated_bytes(evidence.record)
+    moved = replicated_bytes(evidence.record)
     if phase is None or phase.share <= SMALL or not moved:
         return None
     computing = evidence.phases.get("parallel_apply")

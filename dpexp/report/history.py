@@ -14,10 +14,10 @@ from rich.cells import cell_len
 
 from dpexp.config.printable import printable_line
 from dpexp.config.ranges import plural
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import SWEEP_STRATEGY
-from dpexp.record.record import JournalError, Record
-from dpexp.record.runs.index import folders
+from dpexp.record.files import JournalError
+from dpexp.record.journal import SWEEP_STRATEGY
+from dpexp.record.record import Record
+from dpexp.record.runs import folders
 from dpexp.report.compare import GroupKeys
 from dpexp.report.listing import prefixes, shortened
 from dpexp.report.section import Section
@@ -85,7 +85,7 @@ class History:
 def is_sweep(folder: Path) -> bool:
     """Whether the folder is that of a sweep, which stands for its runs; False where it cannot be read."""
     try:
-        return load(folder).strategy == SWEEP_STRATEGY
+        return Record.load(folder).strategy == SWEEP_STRATEGY
     except JournalError:  # which the comparison reports
         return False
 
@@ -96,7 +96,7 @@ def history(runs: Path) -> History:
     found: dict[object, Related] = {}
     for folder in folders(runs):
         try:
-            record = load(folder)
+            record = Record.load(folder)
         except JournalError as error:
             unreadable.append((folder.name, str(error)))
             continue

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpexp.record.figures.step_times import typical
+from dpexp.record.steps import typical
 from dpexp.report import units
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dpexp.config.ranges import plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.record.device_map import model_rows, optimizer_rows, without_host
+from dpexp.record.batches import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
 
 

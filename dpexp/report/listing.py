@@ -14,10 +14,9 @@ from rich.cells import cell_len, set_cell_size
 from dpexp.config.alike import merged
 from dpexp.config.printable import printable_line
 from dpexp.config.ranges import consecutive, plural, span
-from dpexp.record.figures.figure import At
-from dpexp.record.figures.registry import figures
+from dpexp.record.figures import At, figures
 from dpexp.record.record import Row
-from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.runs import RunSummary
 from dpexp.report import units
 
 _GAP = 2

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dpexp.config.printable import printable, printable_line
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.phases import Phase
 from dpexp.report import units
 from dpexp.report.section import Section, Table
 from dpexp.report.units import phase_text

@@ -1,10 +1,9 @@
 """Memory and work of the observed step as text, and the costliest operators of the profiled ones."""
 
 from dpexp.config.ranges import plural
-from dpexp.record.figures.work import CATEGORIES
-from dpexp.record.profiler_trace import PROFILER_TRACE
+from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record, Row
-from dpexp.record.view import RecordView
+from dpexp.record.view import CATEGORIES, RecordView
 from dpexp.report import units
 
 HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}

@@ -1,7 +1,7 @@
 """Noise as text: why a run, or its phases, cannot be judged."""
 
 from dpexp.config.ranges import plural
-from dpexp.record.figures.noise import Noise
+from dpexp.record.noise import Noise
 from dpexp.report import units
 
 

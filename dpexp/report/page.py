@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from dpexp.config.printable import in_html
 from dpexp.config.ranges import plural
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.phases import Phase
 from dpexp.record.view import RecordView
 from dpexp.report import sections as report_sections
 from dpexp.report import style, timeline, units

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.phases import Phase
 
 ROWS = 14
 """The most rows of a table in a short report."""

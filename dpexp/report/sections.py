@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dpexp.config.alike import merged
 from dpexp.config.ranges import plural
-from dpexp.record.batches import Batches
-from dpexp.record.device_map import optimizer_rows
+from dpexp.record.batches import Batches, optimizer_rows
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, memory, style, units, verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable
-from dpexp.record.figures.phase_times import REST
+from dpexp.record.phases import REST
 from dpexp.record.view import RecordView
 from dpexp.report import units
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dpexp.config.names import cell_title
 from dpexp.config.ranges import plural
-from dpexp.record.figures.figure import At, Figure
-from dpexp.record.figures.registry import figures
+from dpexp.record.figures import At, Figure, figures
 from dpexp.record.record import Record
 from dpexp.report import layout, units
 from dpexp.report.compare import Cell, Comparison, Group

@@ -19,7 +19,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from dpexp.config.printable import printable, printable_line
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.phases import Phase
 from dpexp.report import units
 from dpexp.report.section import Section, Table
 from dpexp.report.units import is_visible, phase_text

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpexp.record.batches import Batches, Shape
-from dpexp.record.figures.phase_times import rows_of
+from dpexp.record.phases import rows_of
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic import communication
+from dpexp.record.traffic import by_phase
 from dpexp.record.view import RecordView
 from dpexp.report import layout
 
@@ -129,7 +129,7 @@ def steps(record: Record | RecordView) -> list[TimelineStep]:
     for row in view.record.timeline:
         by_step.setdefault(row["step"], []).append(row)
     groups: Groups = {group.rows: group for group in reversed(view.batches)}
-    moved = {rows: communication.by_phase(view.moves_of(group)) for rows, group in groups.items()}
+    moved = {rows: by_phase(view.moves_of(group)) for rows, group in groups.items()}
     return [_step(view, number, rows, groups, moved) for number, rows in sorted(by_step.items())]
 
 

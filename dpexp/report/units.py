@@ -6,7 +6,7 @@ from itertools import groupby
 
 from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches, Call
-from dpexp.record.figures.phase_times import Phase
+from dpexp.record.phases import Phase
 
 
 def text(value: float, unit: str) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dpexp.config.alike import listed
 from dpexp.config.errors import shortened
 from dpexp.config.ranges import plural
-from dpexp.record.figures.figure import At, Figure
-from dpexp.record.figures.registry import figures as registered
-from dpexp.record.journal.journal import SWEEP_STRATEGY
+from dpexp.record.figures import At, Figure
+from dpexp.record.figures import figures as registered
+from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, units

@@ -312,7 +312,7 @@ def figures(rows: int, hidden: int, block_s: float = BLOCK_S) -> dict[str, list[
 
 def main(rows: int, dense: str) -> None:
     """Measure all ways and print the Record; the time of its steps is that of plain PyTorch with sparse gradients."""
-    from dpexp.record.record import now
+    from dpexp.record.journal import now
     from experiments.programs import program_record
 
     stdout = os.dup(1)

@@ -19,10 +19,9 @@ from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.figures.summary import summarize
-from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record, now
+from dpexp.record.figures import summarize
+from dpexp.record.journal import Journal, now
+from dpexp.record.record import Record, finish
 
 WIDTH = 64
 

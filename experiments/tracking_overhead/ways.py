@@ -111,7 +111,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     from dpexp.engine.observations import Observations, run_facts
     from dpexp.engine.prepare import prepare
     from dpexp.engine.progress import ProgressBar
-    from dpexp.record.journal.journal import Journal
+    from dpexp.record.journal import Journal
     from dpexp.timing import Timer
 
     open_terminal()

@@ -10,7 +10,7 @@ from dpexp.commands.grid import parse, preview
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategies.hybrid import HybridOptions
-from dpexp.record.journal.fold import load
+from dpexp.record.record import Record
 from dpexp.study.sweep.grid import Grid
 from dpexp.study.sweep.sweep import Sweep
 
@@ -154,7 +154,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     sweep = Sweep.latest(grid(*words[:6], *SHORT))
     assert sweep is not None
     folder, *runs = sweep.run_folders()
-    assert sorted(load(run).name for run in runs) == ["single.r1", "whole.r1"]
+    assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]
     assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
     assert done.stdout.count("Comparison 1: 2 configs") == 1
     assert f"figures: {folder / 'report'}" in done.stdout

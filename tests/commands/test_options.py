@@ -18,7 +18,7 @@ from launching import record, run
 import dpexp
 from dpexp.commands.main import app
 from dpexp.config.run_config import RunConfig
-from dpexp.record.journal.fold import finish, load
+from dpexp.record.record import Record, finish
 from dpexp.study.reproduce.reproduce import reproduce
 from dpexp.study.reproduce.worktree import _git
 
@@ -151,6 +151,6 @@ def test_exact_runs_the_recorded_commit() -> None:
     parent = _git("rev-parse", "--verify", "--quiet", "HEAD~1").stdout.strip()
     own.environment["git"] = {"commit": parent or own.environment["git"]["commit"], "dirty": False}
     reproduce(own, exact=True)
-    repeated = [load(path) for path in (Path(os.environ["DPEXP_HOME"]) / "runs").iterdir()]
+    repeated = [Record.load(path) for path in (Path(os.environ["DPEXP_HOME"]) / "runs").iterdir()]
     (again,) = [one for one in repeated if one.run_id != own.run_id]
     assert again.environment["git"]["commit"] == own.environment["git"]["commit"]

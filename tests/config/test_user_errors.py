@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command_lines import HELPERS, CommandLines, CommandResult
 
-from dpexp.record.journal.fold import fold
+from dpexp.record.record import fold
 from dpexp.tracking.content.content import MAX_TAG, fit, tags
 
 USER = HELPERS / "user_error_cases.py"

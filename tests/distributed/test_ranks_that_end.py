@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import run
 
-from dpexp.record.journal.fold import load
+from dpexp.record.record import Record
 
 MODEL = """
 import os, signal
@@ -56,7 +56,7 @@ def test_whichever_rank_it_is_the_end_is_the_same(
     (line,) = done.stderr.splitlines()
     assert re.match(message.replace("RANK", str(rank)), line), line
     (folder,) = (dpexp_home / "runs").iterdir()
-    record = load(folder)
+    record = Record.load(folder)
     assert (record.status, record.damage) == (status, [])
     if status == "killed":
         assert record.error is not None

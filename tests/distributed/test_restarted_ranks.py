@@ -9,7 +9,7 @@ from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_
 from servers import free_port
 from tracking_processes import wait_until_gone
 
-from dpexp.record.journal.fold import fold
+from dpexp.record.record import fold
 
 
 @pytest.mark.parametrize(("strategy", "victim", "optimizer"), [("ddp", 0, "adamw"), ("fsdp", 1, "adam")])

@@ -7,9 +7,8 @@ from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record
+from dpexp.record.journal import Journal
+from dpexp.record.record import Record, fold
 
 
 def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import new_run_id, now
+from dpexp.record.journal import Journal, new_run_id, now
 
 PHASES = ("forward", "backward", "optimizer")
 

@@ -18,8 +18,8 @@ from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal, NullJournal
+from dpexp.record.journal import Journal, NullJournal
+from dpexp.record.record import fold
 
 FILE = Path(plain_loop.__file__)
 LAYOUT = f"{HELPERS}/layouts.py"

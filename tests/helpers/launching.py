@@ -11,8 +11,7 @@ from typing import Any
 from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from command_lines import wait as wait_for_output
 
-from dpexp.record.journal.fold import fold
-from dpexp.record.record import Record
+from dpexp.record.record import Record, fold
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 """``python AGENT RANKS FILE WORDS`` starts ranks with torchrun."""

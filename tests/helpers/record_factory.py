@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 
 EPOCH = (30, 30, 30, 10)

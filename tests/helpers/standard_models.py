@@ -24,8 +24,8 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal, NullJournal
+from dpexp.record.journal import Journal, NullJournal
+from dpexp.record.record import fold
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.placed import Placed

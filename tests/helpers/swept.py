@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from dpexp.record.journal.fold import load
 from dpexp.record.record import Record
-from dpexp.record.runs.index import folders
+from dpexp.record.runs import folders
 from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.sweep.sweep import Sweep
 
@@ -55,5 +54,5 @@ def experiment(folder: Path, waits: str = "slow") -> Experiment:
 
 def runs_of(sweep: Sweep) -> list[Record]:
     """All of its runs, also several of one name, in the order of their starts."""
-    every = map(load, folders(sweep.folder.parent))
+    every = map(Record.load, folders(sweep.folder.parent))
     return sorted((run for run in every if run.parent == sweep.folder.name), key=lambda run: run.started)

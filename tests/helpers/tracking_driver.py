@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import journals  # noqa: E402
 
 from dpexp.config.process import home  # noqa: E402
-from dpexp.record.journal.fold import finish  # noqa: E402
+from dpexp.record.record import finish  # noqa: E402
 from dpexp.tracking.delivery.ledger import LOCK  # noqa: E402
 from dpexp.tracking.process.uploader import Uploader  # noqa: E402
 

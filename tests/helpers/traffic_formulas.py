@@ -12,10 +12,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from dpexp.record.batches import Batches, batches
-from dpexp.record.device_map import model_rows
+from dpexp.record.batches import Batches, batches, model_rows
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.move import Move, is_trained
+from dpexp.record.traffic import Move, is_trained
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement import operators
 from dpexp.measurement.operators import COSTLIEST, STEPS, bounded_trace
-from dpexp.record.profiler_trace import PROFILER_TRACE
+from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record
 from dpexp.report import summary
 from dpexp.report.sections import sections

@@ -17,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.measure import Measurement
 from dpexp.measurement.live_storages import LiveStorages, storage_size
-from dpexp.record.figures.figure import rounded
-from dpexp.record.journal.fold import fold
-from dpexp.record.record import Record, Row
+from dpexp.record.figures import rounded
+from dpexp.record.record import Record, Row, fold
 from dpexp.tracking.content.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12

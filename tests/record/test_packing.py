@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 from dpexp.record.packing import pack, unpack
+from dpexp.record.record import fold
 
 
 def shapes_of(modules: int, replicas: int, batches: list[int]) -> list[dict[str, Any]]:

@@ -15,8 +15,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dpexp.distributed.faults import MAX_TEXT, error_row
-from dpexp.record.journal.fold import fold
-from dpexp.record.record import Record
+from dpexp.record.record import Record, fold
 from dpexp.record.redact import Verbatim, redact, redact_entry
 from dpexp.tracking.errors import short_message
 

@@ -16,11 +16,10 @@ from screen_numbers import named_numbers, plain
 from dpexp import report
 from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.record.figures.summary import summarize
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import Journal
+from dpexp.record.figures import summarize
+from dpexp.record.journal import Journal
 from dpexp.record.record import Record
-from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import data, listing, markdown, page, table, terminal, timeline, units
 from dpexp.report.compare import compare
@@ -107,7 +106,7 @@ def screens(record: Record, home: Path) -> dict[str, str]:
     """Every screen that has text, by name."""
     with Journal(home / "runs", record.run_id) as journal:
         journal.set({key: each for key, each in record.to_dict().items() if key != "summary"})
-    stored = load(journal.folder)
+    stored = Record.load(journal.folder)
     view, compared = RecordView(stored), compare([journal.folder])
     return {
         "terminal": report.summary(record, width=1000),

@@ -19,11 +19,10 @@ from matplotlib.text import Text
 from record_factory import hybrid, whole
 
 from dpexp import report
-from dpexp.record.figures.summary import summarize
-from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record
-from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.figures import summarize
+from dpexp.record.journal import Journal
+from dpexp.record.record import Record, finish
+from dpexp.record.runs import RunSummary
 from dpexp.report import comparison_page, data, listing, table, terminal, units
 from dpexp.report.compare import Comparison, compare
 from dpexp.report.comparison_page import scaling_figure, stacked_phases_figure

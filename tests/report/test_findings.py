@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_factory import EPOCH, PHASES, hybrid, measure, whole
 
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report.findings import Finding, apply_rules, rules
 

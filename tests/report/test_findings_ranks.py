@@ -7,7 +7,7 @@ import pytest
 from launching import run
 from record_factory import whole
 
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report.findings import apply_rules
 

@@ -23,10 +23,9 @@ from record_factory import hybrid, whole
 
 from dpexp import report
 from dpexp.config.printable import printable
-from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import Record
-from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.journal import Journal
+from dpexp.record.record import Record, finish
+from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import comparison_page, data, listing, page, style, timeline
 from dpexp.report.compare import compare

@@ -18,7 +18,7 @@ from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.config.alike import merged
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import plan, terminal, units
 from dpexp.report.findings import apply_rules, headlines

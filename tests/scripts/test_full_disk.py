@@ -11,7 +11,7 @@ import pytest
 from command_lines import PATIENCE_S, ROOT
 from mlflow_reader import only_run
 
-from dpexp.record.journal.fold import load
+from dpexp.record.record import Record
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow and SQLAlchemy warn of each other
 
@@ -78,4 +78,4 @@ def test_on_a_full_disk_reap_and_sync_say_so_and_lose_nothing(tmp_path: Path) ->
     assert [code for _, code, _ in roomy] == [0, 0], roomy
     assert only_run(store, "abroad").info.status == "FINISHED"
     assert only_run(store, "dead").info.status == "KILLED"
-    assert load(foreign.parent).status == "finished"
+    assert Record.load(foreign.parent).status == "finished"

@@ -6,8 +6,8 @@ from pathlib import Path
 import journals
 from command_lines import PATIENCE_S, ROOT, python
 
-from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import JOURNAL
+from dpexp.record.journal import JOURNAL
+from dpexp.record.record import finish
 
 SHORT = ("--steps", "3", "--warmup", "0", "--no-check")
 UNDER_UMASK = """

@@ -10,9 +10,8 @@ import pytest
 from command_lines import ROOT, script
 from rich.cells import cell_len
 
-from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL
-from dpexp.record.record import Record
+from dpexp.record.journal import JOURNAL
+from dpexp.record.record import Record, finish, fold
 from dpexp.report import listing
 
 

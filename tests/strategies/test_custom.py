@@ -13,8 +13,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
-from dpexp.record.journal.fold import fold
-from dpexp.record.record import Record
+from dpexp.record.record import Record, fold
 from dpexp.record.view import RecordView
 
 LAYOUTS = HELPERS / "layouts.py"

@@ -14,8 +14,8 @@ from mlflow_reader import everything, history, only_run
 from servers import Proxy, mlflow_server
 from tracking_processes import wait_until, wait_until_gone
 
-from dpexp.record.journal.fold import fold
-from dpexp.record.journal.journal import JOURNAL
+from dpexp.record.journal import JOURNAL
+from dpexp.record.record import fold
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 

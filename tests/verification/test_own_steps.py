@@ -14,8 +14,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.record.journal.fold import fold
-from dpexp.record.record import Record
+from dpexp.record.record import Record, fold
 from dpexp.verification.result import VerificationError
 
 KINDS = ROOT / "experiments" / "planted_bugs" / "kinds"

@@ -12,7 +12,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.verify import refuse, row_of
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 from dpexp.verification.limits.compare import Difference

@@ -12,7 +12,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.progress import ProgressBar
 from dpexp.measurement.steps import TimedStep
-from dpexp.record.journal.journal import Journal
+from dpexp.record.journal import Journal
 
 FLUSH_SECONDS = 0.5
 """Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several

@@ -19,9 +19,9 @@ import torch
 from dpexp import devices
 from dpexp.config.process import home
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.record.figures.step_times import spread
 from dpexp.record.files import write_atomically
 from dpexp.record.record import Row
+from dpexp.record.steps import spread
 
 _SECONDS, LEAST = 0.1, 3
 """The probe ends after this time, and so many samples."""

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
-from dpexp.record.figures.figure import At, Figure
-from dpexp.record.figures.registry import figures
-from dpexp.record.figures.step_times import spread, typical
-from dpexp.record.record import present
+from dpexp.record.figures import At, Figure, figures
+from dpexp.record.steps import present, spread, typical
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.units import call_texts

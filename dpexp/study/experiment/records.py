@@ -9,8 +9,8 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError
 from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
-from dpexp.record.figures.step_times import speed_up
 from dpexp.record.record import Record, Row
+from dpexp.record.steps import speed_up
 from dpexp.record.view import RecordView
 
 RECORDS = "records"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.ranges import plural
-from dpexp.record.record import Record, Row, present
+from dpexp.record.record import Record, Row
+from dpexp.record.steps import present
 from dpexp.record.view import RecordView
 from dpexp.report import intervals, units
 

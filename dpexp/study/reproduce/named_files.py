@@ -15,7 +15,7 @@ from dpexp.engine.facts.files import file_hashes, is_relative
 from dpexp.engine.facts.references import references
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import HIDDEN
-from dpexp.record.runs.import_journals import IMPORTED
+from dpexp.record.runs import IMPORTED
 from dpexp.study.reproduce.worktree import commit_of, is_in_history
 
 

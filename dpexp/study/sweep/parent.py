@@ -15,10 +15,10 @@ from pathlib import Path
 from dpexp.config import names
 from dpexp.config.errors import text_of
 from dpexp.engine.facts.environment import environment
-from dpexp.record.journal.fold import finish, load
-from dpexp.record.journal.journal import SWEEP_STRATEGY, Journal
-from dpexp.record.record import JournalError, Record, Row, now
-from dpexp.record.runs.index import folders
+from dpexp.record.files import JournalError
+from dpexp.record.journal import SWEEP_STRATEGY, Journal, now
+from dpexp.record.record import Record, Row, finish
+from dpexp.record.runs import folders
 from dpexp.study.experiment.experiment import Experiment
 
 
@@ -32,7 +32,7 @@ def runs_of(sweep: Path) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for folder in folders(sweep.parent):
         with suppress(JournalError):  # of a run that `runs.py list` names
-            record = load(folder)
+            record = Record.load(folder)
             if record.parent == sweep.name:
                 found[record.name] = max(record, found.get(record.name, record), key=_rank)
     return found

@@ -24,11 +24,9 @@ from dpexp.config.errors import ConfigError, did_you_mean
 from dpexp.config.process import home
 from dpexp.config.ranges import be, plural
 from dpexp.config.run_config import config_digest
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import RECORD, SWEEP_STRATEGY
-from dpexp.record.record import Record, new_run_id
-from dpexp.record.runs.begin import PARENT
-from dpexp.record.runs.index import summaries
+from dpexp.record.journal import RECORD, SWEEP_STRATEGY, new_run_id
+from dpexp.record.record import Record
+from dpexp.record.runs import PARENT, summaries
 from dpexp.report.commands import command_of
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.records import PlannedRun, machine_kind, speed_ups
@@ -171,7 +169,7 @@ class Sweep:
     @property
     def has_finished(self) -> bool:
         """Whether the sweep says so itself: one that was killed has no end, and one of tasks no summary."""
-        record = load(self.folder)
+        record = Record.load(self.folder)
         return record.status == "finished" and "done" in record.summary
 
     def run_folders(self) -> list[Path]:

@@ -30,8 +30,7 @@ from dpexp.config.options import default_values
 from dpexp.config.printable import printable
 from dpexp.config.run_config import options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.record.figures.figure import At, rounded
-from dpexp.record.figures.registry import figures
+from dpexp.record.figures import At, figures, rounded
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import tables

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dpexp.record.journal.reader import JournalReader
+from dpexp.record.journal import JournalReader
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row
 from dpexp.tracking.content.content import Point, metric_key
 

@@ -6,9 +6,9 @@ the metric. It is an addition to the run in MLflow, as a user's metrics are: no 
 
 from pathlib import Path
 
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import RECORD, RUN_ID
-from dpexp.record.record import JournalError, Record
+from dpexp.record.files import JournalError
+from dpexp.record.journal import RECORD, RUN_ID
+from dpexp.record.record import Record
 from dpexp.tracking.content import content
 from dpexp.tracking.content.content import SPEED_UP, Point
 from dpexp.tracking.delivery import ledger
@@ -29,7 +29,7 @@ def write_speed_ups(run: MlflowRun, folder: Path, record: Record) -> None:
 
 def _of_runs(folder: Path) -> dict[str, float]:
     try:
-        return _of(load(folder))
+        return _of(Record.load(folder))
     except JournalError:  # which the delivery of the sweep reports
         return {}
 

@@ -8,8 +8,7 @@ those that MLflow makes itself: it draws lines for metrics by step, and adds all
 import json
 from typing import Any
 
-from dpexp.record.figures.figure import At
-from dpexp.record.figures.registry import figures
+from dpexp.record.figures import At, figures
 
 VIEW = "dpexp"
 """The name of the view of an experiment's runs that dpexp's links open."""

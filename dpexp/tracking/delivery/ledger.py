@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.record.files import write_atomically
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import JOURNAL, RUN_ID
-from dpexp.record.record import JournalError, Record
+from dpexp.record.files import JournalError, write_atomically
+from dpexp.record.journal import JOURNAL, RUN_ID
+from dpexp.record.record import Record
 from dpexp.tracking.store.store import Store
 
 LEDGER = "delivery.json"
@@ -82,7 +81,7 @@ def is_tracked(folder: Path, record: Record) -> bool:
     if parent is None or not (parent / JOURNAL).exists():
         return own
     try:
-        return bool(load(parent).config.get("track", own))
+        return bool(Record.load(parent).config.get("track", own))
     except JournalError:
         return own
 

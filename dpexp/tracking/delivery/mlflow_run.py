@@ -11,7 +11,7 @@ from typing import Any
 
 from dpexp import report
 from dpexp.config import names
-from dpexp.record.profiler_trace import PROFILER_TRACE
+from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, tables

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config.ranges import plural
-from dpexp.record.files import private_files
-from dpexp.record.journal.fold import finish, load
-from dpexp.record.journal.journal import JOURNAL, RECORD, is_open
-from dpexp.record.record import JournalError, present
+from dpexp.record.files import JournalError, private_files
+from dpexp.record.journal import JOURNAL, RECORD, is_open
+from dpexp.record.record import Record, finish
 from dpexp.record.redact import redact
-from dpexp.record.runs.index import folders
+from dpexp.record.runs import folders
+from dpexp.record.steps import present
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.delivery.ledger import DeliveryLockedError
 from dpexp.tracking.delivery.upload import LOG, Upload
@@ -100,7 +100,7 @@ def lost(home: Path) -> list[Path]:
 
 def _parent(folder: Path) -> Path | None:
     try:
-        return ledger.parent_folder(folder, load(folder))
+        return ledger.parent_folder(folder, Record.load(folder))
     except JournalError:
         return None
 
@@ -121,7 +121,7 @@ def deliver(
             yield DeliveryResult(folder.name, "running", "its own uploader delivers it")
         else:
             try:
-                record = load(folder)
+                record = Record.load(folder)
             except JournalError as error:
                 yield DeliveryResult(folder.name, SKIPPED, str(error))
                 continue
@@ -179,6 +179,6 @@ def _has_ended(folder: Path) -> bool:
 def _is_tracked(folder: Path) -> bool:
     """Whether a run is delivered though no one names it; True of one that cannot be read: it is reported."""
     try:
-        return ledger.is_tracked(folder, load(folder))
+        return ledger.is_tracked(folder, Record.load(folder))
     except JournalError:
         return True

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config import names
-from dpexp.record.journal.fold import load, load_closed
-from dpexp.record.journal.journal import COMPARISON, JOURNAL, RECORD, is_open
-from dpexp.record.record import JournalError
+from dpexp.record.files import JournalError
+from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, is_open
+from dpexp.record.record import Record, load_closed
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, speed_ups
 from dpexp.tracking.content.points import JournalPoints
@@ -128,7 +128,7 @@ class Upload:
         """
         parent = ledger.parent_folder(self.folder, self._points.record)
         try:
-            if parent is None or not ledger.is_tracked(parent, load(parent)):
+            if parent is None or not ledger.is_tracked(parent, Record.load(parent)):
                 return None
         except JournalError:  # there is none, or none that can be read
             return None
@@ -168,7 +168,7 @@ class Upload:
 
     def figures(self) -> list[str]:
         """Deliver what is drawn from the Record, which is slow. Returns what could not be drawn."""
-        run, view = self.attach(), RecordView(load(self.folder))
+        run, view = self.attach(), RecordView(Record.load(self.folder))
         problems = run.write_figures(view, self.folder / COMPARISON)
         entry = LedgerEntry(run.experiment_id, run.run_id, True, self._points.offset)
         ledger.write_entry(self.folder, self.store.name, entry)

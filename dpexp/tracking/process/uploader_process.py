@@ -29,7 +29,7 @@ from typing import Any
 
 from dpexp.config.process import home
 from dpexp.record.files import private_files
-from dpexp.record.journal.journal import is_open
+from dpexp.record.journal import is_open
 from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.tracking.delivery import ledger

@@ -16,7 +16,7 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.engine.facts.environment import git
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import terminal
 from dpexp.study.reproduce.reproduce import config_of, reproduce

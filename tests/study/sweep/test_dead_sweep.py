@@ -11,8 +11,8 @@ import pytest
 import swept
 from command_lines import PATIENCE_S, script, shared, wait
 
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal import JOURNAL, RECORD
+from dpexp.record.record import Record
 from dpexp.study.sweep.sweep import Sweep, plan_runs
 
 
@@ -37,7 +37,7 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     wait_until(lambda: not slow.is_running() or slow.status() == psutil.STATUS_ZOMBIE)
     sweep = Sweep.latest(experiment)
     assert sweep is not None
-    assert load(sweep.folder).status == "killed"
+    assert Record.load(sweep.folder).status == "killed"
     assert [run.name for run in sweep.missing(plan_runs(experiment))][:1] == ["slow.r1"]
     (experiment.folder / "mended").touch()
     done = script("sweep.py", experiment.folder, "--no-track", "--resume")
@@ -47,9 +47,9 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     assert finished == Counter(run.name for run in plan_runs(experiment))
     before = len(swept.runs_of(sweep))
     cut_off_the_end(sweep.folder)  # as if it had been killed after its last run
-    assert load(sweep.folder).status == "killed"
+    assert Record.load(sweep.folder).status == "killed"
     assert script("sweep.py", experiment.folder, "--no-track", "--resume").returncode == 0
-    assert load(sweep.folder).status == "finished"
+    assert Record.load(sweep.folder).status == "finished"
     assert len(swept.runs_of(sweep)) == before
 
 

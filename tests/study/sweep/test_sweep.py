@@ -11,7 +11,6 @@ from record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.engine.facts.environment import lock
-from dpexp.record.journal.fold import load as load_run
 from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.experiment.records import measured_runs, read_record, run_records, speed_ups
@@ -71,7 +70,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
         ("quick", True, ""): 2,
         ("fragile", False, "killed by SIGKILL"): 2,
     }
-    parent = load_run(sweep.folder)
+    parent = Record.load(sweep.folder)
     assert (parent.status, parent.summary["done"], len(parent.summary["speed_ups"])) == ("finished", 4, 4)
     assert {(run.parent, run.experiment) for run in swept.runs_of(sweep)} == {(sweep.folder.name, "small")}
     with pytest.raises(ConfigError, match="2 runs are missing"):
@@ -115,7 +114,7 @@ def test_an_interrupted_sweep_resumes_under_the_same_parent(experiment: Experime
 
     with pytest.raises(KeyboardInterrupt):
         sweep.run(planned, interrupt)
-    assert load_run(sweep.folder).status == "killed"
+    assert Record.load(sweep.folder).status == "killed"
     again = newest(experiment)
     assert again.folder == sweep.folder
     assert again.missing(planned) == planned[1:]
@@ -146,7 +145,7 @@ def test_tasks_side_by_side_make_one_sweep_and_resume_completes_it(
     sweep = newest(experiment)
     assert sweep.folder == Sweep.shared(experiment).folder
     parents = [
-        folder.name for folder in (dpexp_home / "runs").iterdir() if load_run(folder).strategy == "sweep"
+        folder.name for folder in (dpexp_home / "runs").iterdir() if Record.load(folder).strategy == "sweep"
     ]
     assert parents == [sweep.folder.name]
     assert sorted(run.name for run in swept.runs_of(sweep)) == [
@@ -162,7 +161,7 @@ def test_tasks_side_by_side_make_one_sweep_and_resume_completes_it(
     assert "HOLDS: It is quick." in done.stdout
     runs = swept.runs_of(sweep)
     assert sorted(run.name for run in runs) == sorted(run.name for run in plan_runs(experiment))
-    assert load_run(sweep.folder).summary["done"] == len(runs)
+    assert Record.load(sweep.folder).summary["done"] == len(runs)
 
     from mlflow.tracking import MlflowClient
 

@@ -19,9 +19,8 @@ from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wa
 from mlflow_reader import expected_metrics, history, is_system, only_run
 from store_faults import Death, dying
 
-from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, Journal
-from dpexp.record.record import now
+from dpexp.record.journal import JOURNAL, Journal, now
+from dpexp.record.record import finish, fold
 from dpexp.tracking.delivery import upload
 from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.store.store import Store

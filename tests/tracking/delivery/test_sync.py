@@ -9,10 +9,10 @@ from command_lines import script
 from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, mlflow_runs, only_run
 
-from dpexp.record.journal.fold import finish
-from dpexp.record.journal.journal import Journal
-from dpexp.record.record import JournalError
-from dpexp.record.runs.import_journals import import_journal
+from dpexp.record.files import JournalError
+from dpexp.record.journal import Journal
+from dpexp.record.record import finish
+from dpexp.record.runs import import_journal
 from dpexp.tracking.delivery import sync
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other

@@ -17,13 +17,10 @@ from store_faults import Death, dying
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig
-from dpexp.record.figures.figure import At
-from dpexp.record.figures.registry import figures
-from dpexp.record.journal.fold import finish, fold
-from dpexp.record.journal.journal import JOURNAL, Journal
-from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import Record
-from dpexp.record.runs.import_journals import import_journal
+from dpexp.record.figures import At, figures
+from dpexp.record.journal import JOURNAL, Journal, JournalReader
+from dpexp.record.record import Record, finish, fold
+from dpexp.record.runs import import_journal
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, tables, view
 from dpexp.tracking.content.points import JournalPoints

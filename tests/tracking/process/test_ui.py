@@ -17,7 +17,7 @@ from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until_gone
 
 from dpexp.config.printable import printable_line
-from dpexp.record.journal.fold import finish
+from dpexp.record.record import finish
 from dpexp.tracking.process.ui import ServerError, server
 from dpexp.tracking.store.store import Store
 

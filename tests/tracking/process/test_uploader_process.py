@@ -15,8 +15,8 @@ from command_lines import ROOT, script
 from mlflow_reader import artifact_folder, everything, history, only_run
 from tracking_processes import Driver, drive, wait_until
 
-from dpexp.record.journal.fold import WITHOUT_END, fold, load
-from dpexp.record.journal.journal import JOURNAL, RECORD
+from dpexp.record.journal import JOURNAL, RECORD
+from dpexp.record.record import WITHOUT_END, Record, fold
 from dpexp.tracking.delivery import ledger
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.store import Store
@@ -81,7 +81,7 @@ def test_however_a_run_dies_it_ends_in_mlflow(
 ) -> None:
     driver = drive(how)
     assert driver.wait() == code
-    record = load(dpexp_home / "runs" / driver.run_id)
+    record = Record.load(dpexp_home / "runs" / driver.run_id)
     assert record.status == status
     assert record.steps["loss"] == delivered_steps(uri, driver.run_id) == [1 / (1 + i) for i in range(50)]
     found = everything(uri, driver.run_id)
@@ -141,7 +141,7 @@ def test_reap_closes_a_run_that_died_with_its_uploader(dpexp_home: Path, uri: st
     reaped = script("runs.py", "reap")
     assert reaped.returncode == 0, reaped.stderr
     assert "closed: killed, 50 steps recorded" in reaped.stdout
-    record = load(folder)
+    record = Record.load(folder)
     assert (record.status, record.error) == ("killed", WITHOUT_END)
     assert everything(uri, driver.run_id)["status"] == "KILLED"
     assert everything(uri, driver.run_id)["tags"]["dpexp.error"].startswith("LostContact: the process that")
@@ -199,7 +199,7 @@ def test_a_store_that_cannot_be_used_leaves_the_journal(dpexp_home: Path) -> Non
     assert driver.wait() == 3
     assert message in delivery["message"]
     assert f"python scripts/runs.py sync {driver.run_id}" in delivery["message"]
-    assert len(load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
+    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
     synced = script("runs.py", "sync")
     assert synced.returncode == 3
     assert message in synced.stderr
@@ -247,7 +247,7 @@ def test_a_mistyped_store_directory_is_not_created(dpexp_home: Path, tmp_path: P
     assert f"directory {tmp_path}/mistyped does not exist" in driver.delivery()["message"]
     assert driver.wait() == 3
     assert not (tmp_path / "mistyped").exists()
-    assert len(load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
+    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_read_only_or_full_store_is_named(
     assert str(folder) in delivery["message"]
     assert message in delivery["message"]
     assert driver.wait() == 3
-    assert len(load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
+    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
 
 
 def wait_for_points(home: Path, uri: str, driver: Driver, steps: int) -> None:

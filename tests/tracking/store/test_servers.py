@@ -15,8 +15,8 @@ from mlflow_reader import everything, history, only_run
 from servers import Proxy, mlflow_server
 from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
-from dpexp.record.journal.fold import finish, load
-from dpexp.record.journal.journal import JOURNAL, Journal
+from dpexp.record.journal import JOURNAL, Journal
+from dpexp.record.record import Record, finish
 from dpexp.tracking.delivery.upload import Upload
 from dpexp.tracking.errors import StoreError
 from dpexp.tracking.store.store import Store
@@ -104,7 +104,7 @@ def test_a_server_that_is_away_costs_the_run_nothing(
     assert driver.wait() == 3
     assert message in delivery["message"]
     assert f"runs.py sync {driver.run_id}" in delivery["message"]
-    assert len(load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 50
+    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 50
     late = script("runs.py", "sync", driver.run_id, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server}")
     assert late.returncode == 0, late.stderr
     assert steps_of(f"http://127.0.0.1:{server}", driver.run_id) == list(range(50))

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dpexp.record.figures.step_times import quartiles, spread
+from dpexp.record.steps import quartiles, spread
 
 
 def by_hand(samples: list[float], share: float) -> float:

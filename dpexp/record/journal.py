@@ -1,4 +1,4 @@
-"""The journal: the append-only file that holds a run's facts, and its one writer.
+"""The journal: the append-only file that holds a run's facts, its one writer, and the reader of its entries.
 
 Each line is a JSON object of the time in ms since 1970 and operations on the Record::
 
@@ -17,18 +17,19 @@ import functools
 import json
 import os
 import re
+import secrets
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dpexp.config.ranges import be, plural
-from dpexp.record.files import check_writable, make_folder, sync_folder
-from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import NOT_OF_DPEXP, SCHEMA, JournalError, Record, Row, now, now_ms
+from dpexp.record.files import JournalError, check_writable, make_folder, sync_folder
 from dpexp.record.redact import redact_entry
 
+SCHEMA = 1
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
 SWEEP_STRATEGY = "sweep"
@@ -62,18 +63,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """
         journal = cls.__new__(cls)
         journal._open(folder, _open_locked(folder / JOURNAL))
-        reader, record = JournalReader(journal.path), Record()
-        for entry in reader:
-            with contextlib.suppress(*NOT_OF_DPEXP):
-                record.apply(entry)
-        samples = {kind: getattr(record, kind) for kind in ("steps", "phases", "metrics")}
-        lists = [f"{kind}.{name}" for kind in samples for name, values in samples[kind].items() if values]
+        reader = JournalReader(journal.path)
+        lists = {key for entry in reader for key in entry.get("extend", ()) if key.startswith("steps.")}
         journal._lines, journal._size = reader.lines, reader.offset
         journal._file.truncate(reader.offset)
         journal._file.seek(reader.offset)
         (folder / RECORD).unlink(missing_ok=True)
         if lists:
-            journal._write({"cut": dict.fromkeys([*lists, "timeline"], 0)})
+            journal._write({"cut": dict.fromkeys(sorted(lists), 0)})
         return journal
 
     def _open(self, folder: Path, file: Any) -> None:
@@ -81,7 +78,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         _close_in_forked_children()
         _open_files.add(file)
         self._lines = self._size = 0
-        self._set: Row = {}
+        self._set: dict[str, Any] = {}
         self._extended: list[Lists] = []
 
     def set(self, values: Mapping[str, Any] | None = None, **named: Any) -> None:
@@ -124,7 +121,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._file.close()
         _remove(self._new, self.folder)
 
-    def _write(self, entry: Row) -> None:
+    def _write(self, entry: dict[str, Any]) -> None:
         """Write one line; on any exception, also an interrupt, restore the file and raise it."""
         line = encode_line({"at": now_ms(), **entry})
         try:
@@ -242,6 +239,56 @@ def _concatenate(buffered: Iterable[Lists]) -> Lists:
     return concatenated
 
 
-def encode_line(entry: Row) -> bytes:
+def encode_line(entry: dict[str, Any]) -> bytes:
     """One line of the journal, without credentials."""
     return json.dumps(redact_entry(entry), separators=(",", ":")).encode() + b"\n"
+
+
+class JournalReader:
+    """Reads a journal from where the last iteration stopped, while the writer may append to it.
+
+    An incomplete line is left for the next iteration, and a line that is not a JSON object is skipped.
+    ``offset`` is the first byte not yet read; ``lines`` counts the lines that were read, ``unreadable`` those
+    of them that were skipped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = self.lines = self.unreadable = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                self.lines += 1
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError):
+                    entry = None
+                if isinstance(entry, dict):
+                    yield entry
+                else:
+                    self.unreadable += 1
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601 to the millisecond."""
+    return iso(now_ms())
+
+
+def now_ms() -> int:
+    """The time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def iso(ms: float) -> str:
+    """A time in ms since 1970 as ISO 8601, UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def new_run_id() -> str:
+    """Twelve random hex digits; users may abbreviate them."""
+    return secrets.token_hex(6)

@@ -7,8 +7,8 @@ import pytest
 from record_factory import EPOCH, PHASES, hybrid, time_phases, whole
 
 from dpexp import report
-from dpexp.record.figures.noise import noise
-from dpexp.record.figures.summary import summarize
+from dpexp.record.figures import summarize
+from dpexp.record.noise import noise
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.findings import apply_rules

@@ -16,15 +16,12 @@ import needs
 import pytest
 from command_lines import ROOT
 
-from dpexp.record.figures.step_times import spread
-from dpexp.record.files import check_writable
-from dpexp.record.journal.fold import finish, fold, load
-from dpexp.record.journal.journal import JOURNAL, RECORD, Journal, is_open
-from dpexp.record.journal.reader import JournalReader
-from dpexp.record.record import JournalError, Record
+from dpexp.record.files import JournalError, check_writable
+from dpexp.record.journal import JOURNAL, RECORD, Journal, JournalReader, is_open
+from dpexp.record.record import Record, finish, fold
 from dpexp.record.redact import redact
-from dpexp.record.runs.import_journals import IMPORTED, import_journal
-from dpexp.record.runs.index import UnknownRunError, find, summaries
+from dpexp.record.runs import IMPORTED, UnknownRunError, find, import_journal, summaries
+from dpexp.record.steps import spread
 from dpexp.report import listing, summary
 
 
@@ -60,7 +57,7 @@ def test_a_new_journal_has_its_writer_as_soon_as_it_has_its_name(
 
     monkeypatch.setattr(fcntl, "flock", watched)
     with Journal(runs, "new") as journal:
-        assert load(journal.folder).status == "running"
+        assert Record.load(journal.folder).status == "running"
     assert seen
     assert not any(seen)
 
@@ -123,7 +120,7 @@ def test_a_finished_run_folds_to_all_that_was_set_and_extended(runs: Path) -> No
 def test_record_json_holds_the_same_record_as_the_journal(runs: Path) -> None:
     path = journals.complete(runs)
     written = finish(path)
-    assert load(path.parent) == written == fold(path)
+    assert Record.load(path.parent) == written == fold(path)
     assert json.loads((path.parent / RECORD).read_bytes()) == written.to_dict()
 
 
@@ -191,9 +188,9 @@ def test_a_record_that_is_older_than_its_journal_is_not_believed(runs: Path) -> 
     later = (folder / RECORD).stat().st_mtime_ns + 10**6
     (folder / RECORD).write_text(Record(run_id=folder.name, status="killed").to_json())
     os.utime(folder / RECORD, ns=(later, later))
-    assert load(folder).status == "killed"
+    assert Record.load(folder).status == "killed"
     os.utime(folder / JOURNAL, ns=(later + 1, later + 1))
-    assert load(folder).status == "finished"
+    assert Record.load(folder).status == "finished"
 
 
 def test_a_journal_of_an_earlier_version_is_read(runs: Path) -> None:
@@ -225,7 +222,7 @@ def test_inf_and_nan_survive_json_and_are_counted(runs: Path) -> None:
     assert record.summary["nonfinite"] == {"loss": {"nan": 1, "inf": 2, "first": 1}}
     text = (runs / record.run_id / RECORD).read_text()
     assert json.loads(text, parse_constant=pytest.fail)["steps"]["loss"] == [1.0, "inf", "nan", "-inf"]
-    again = load(runs / record.run_id).steps["loss"]
+    again = Record.load(runs / record.run_id).steps["loss"]
     assert again[1] == math.inf
     assert math.isnan(again[2])
 
@@ -286,8 +283,8 @@ def test_a_journal_is_open_until_its_writer_dies(runs: Path) -> None:
 FULL_DISK = """
 import sys, journals
 from pathlib import Path
-from dpexp.record.journal.fold import finish
-from dpexp.record.record import JournalError
+from dpexp.record.record import finish
+from dpexp.record.files import JournalError
 home = Path(sys.argv[1])
 journal = journals.begin(home / "runs", "full")
 try:
@@ -413,7 +410,7 @@ def test_a_journal_from_another_machine_joins_the_runs(runs: Path, tmp_path: Pat
     folder = import_journal(foreign, runs)
     assert folder == runs / "abroad"
     assert (folder / JOURNAL).read_bytes() == foreign.read_bytes()
-    assert load(folder) == fold(foreign)
+    assert Record.load(folder) == fold(foreign)
     assert (folder / IMPORTED).exists()
     assert import_journal(foreign, runs) == folder
     assert not list(runs.glob(".import*"))
@@ -424,11 +421,11 @@ def test_a_longer_copy_of_a_journal_replaces_a_shorter_one(runs: Path, tmp_path:
     content = foreign.read_bytes()
     half = content[: content.index(b"\n", len(content) // 2) + 1]
     foreign.write_bytes(half)
-    assert load(import_journal(foreign, runs)).status == "killed"
+    assert Record.load(import_journal(foreign, runs)).status == "killed"
     foreign.write_bytes(content)
-    assert load(import_journal(foreign, runs)).status == "finished"
+    assert Record.load(import_journal(foreign, runs)).status == "finished"
     foreign.write_bytes(half)
-    assert load(import_journal(foreign, runs)).status == "finished"
+    assert Record.load(import_journal(foreign, runs)).status == "finished"
 
 
 def test_two_journals_of_one_run_id_are_not_mixed(runs: Path, tmp_path: Path) -> None:

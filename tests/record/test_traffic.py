@@ -22,7 +22,7 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.record.record import Record, Row
-from dpexp.record.traffic.communication import by_phase
+from dpexp.record.traffic import by_phase
 from dpexp.record.view import RecordView
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.record.record import Record, present
+from dpexp.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -109,3 +109,8 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
         return samples[0], samples[0], samples[0]
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     return low, middle, high
+
+
+def present(values: Iterable[Any]) -> list[Any]:
+    """The samples without those that were not measured."""
+    return [value for value in values if value is not None]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpexp.record.figures.step_times import quartiles
+from dpexp.record.steps import quartiles
 
 FEWEST = 4
 """Fewer times have no spread that one could judge."""

@@ -10,8 +10,8 @@ from command_lines import ROOT
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from dpexp.record.record import JournalError
-from dpexp.record.runs.begin import begin
+from dpexp.record.files import JournalError
+from dpexp.record.runs import begin
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 try:
     begin(Path(sys.argv[1]), "", {"config": {"text": "x" * 80_000}}, restarted=False)

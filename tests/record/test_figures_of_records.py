@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from record_factory import PHASES, hybrid, time_phases, whole
 
 from dpexp import report
-from dpexp.record.figures.figure import At
-from dpexp.record.figures.registry import FIGURES, figures
-from dpexp.record.figures.summary import summarize
-from dpexp.record.journal.fold import load
-from dpexp.record.journal.journal import Journal
+from dpexp.record.figures import FIGURES, At, figures, summarize
+from dpexp.record.journal import Journal
 from dpexp.record.record import Record
-from dpexp.record.runs.run_summary import RunSummary
+from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import data, listing, table, terminal, units
 from dpexp.report.compare import compare
@@ -63,7 +60,7 @@ def stored(record: Record, home: Path) -> tuple[Path, Record]:
     """The folder of the record's run, and the Record as it is read from there."""
     with Journal(home / "runs", record.run_id) as journal:
         journal.set({key: each for key, each in record.to_dict().items() if key != "summary"})
-    return journal.folder, load(journal.folder)
+    return journal.folder, Record.load(journal.folder)
 
 
 def flat(path: str, found: Any) -> Numbers:

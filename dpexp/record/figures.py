@@ -1,7 +1,7 @@
-"""The registry of figures: every number that is computed from a Record, and where it stands.
+"""The figures: every number that is computed from a Record, and where it stands.
 
-Terminal, MLflow, comparisons, lists and experiments read it, and the ``summary`` of a Record is made from it:
-a new figure is one entry. Where figures stand side by side, they do in this order. docs/definitions.md says
+Terminal, MLflow, comparisons, lists, experiments and the ``summary`` of a Record read them: a new figure is
+one entry. Where figures stand side by side, they do in this order. docs/definitions.md says
 what they mean, docs/extending.md adds one.
 """
 
@@ -9,12 +9,108 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
 
-from dpexp.record.device_map import parameter_bytes, replicated_bytes
-from dpexp.record.figures.figure import At, Figure, largest_known, largest_of
+from dpexp.record.batches import parameter_bytes, replicated_bytes
+from dpexp.record.record import Record, Row
+from dpexp.record.steps import spread, typical
 from dpexp.record.view import RecordView
+
+DIGITS = 4
+"""The significant digits of a metric of MLflow, unless a figure says another number."""
+
+
+class At(Flag):
+    """Where a figure stands."""
+
+    TERMINAL = auto()
+    """The head of a run's report, and so of its page and of MLflow's note."""
+    SUMMARY = auto()
+    """The ``summary`` of the Record."""
+    METRIC = auto()
+    """A single metric of MLflow, by which runs are compared there."""
+    COLUMN = auto()
+    """A single metric that is a column of MLflow's list of runs, too."""
+    LIST = auto()
+    """``runs.py list``."""
+    TABLE = auto()
+    """The table of a comparison."""
+    ROWS = auto()
+    """The CSV and JSON of a comparison."""
+    CLAIM = auto()
+    """The claims, columns and pictures of experiments."""
+
+
+def typical_of(values: Sequence[float | None]) -> float | None:
+    """The geometric mean of several runs' figures; None where one has none."""
+    known = [value for value in values if value is not None]
+    return typical(known) if known and len(known) == len(values) else None
+
+
+def largest_of(values: Sequence[float | None]) -> float | None:
+    """The largest of several runs' figures; None where one has none."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def largest_known(values: Sequence[float | None]) -> float | None:
+    """The largest of several runs' figures, of those that have one."""
+    return max((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a run, or one for each of several keys.
+
+    ``of`` gives it, or ``{key: number}``, or None where it is not known; its samples if it ``is_sampled``,
+    whose median it then is. ``unit`` decides how it reads (``dpexp.report.units.text``), and ``unknown`` is
+    read where there is none. ``digits`` are the significant ones in a metric of MLflow, where 0 means all.
+    ``of_parts`` makes one number of those by key, ``of_runs`` one of those of several runs of one config.
+    ``is_kept``: if unknown, it is null in a summary, and not left out. ``varies``: as what is sampled, it is
+    another in each run, so that intervals compare it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    of: Callable[[RecordView], Any]
+    at: At
+    digits: int = DIGITS
+    unknown: str = "-"
+    is_sampled: bool = False
+    varies: bool = False
+    is_kept: bool = False
+    of_parts: Callable[[Sequence[Any]], float | None] = sum
+    of_runs: Callable[[Sequence[Any]], float | None] = typical_of
+
+    def summarized(self, view: RecordView) -> Any:
+        """The figure as a summary has it: of samples ``{median, iqr, min, max, n}``."""
+        return spread(self.of(view)) if self.is_sampled else self.of(view)
+
+    def number(self, view: RecordView) -> float | None:
+        """The figure as one number: the median of samples, ``of_parts`` of several."""
+        value: Any = self.of(view)
+        if self.is_sampled:
+            return statistics.median(value) if value else None
+        if isinstance(value, Mapping):
+            return self.of_parts(list(value.values()))
+        number: float | None = value
+        return number
+
+    def rounded(self, view: RecordView) -> float | None:
+        """That number with ``digits`` significant ones."""
+        number = self.number(view)
+        return rounded(number, self.digits) if self.digits and number is not None else number
+
+
+def rounded(number: float, digits: int = DIGITS) -> float:
+    """The number with so many significant digits."""
+    return float(f"{number:.{digits}g}")
 
 
 def _of_two_runs(view: RecordView) -> None:
@@ -135,3 +231,13 @@ FIGURES = (
 def figures(at: At) -> tuple[Figure, ...]:
     """Those that stand at one of these places, in the order of the registry."""
     return tuple(figure for figure in FIGURES if at & figure.at)
+
+
+def summarize(record: Record) -> Row:
+    """Compute the figures of the summary again; returns it. What a run itself wrote into it stays."""
+    view = RecordView(record)
+    for figure in figures(At.SUMMARY):
+        value = figure.summarized(view)
+        if figure.is_kept or value not in (None, {}):
+            record.summary[figure.name] = value
+    return record.summary
