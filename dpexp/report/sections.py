@@ -14,7 +14,7 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, memory, style, units, verdict
 from dpexp.report.commands import next_commands
-from dpexp.report.findings import Finding, apply_rules, headlines
+from dpexp.report.findings import Finding, findings_of
 from dpexp.report.noise import noise_text
 from dpexp.report.section import Section, Table, shortest
 from dpexp.report.units import call_texts, headline, phase_text
@@ -26,7 +26,7 @@ def sections(record: Record | RecordView, *, full: bool = False) -> list[Section
     A short report has the first finding, and shapes, device map and phases of at most ``LINES`` lines.
     """
     view = RecordView.of(record)
-    record, findings = view.record, apply_rules(view)
+    record, findings = view.record, findings_of(view)
     parts = [
         _run(view, findings),
         _verification(record) if full else _warning(record),
@@ -42,7 +42,7 @@ def sections(record: Record | RecordView, *, full: bool = False) -> list[Section
     return found if full else list(map(shortest, found))
 
 
-def _run(view: RecordView, findings: Mapping[str, Finding]) -> Section:
+def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     record = view.record
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
     if record.damage or record.execution == "passthrough":
@@ -204,10 +204,10 @@ def _phases(view: RecordView) -> Section | None:
     return Section(title, (line,), bars=bars, colors=style.of_run(view))
 
 
-def _findings(record: Record, findings: Mapping[str, Finding], full: bool) -> Section | None:
-    found = [f"{finding.text} {finding.advice}" for finding in findings.values()]
+def _findings(record: Record, findings: Sequence[Finding], full: bool) -> Section | None:
+    found = [f"{finding.text} {finding.advice}" for finding in findings]
     if not found:
         return Section("Findings", ("none",)) if record.status == "finished" else None
     if not full and len(found) > 1:
-        found[1:] = [f"and {len(found) - 1} more: {', '.join(headlines(findings)[1:])}"]
+        found[1:] = [f"and {len(found) - 1} more: {', '.join(finding.name for finding in findings[1:])}"]
     return Section("Findings", tuple(found), "warn")

@@ -8,11 +8,11 @@ from dpexp.record.figures import At, Figure, figures
 from dpexp.record.record import Record
 from dpexp.report import layout, units
 from dpexp.report.compare import Cell, Comparison, Group
-from dpexp.report.findings import NOISY
 from dpexp.report.intervals import ONE_RUN, Interval
 from dpexp.report.listing import prefixes
 from dpexp.report.section import Section, Table
 
+NOISY = 0.2
 SHOWN = 40
 """At most this many cells of a group are shown: the fastest, and the baseline."""
 

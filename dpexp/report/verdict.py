@@ -1,6 +1,6 @@
 """The head of a run's report: a verdict in one line, then five lines of figures."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from dpexp.config.alike import listed
 from dpexp.config.errors import shortened
@@ -11,7 +11,7 @@ from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, units
-from dpexp.report.findings import headlines
+from dpexp.report.findings import Finding
 from dpexp.report.noise import noise_text
 
 USUAL_LIMIT = 1e-12
@@ -23,7 +23,7 @@ EXECUTIONS = {
 }
 
 
-def verdict(view: RecordView, findings: Iterable[str]) -> str:
+def verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
     Of a run that cannot be judged: why, and its rate by wall clock.
@@ -42,7 +42,7 @@ def verdict(view: RecordView, findings: Iterable[str]) -> str:
         return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} a step, IQR {units.ms(usual.iqr)}, n {usual.n}")
-    return "; ".join([*parts, *headlines(findings)[:1]])
+    return "; ".join([*parts, *(finding.name for finding in findings[:1])])
 
 
 def _verified(facts: Row) -> str:

@@ -11,7 +11,7 @@ from dpexp.record.figures import summarize
 from dpexp.record.noise import noise
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.findings import apply_rules
+from dpexp.report.findings import findings_of
 
 
 def timed(times: list[float], **changes: object) -> Record:
@@ -44,7 +44,7 @@ def test_a_slow_start_is_not_noise() -> None:
     """The median leaves it out, and the finding on it says what to do."""
     record = timed([50.0] * 4 + [1.0, 1.01] * 30)
     assert RecordView(record).noise is None
-    assert "unsteady_start" in apply_rules(record)
+    assert "--warmup 26" in "".join(found.advice for found in findings_of(record))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_noisy_run_is_said_to_be_one_first_and_nothing_is_built_on_it(times: l
     verdict = text.splitlines()[1]
     assert verdict.startswith(f"  VIRTUAL devices, verified; cannot be judged: {why}; ")
     assert verdict.endswith(f"; {rate:,.0f} samples/s by wall clock")
-    assert list(apply_rules(record)) == ["too_noisy"]
-    assert why in apply_rules(record)["too_noisy"].text
+    (found,) = findings_of(record)
+    assert (found.name, why in found.text) == ("cannot be judged", True)
     section = text.partition("Where a step goes\n")[2].partition("\n\n")[0]
     assert "without shares" in section
     assert "%" not in section
@@ -76,7 +76,11 @@ def test_findings_that_need_no_times_stay() -> None:
         ms * (1 + 9 * (number % 11 < 5)) for number, ms in enumerate(record.steps["time_ms"])
     ]
     summarize(record)
-    assert list(apply_rules(record)) == ["too_noisy", "passed_through", "idle_devices"]
+    assert [found.name for found in findings_of(record)] == [
+        "cannot be judged",
+        "no device to split over",
+        "idle devices",
+    ]
 
 
 def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:

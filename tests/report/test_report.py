@@ -21,7 +21,7 @@ from dpexp.config.alike import merged
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import plan, terminal, units
-from dpexp.report.findings import apply_rules, headlines
+from dpexp.report.findings import findings_of
 
 PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])
 NAMES = st.lists(PARTS, min_size=1, max_size=3).map(".".join)
@@ -71,7 +71,7 @@ def test_the_verdict_says_how_far_a_run_is_verified_where_the_limit_is_wide() ->
 
 def test_the_verdict_names_the_finding_that_matters_most() -> None:
     record = whole(2, phases=PHASES | {"replicate": 5.0})
-    assert headlines(apply_rules(record))[0] in report.summary(record, width=120).splitlines()[1]
+    assert findings_of(record)[0].name in report.summary(record, width=120).splitlines()[1]
 
 
 @pytest.mark.parametrize("width", [80, 100])
