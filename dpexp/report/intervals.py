@@ -8,8 +8,8 @@
 
 The steps of one run share its process, its memory layout and the state of the machine: however many they are,
 they do not show how far the next run will lie. So a run counts once, by its median, and one run has no
-interval. Runs of the same round of a sweep are compared by ``mean`` of their differences, other runs by
-``difference``; ``least_found`` says what difference they could have seen.
+interval. Runs of the same round of a sweep are compared by the ``mean`` of their differences, other runs by
+the ``difference`` of their means.
 """
 
 from __future__ import annotations
@@ -28,87 +28,26 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean or difference, its standard error, and its degrees of freedom."""
-
-    middle: Array
-    error: Array
-    freedom: Array
-
-    def half(self, confidence: float) -> Array:
-        """Half the width of its interval."""
-        import numpy as np
-        from scipy import special
-
-        t = special.stdtrit(np.maximum(self.freedom, 1), (1 + confidence) / 2)
-        return np.asarray(t * self.error)
-
-
-def mean(values: Array) -> Estimate:
-    """The mean of values of shape (…, runs)."""
-    import numpy as np
-
-    runs = values.shape[-1]
-    return Estimate(values.mean(-1), values.std(-1, ddof=1) / math.sqrt(runs), np.asarray(runs - 1))
-
-
-def difference(first: Array, second: Array) -> Estimate:
-    """The difference of the means of values of shapes (…, runs)."""
-    import numpy as np
-
-    variances = [values.var(-1, ddof=1) / values.shape[-1] for values in (first, second)]
-    freedom = min(first.shape[-1], second.shape[-1]) - 1
-    return Estimate(first.mean(-1) - second.mean(-1), np.sqrt(sum(variances)), np.asarray(freedom))
-
-
-POWER = 0.8
-"""The share of further comparisons with as many runs that would find the difference."""
-_QUANTILES = 200
-
-
-@functools.cache
-def least_found(freedom: int, confidence: float) -> float:
-    """The least difference that ``POWER`` of further comparisons find, in standard errors as measured."""
-    import numpy as np
-    from scipy import special
-
-    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    spreads = np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
-    limits = special.stdtrit(freedom, (1 + confidence) / 2) * spreads[:, None]
-
-    def found(times: float) -> float:
-        differences = times * spreads
-        return float(np.mean(special.ndtr(differences - limits) + special.ndtr(-differences - limits)))
-
-    low, high = 0.0, 1.0
-    while found(high) < POWER:
-        low, high = high, 2 * high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if found(middle) < POWER else (low, middle)
-    return high
-
-
 RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
+POWER = 0.8
+"""The share of further comparisons with as many runs that find a difference which would show."""
 ONE_RUN = "from one run each"
 """Why there is no interval."""
-_MOST = 700.0
-"""The largest logarithm of an end."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95% confidence interval; with one run the interval is everything."""
+    """An estimate and its 95% confidence interval; with one run the interval is everything.
+
+    ``least_seen``: the least factor between equal and different that would show.
+    """
 
     value: float
     low: float = -math.inf
     high: float = math.inf
     least_seen: float = math.inf
-    """The least factor between equal and different that further comparisons of this kind would find."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -139,9 +78,7 @@ class Interval:
 def of_runs(runs: RunFigures) -> Interval:
     """The figure of one cell with its interval."""
     value = typical(runs.values())
-    if len(runs) < 2 or not value:
-        return Interval(value)
-    return _exponential(value, mean(_logs(runs.values())))
+    return _interval(value, mean(_logs(runs.values()))) if len(runs) > 1 and value else Interval(value)
 
 
 def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
@@ -153,13 +90,11 @@ def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
     if shared:
         first, second = ({key: runs[key] for key in shared} for runs in (first, second))
     numerator, denominator = typical(first.values()), typical(second.values())
-    if not numerator or not denominator:
-        return Interval(numerator / denominator if denominator else math.inf)
-    value = numerator / denominator
-    if min(len(first), len(second)) < 2:
+    value = numerator / denominator if denominator else math.inf
+    if min(len(first), len(second)) < 2 or not 0 < value < math.inf:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
-    return _exponential(value, mean(logs[0] - logs[1]) if shared else difference(*logs))
+    return _interval(value, mean(logs[0] - logs[1]) if shared else difference(*logs))
 
 
 def against_one(runs: Sequence[float], other: float) -> Interval:
@@ -170,9 +105,63 @@ def against_one(runs: Sequence[float], other: float) -> Interval:
     value = typical(runs) / other if other > 0 else math.inf
     if len(runs) < 2 or not 0 < value < math.inf:
         return Interval(value)
-    half = mean(_logs(runs)).half(CONFIDENCE)
-    half = half * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
-    return Interval(value, value * math.exp(-float(half)), value * math.exp(float(half)))
+    half = float(mean(_logs(runs)).half) * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
+    return Interval(value, value * math.exp(-half), value * math.exp(half))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or difference, its standard error, and its degrees of freedom."""
+
+    middle: Array
+    error: Array
+    freedom: int
+
+    @property
+    def half(self) -> Array:
+        """Half the width of its interval."""
+        from scipy import special
+
+        return special.stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * self.error  # type: ignore[no-any-return]
+
+
+def mean(values: Array) -> Estimate:
+    """The mean of values of shape (…, runs), by Student's t."""
+    runs = values.shape[-1]
+    return Estimate(values.mean(-1), values.std(-1, ddof=1) / math.sqrt(runs), runs - 1)
+
+
+def difference(first: Array, second: Array) -> Estimate:
+    """The difference of the means of values of shapes (…, runs), by Welch's statistic.
+
+    The degrees of freedom are those of the smaller group, the lower bound of Welch's (Mickey and Brown,
+    1966): with two or three runs his own estimate of them finds too many differences.
+    """
+    variances = [values.var(-1, ddof=1) / values.shape[-1] for values in (first, second)]
+    freedom = min(first.shape[-1], second.shape[-1]) - 1
+    return Estimate(first.mean(-1) - second.mean(-1), sum(variances) ** 0.5, freedom)
+
+
+@functools.cache
+def least_found(freedom: int) -> float:
+    """The least difference that ``POWER`` of further comparisons find, in standard errors as measured.
+
+    The spread that was measured is chance, and so is that of a further comparison: the factor c is of::
+
+        P( c · s + z > t · s' ) = 80%     s, s': spreads as runs measure them, z: the further mean
+    """
+    import numpy as np
+    from scipy import special
+
+    shares = (np.arange(200) + 0.5) / 200
+    spreads = np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
+    limits = special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * spreads[:, None]
+    factors = np.geomspace(1, 100, 400)
+    found = [
+        np.mean(special.ndtr(factor * spreads - limits) + special.ndtr(-factor * spreads - limits))
+        for factor in factors
+    ]
+    return float(np.interp(POWER, found, factors))
 
 
 def _logs(values: Iterable[float]) -> Array:
@@ -181,13 +170,8 @@ def _logs(values: Iterable[float]) -> Array:
     return np.asarray(np.log(list(values)))
 
 
-def _exponential(value: float, estimate: Estimate) -> Interval:
-    middle, half = float(estimate.middle), float(estimate.half(CONFIDENCE))
-    seen = least_found(int(estimate.freedom), CONFIDENCE) * float(estimate.error)
-    low, high, seen = (_power_of_e(each) for each in (middle - half, middle + half, seen))
-    return Interval(value, low, high, seen)
-
-
-def _power_of_e(exponent: float) -> float:
-    """That of an end; two runs that differ much give one which no float has."""
-    return math.exp(max(-_MOST, min(_MOST, exponent)))
+def _interval(value: float, estimate: Estimate) -> Interval:
+    seen = least_found(estimate.freedom) * estimate.error
+    ends = (estimate.middle - estimate.half, estimate.middle + estimate.half, seen)
+    # Two runs that differ much have an end that no float has.
+    return Interval(value, *(math.exp(max(-700, min(700, float(end)))) for end in ends))
