@@ -39,6 +39,11 @@ UI_PORT = 5000
 """The port of ``ui`` unless ``--port`` names another."""
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def command(app: str) -> str:
     """How a user starts an app here: ``python scripts/run.py``, or ``dpexp run`` where dpexp is installed."""
     return f"python scripts/{app}.py" if is_checkout() else f"dpexp {app}"

@@ -101,7 +101,12 @@ class RunConfig:
         False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
     )
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
-    threads: int | None = option(None, "CPU threads of torch. Default: as torch chooses.", min=1, max=1024)
+    threads: int | None = option(
+        None,
+        "CPU threads of torch. Default: all cores but one, for the delivery to MLflow; OMP_NUM_THREADS wins.",
+        min=1,
+        max=1024,
+    )
     devices: str = option(
         "auto",
         "auto (every accelerator; without one, whole, block, functional and place emulate two devices, "

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.process import end_with_parent, python_path
+from dpexp.config.process import cores, end_with_parent, python_path
 from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.signals import Terminated
 from dpexp.record.redact import redact
@@ -84,7 +84,7 @@ def _environment(count: int, folder: str) -> Iterator[None]:
     os.environ |= {
         LAUNCH: secrets.token_hex(6),
         LAUNCHER: str(os.getpid()),
-        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count)),
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // count)),
         "PYTHONPATH": python_path(),
         RESULTS: folder,
         "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -1,5 +1,6 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.factories.factory import Factory
+from dpexp.config.process import cores
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source
@@ -158,8 +160,7 @@ def prepare(
     ``planned`` admits accelerators that this machine does not have.
     """
     group, threads_before = group or ProcessGroup(), torch.get_num_threads()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or _default_threads())
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
     selection = assign_device(config, World.of(), planned=planned)
@@ -195,6 +196,12 @@ def prepare(
         notes = (source.note, dataset.note(config.batch_size), note, cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _default_threads() -> int:
+    """All cores but one, so that threads which wait for each other never wait for the delivery to MLflow."""
+    usual = torch.get_num_threads()
+    return usual if "OMP_NUM_THREADS" in os.environ else max(1, min(usual, cores() - 1))
 
 
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:

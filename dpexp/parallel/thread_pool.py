@@ -27,17 +27,13 @@ from queue import SimpleQueue
 
 import torch
 
+from dpexp.config.process import cores
 from dpexp.devices import HOST, label
 from dpexp.parallel.watchdog import EnterState, QueuedTasks, Task, Watchdog
 
 Slot = tuple[torch.device, int]
 """A device and how often it occurs before in the list: ``[cuda:0, cuda:0]`` has two slots."""
 SMALL_S = 5e-4
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker(threading.Thread):

@@ -1,7 +1,13 @@
-"""Noise: whether the times of equal steps are close enough together for one of them to stand for all."""
+"""Noise: whether the median of equal steps' times stands for them.
+
+A few long interruptions do not move a median, and neither does a wide spread if there are enough steps. So a
+run can be judged where its median is certain: the 95% interval of the median, by order statistics, lies
+within 20% of it.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +16,8 @@ from dpexp.record.steps import quartiles
 
 FEWEST = 4
 """Fewer times have no spread that one could judge."""
+CERTAIN = 0.2
+"""The farthest that an end of the interval of a certain median lies from it, as a share of the median."""
 LEAST_START = 32
 """Fewer times do not show that the first of them are slow."""
 OUTLIER, SLOWER = 2.0, 1.2
@@ -18,32 +26,52 @@ OUTLIER, SLOWER = 2.0, 1.2
 
 @dataclass(frozen=True)
 class Noise:
-    """Why a median of times (ms) says little: they are spread wide, or ``outliers`` of them hold the time.
+    """Times (ms) that are spread wide, or of which ``outliers`` hold most.
 
-    ``share`` is that of the outliers in the sum of all times.
+    ``share`` is that of the outliers in the sum of all times; ``low`` and ``high`` bound the median.
     """
 
     median: float
+    low: float
+    high: float
     iqr: float
     n: int
     outliers: int
     share: float
 
     @property
-    def is_wide(self) -> bool:
-        """Whether the middle half of the times lies in a range that is longer than their median."""
-        return self.iqr > self.median
+    def is_certain(self) -> bool:
+        """Whether the median stands for the times all the same."""
+        return self.median - self.low <= CERTAIN * self.median >= self.high - self.median
+
+    @property
+    def are_interrupted(self) -> bool:
+        """Whether outliers hold more than half of the time."""
+        return self.share > 0.5
 
 
 def noise(times: Sequence[float]) -> Noise | None:
-    """None of times that can be judged: their IQR is below their median, and outliers hold less than half."""
+    """None where the IQR is below the median and outliers hold less than half of the time."""
     if len(times) < FEWEST:
         return None
-    low, median, high = quartiles(times)
+    first, median, third = quartiles(times)
     limit, total = outlier_limit(times), sum(times)
     outliers = [time for time in times if time > limit]
-    found = Noise(median, high - low, len(times), len(outliers), sum(outliers) / total if total else 0.0)
-    return found if found.is_wide or found.share > 0.5 else None
+    share = sum(outliers) / total if total else 0.0
+    low, high = median_interval(times)
+    found = Noise(median, low, high, third - first, len(times), len(outliers), share)
+    return found if found.iqr > median or found.are_interrupted else None
+
+
+def median_interval(times: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the median, by order statistics; the range of fewer than eight times.
+
+    The times may have any distribution: how many lie below their median is binomial, here by its normal
+    approximation (Conover, Practical Nonparametric Statistics, section 3.2).
+    """
+    ordered, count = sorted(times), len(times)
+    rank = max(1, int((count - 1.96 * math.sqrt(count)) / 2))
+    return ordered[rank - 1], ordered[count - rank]
 
 
 def slow_start(times: Sequence[float]) -> int:

@@ -3,7 +3,7 @@
 Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ::
 
     Record ── RecordView ──┬── steps       usual, by_rows                         steps.py
-                           ├── noise       noise, phase_noise, slow_start         noise.py
+                           ├── noise       noise, interruptions, phase_noise      noise.py
                            ├── phases      phases, rest, phase_samples            phases.py
                            ├── batches     batches, largest                       batches.py
                            ├── traffic     moves, bytes_moved, bytes_by_phase     traffic.py
@@ -72,9 +72,19 @@ class RecordView:
         return slow_start(self.usual_times)
 
     @cached_property
-    def noise(self) -> Noise | None:
-        """Why the run cannot be judged by those after them; None where it can."""
+    def _noise(self) -> Noise | None:
         return noise(self.usual_times[self.slow_start :])
+
+    @property
+    def noise(self) -> Noise | None:
+        """Why the run cannot be judged by the steps after them; None where it can."""
+        return None if self._noise is None or self._noise.is_certain else self._noise
+
+    @property
+    def interruptions(self) -> Noise | None:
+        """The interruptions that hold most of the time of a run that can be judged; None without them."""
+        found = self._noise
+        return found if found is not None and found.is_certain and found.are_interrupted else None
 
     @cached_property
     def losses(self) -> list[float]:
@@ -160,7 +170,8 @@ class RecordView:
     @cached_property
     def phase_noise(self) -> Noise | None:
         """Why the phase-timed steps cannot be judged; None where they can."""
-        return noise(self.timed_steps)
+        found = noise(self.timed_steps)
+        return None if found is None or found.is_certain else found
 
     # --- batches and traffic ---
 

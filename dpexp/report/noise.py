@@ -6,13 +6,16 @@ from dpexp.report import units
 
 
 def noise_text(found: Noise) -> str:
-    """The reason with its figures: how wide the times are spread, or which part outliers hold."""
-    if found.is_wide:
-        return (
-            f"half of {plural(found.n, 'step')} lie in a range of {units.ms(found.iqr)}, "
-            f"more than their median of {units.ms(found.median)}"
-        )
-    return (
-        f"{found.outliers} of {plural(found.n, 'step')} hold {units.percent(found.share)} of the time, "
-        f"the median is {units.ms(found.median)}"
-    )
+    """The reason with its figures: between which bounds the median lies, and what outliers hold."""
+    low, high = units.ms(found.low), units.ms(found.high)
+    bounds = f"the median of {plural(found.n, 'step')} lies between {low} and {high}"
+    return f"{bounds}, {_share(found, 'them')}" if found.are_interrupted else bounds
+
+
+def held(found: Noise) -> str:
+    """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
+    return _share(found, plural(found.n, "step"))
+
+
+def _share(found: Noise, steps: str) -> str:
+    return f"{found.outliers} of {steps} hold {units.percent(found.share)} of the time"

@@ -12,7 +12,7 @@ from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, units
 from dpexp.report.findings import Finding
-from dpexp.report.noise import noise_text
+from dpexp.report.noise import held, noise_text
 
 USUAL_LIMIT = 1e-12
 """The limit of a verification in float64."""
@@ -26,7 +26,8 @@ EXECUTIONS = {
 def verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
-    Of a run that cannot be judged: why, and its rate by wall clock.
+    Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
+    hold most of its time: how many they are.
     """
     record, usual = view.record, view.usual
     if record.error:
@@ -42,6 +43,8 @@ def verdict(view: RecordView, findings: Sequence[Finding]) -> str:
         return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} a step, IQR {units.ms(usual.iqr)}, n {usual.n}")
+    if view.interruptions is not None:
+        parts.append(f"interrupted: {held(view.interruptions)}")
     return "; ".join([*parts, *(finding.name for finding in findings[:1])])
 
 

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dpexp.config.process import cores
 from dpexp.devices import HOST, current_device, virtual
 from dpexp.parallel import DataParallel, parallel_apply, watchdog
-from dpexp.parallel.thread_pool import ThreadPool, Worker, cores
+from dpexp.parallel.thread_pool import ThreadPool, Worker
 
 
 class Call(nn.Module):

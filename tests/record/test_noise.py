@@ -8,7 +8,7 @@ from record_factory import EPOCH, PHASES, hybrid, time_phases, whole
 
 from dpexp import report
 from dpexp.record.figures import summarize
-from dpexp.record.noise import noise
+from dpexp.record.noise import median_interval, noise
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.findings import findings_of
@@ -25,19 +25,40 @@ def timed(times: list[float], **changes: object) -> Record:
 
 
 WIDE = [0.5, 4.0, 1.0, 9.0] * 20
+MIXED = [1.0] * 40 + [1.5] * 40 + [40.0] * 5
 HELD = [1.0, 1.01, 0.99, 1.02] * 15 + [40.0] * 4 + [1.0] * 16
 
 
-def test_times_are_judged_by_their_spread_and_by_what_outliers_hold() -> None:
+def test_a_run_can_be_judged_where_its_median_is_certain() -> None:
     assert noise([1.0, 1.5, 2.0, 2.5] * 10) is None
-    wide, held = noise(WIDE), noise(HELD)
+    wide, mixed, held = noise(WIDE), noise(MIXED), noise(HELD)
     assert wide is not None
+    assert mixed is not None
     assert held is not None
-    assert wide.is_wide
-    assert (held.is_wide, held.outliers) == (False, 4)
+    assert (wide.is_certain, wide.are_interrupted) == (False, False)
+    assert (mixed.is_certain, mixed.are_interrupted, mixed.outliers) == (False, True, 5)
+    assert (held.is_certain, held.are_interrupted, held.outliers) == (True, True, 4)
     assert held.share == pytest.approx(160 / sum(HELD))
     assert noise([1.0] * 80 + [70.0]) is None  # it holds less than half
     assert noise([1.0, 100.0, 1.0]) is None  # too few to say
+
+
+@pytest.mark.parametrize("count", [8, 20, 75, 400])
+def test_the_interval_of_the_median_covers_it_in_95_of_100_samples(count: int) -> None:
+    rng = random.Random(count)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval([rng.paretovariate(1.0) for _ in range(count)])
+        covered += low <= 2.0 <= high
+    assert covered / 2000 > 0.94
+
+
+def test_a_run_with_a_few_interruptions_is_judged_and_they_are_named() -> None:
+    record = timed(HELD)
+    verdict = report.summary(record, width=300, full=True).splitlines()[1]
+    assert "a step, IQR 10 µs, n 80; interrupted: 4 of 80 steps hold 68% of the time" in verdict
+    assert RecordView(record).noise is None
+    assert "too_noisy" not in apply_rules(record)
 
 
 def test_a_slow_start_is_not_noise() -> None:
@@ -50,8 +71,11 @@ def test_a_slow_start_is_not_noise() -> None:
 @pytest.mark.parametrize(
     ("times", "why"),
     [
-        (WIDE, "half of 80 steps lie in a range of 4.38 ms, more than their median of 2.5 ms"),
-        (HELD, "4 of 80 steps hold 68% of the time, the median is 1 ms"),
+        (WIDE, "the median of 80 steps lies between 1 ms and 4 ms"),
+        (
+            MIXED,
+            "the median of 85 steps lies between 1 ms and 1.5 ms, 5 of them hold 67% of the time",
+        ),
     ],
 )
 def test_a_noisy_run_is_said_to_be_one_first_and_nothing_is_built_on_it(times: list[float], why: str) -> None:
@@ -95,7 +119,7 @@ def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:
     text = report.summary(record, width=300)
     assert " a step, IQR " in text.splitlines()[1]
     section = text.partition("Where a step goes\n")[2]
-    assert re.match(r"  medians of \d steps, without shares: they cannot be judged: half of ", section)
+    assert re.match(r"  medians of \d steps, without shares: they cannot be judged: the median of ", section)
 
 
 def test_the_rate_by_wall_clock_is_that_of_all_rows() -> None:
@@ -116,4 +140,4 @@ def test_noise_never_adds_lines_to_a_summary() -> None:
         record = whole(8, batches=EPOCH)
         record.steps["time_ms"] = [ms * rng.paretovariate(0.4) for ms in record.steps["time_ms"]]
         assert RecordView(record).noise is not None
-        assert len(report.summary(record, width=80).splitlines()) <= len(quiet) + 3
+        assert len(report.summary(record, width=80).splitlines()) <= len(quiet) + 4

@@ -298,7 +298,7 @@ def test_the_figures_of_a_comparison_name_its_cells(save: Save) -> None:
 def test_bars_of_phases_are_as_long_as_the_step_times_of_the_table(save: Save) -> None:
     """Where the phase-timed steps were slower, too; and a run that cannot be judged is not divided."""
     noisy = whole(4, step_ms=3.0)
-    noisy.steps["time_ms"] = [ms * (1 + 9 * (step % 3)) for step, ms in enumerate(noisy.steps["time_ms"])]
+    noisy.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(noisy.steps["time_ms"])]
     records = [single(step_ms=1.0), whole(2, step_ms=2.0), noisy]
     group = compare([save(record, number) for number, record in enumerate(records)]).groups[0]
     figure = stacked_phases_figure(group)
