@@ -34,7 +34,7 @@ Runs = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="Write report.md, report.html and their figures to this folder.", metavar="DIR"
+        "--out", help="Write report.html, a page, and report.csv, its rows, to this folder.", metavar="DIR"
     ),
 ]
 _Check = Annotated[
@@ -45,44 +45,27 @@ _Check = Annotated[
         "or a config differs from what the committed Records give.",
     ),
 ]
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print the comparison as one JSON document, and nothing else.")
-]
-Csv = Annotated[
-    bool, typer.Option("--csv", help="Print the comparison as CSV, a line for each config, and nothing else.")
-]
 
 
 @app.command(epilog=epilog("report"))
-def report(
-    runs: Runs = None, out: Out = None, check: _Check = False, as_json: _Json = False, as_csv: Csv = False
-) -> None:
+def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
     Only runs of the same execution, machine and work are ranked; noise is marked.
     """
     names = runs or []
-    if as_json and as_csv:
-        raise ConfigError("--json --csv: give one of the two")
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report import data, table, terminal
+    from dpexp.report import history, table, terminal
     from dpexp.report.compare import compare
-    from dpexp.report.history import others
 
-    chosen, remaining, unreadable = _chosen(names)
+    related, unreadable = history.history(home() / "runs")
+    chosen, remaining = _chosen(names, related)
     compared = compare(chosen)
-    for run, problem in dict.fromkeys([*unreadable, *compared.unreadable]):
+    for run, problem in [] if names else unreadable:
         say(f"warning: run {run} is skipped: {problem}", err=True)
-    if as_json:
-        say(data.comparison_json(compared))
-    elif as_csv:
-        say(data.to_csv(compared), nl=False)
-    else:
-        listed = [others(remaining, command("report"))] if remaining else []
-        show_report(
-            terminal.terminal_text([*table.comparison_sections(compared), *listed], piped=terminal.WIDE)
-        )
+    listed = [history.others(remaining, command("report"))] if remaining else []
+    show_report(terminal.terminal_text([*table.comparison_sections(compared), *listed], piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.comparison_page import write_comparison
 
@@ -90,20 +73,23 @@ def report(
             say(f"wrote {path}", err=True)
 
 
-def _chosen(names: list[str]) -> tuple[list[Path], list[Related], list[tuple[str, str]]]:
-    """The runs to compare, the other comparisons that there are, and the runs that cannot be read."""
-    from dpexp.report.history import history, is_sweep
+def _chosen(names: list[str], related: list[Related]) -> tuple[list[Path], list[Related]]:
+    """The runs to compare, and the other comparisons that there are.
 
-    named = _folders(names)
-    if names and len(named) > 1 and not any(map(is_sweep, named)):
-        return named, [], []
-    found = history(home() / "runs")
+    Without names, those of the newest comparison with several configs. A sweep stands for its runs, and one
+    run alone for those that belong with it.
+    """
+    folders = _folders(names)
     if not names:
-        newest = found.newest
-        others = [one for one in found.comparisons if one is not newest]
-        return newest.folders, others, found.unreadable
-    chosen = itertools.chain.from_iterable(found.expanded(folder, len(named) == 1) for folder in named)
-    return list(dict.fromkeys(chosen)), [], []
+        several = (one for one in related if one.configs > 1)
+        newest = next(several, next(iter(related), None))
+        return [*(newest.runs if newest else folders)], [one for one in related if one is not newest]
+    chosen: dict[Path, None] = {}
+    for folder in folders:
+        belonging = (one.runs for one in related if one.sweep and one.sweep.run_id == folder.name)
+        alone = (one.runs for one in related if len(folders) == 1 and folder in one.runs)
+        chosen |= dict.fromkeys(next(itertools.chain(belonging, alone), {folder: None}))
+    return [*chosen], []
 
 
 def _write(names: list[str]) -> int:

@@ -52,8 +52,9 @@ def _comparison(current: Sweep) -> str:
     """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
     from dpexp.record.files import private_files
     from dpexp.record.journal import COMPARISON
-    from dpexp.report import comparison_page, table, terminal
+    from dpexp.report import table, terminal
     from dpexp.report.compare import compare
+    from dpexp.report.comparison_page import write_comparison
 
     _, *runs = current.run_folders()
     compared = compare(runs)
@@ -61,5 +62,5 @@ def _comparison(current: Sweep) -> str:
     if current.is_shared:
         return text
     with private_files():
-        page, *_ = comparison_page.write_comparison(compared, current.folder / COMPARISON)
-    return f"{text}\n{printable(f'this comparison, with its figures: {page.parent}')}"
+        page, _ = write_comparison(compared, current.folder / COMPARISON)
+    return f"{text}\n{printable(f'this comparison with its figure: {page}')}"

@@ -2,8 +2,8 @@
 
 Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs of one
 config, with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times
-with an interval over the runs (``analysis/intervals.py``); a difference whose interval contains 1 is within
-the noise, and cells that ran once have no interval.
+with an interval over the runs (``intervals.py``); a difference whose interval contains 1 is within the noise,
+and cells that ran once have no interval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpexp.config.run_config import known_options, options_with_role
 from dpexp.config.strategy_registry import REFERENCE
@@ -25,34 +25,35 @@ from dpexp.record.files import JournalError
 from dpexp.record.record import Record
 from dpexp.record.steps import efficiency, spread, typical
 from dpexp.record.view import RecordView
-from dpexp.report import intervals
-from dpexp.report.intervals import Interval
+from dpexp.report.intervals import Interval, ratio_interval
 from dpexp.report.layout import accelerator_names
 
+WORK = {"model": "model", "data": "data", "batch_size": "batch size", "dtype": "dtype", "eval": "eval"}
+"""{config key: how it reads}: the work of a run, with the contents of its files."""
 FILING = options_with_role("delivery", "label") | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
-GroupKey = tuple[str, tuple[str, ...], tuple[str, ...]]
-"""(execution, machine, work): what must be equal for two runs to be ranked against each other."""
 
 
-class GroupKeys:
-    """The keys of Records. Of those that share config, files and environment they are made once."""
+class GroupKey(NamedTuple):
+    """What must be equal for two runs to be ranked against each other."""
 
-    def __init__(self) -> None:
-        self._keys: dict[tuple[int, int, int, str], tuple[Record, GroupKey, str]] = {}
+    execution: str
+    machine: tuple[str, ...]
+    work: tuple[str, ...]
 
-    def of(self, record: Record) -> tuple[GroupKey, str]:
-        """The run's group key, and its config and files as text, without the options that only file it."""
-        shared = (id(record.config), id(record.files), id(record.environment), record.execution)
-        if shared not in self._keys:  # the Record stays referenced, so that no other object gets these ids
-            env, config = record.environment, record.config
-            machine = (str(env.get("host")), str(env.get("cpu")), *accelerator_names(record))
-            work = tuple(str(config.get(key)) for key in ("model", "data", "batch_size", "dtype", "eval"))
-            work += (_contents(record),)
-            kept = {key: value for key, value in known_options(config).items() if key not in FILING}
-            group_key = (record.execution, machine, work)
-            self._keys[shared] = (record, group_key, json.dumps([kept, record.files], sort_keys=True))
-        return self._keys[shared][1:]
+
+def group_key(record: Record) -> GroupKey:
+    """The key of a run's group."""
+    facts, config = record.environment, record.config
+    machine = (str(facts.get("host")), str(facts.get("cpu")), *accelerator_names(record))
+    work = (*(str(config.get(key)) for key in WORK), _contents(record))
+    return GroupKey(record.execution, machine, work)
+
+
+def config_key(record: Record) -> str:
+    """Config and files as text, without the options that only file the run: equal for repeats."""
+    kept = {key: value for key, value in known_options(record.config).items() if key not in FILING}
+    return json.dumps([kept, record.files], sort_keys=True)
 
 
 def _contents(record: Record) -> str:
@@ -73,8 +74,6 @@ class Cell:
     """The runs of one config on one machine. ``rows`` is the size of its usual batch."""
 
     rows: int
-    folder: Path
-    """The folder of the first run."""
     views: list[RecordView] = field(default_factory=list)
 
     @property
@@ -84,11 +83,6 @@ class Cell:
     @property
     def first(self) -> Record:
         return self.views[0].record
-
-    @property
-    def times(self) -> list[list[float]]:
-        """Step times in ms of the usual batch, run by run."""
-        return [view.usual_times for view in self.views]
 
     def number(self, figure: Figure) -> float | None:
         """A figure of these runs; None where it is not known."""
@@ -104,18 +98,9 @@ class Cell:
         return max(1, len(without_host(self.first)))
 
     @cached_property
-    def step_ms(self) -> dict[str, float]:
-        """{median, iqr, min, max, n} of the steps of all runs."""
-        figures = spread([time for times in self.times for time in times])
-        assert figures is not None
-        return figures
-
-    @cached_property
     def medians(self) -> dict[Hashable, float]:
         """{run: its median step time}; the key of a sweep's run is its round, so that cells are paired."""
-        return {
-            _round(run): statistics.median(times) for run, times in zip(self.runs, self.times, strict=True)
-        }
+        return {_round(view.record): statistics.median(view.usual_times) for view in self.views}
 
     @property
     def typical_ms(self) -> float:
@@ -124,9 +109,8 @@ class Cell:
 
     def metrics(self) -> dict[str, float]:
         """{name: the mean over the runs of its last value}, of metrics that every run has."""
-        by_run = [view.metrics for view in self.views]
-        names = [name for name in by_run[0] if all(name in metrics for metrics in by_run)]
-        return {name: statistics.fmean(metrics[name] for metrics in by_run) for name in names}
+        names = [name for name in self.views[0].metrics if all(name in view.metrics for view in self.views)]
+        return {name: statistics.fmean(view.metrics[name] for view in self.views) for name in names}
 
     def memory(self) -> dict[str, int]:
         """Peak bytes by device, the largest of the runs."""
@@ -135,7 +119,7 @@ class Cell:
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return intervals.ratio_interval(baseline.medians, self.medians)
+        return ratio_interval(baseline.medians, self.medians)
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
@@ -146,9 +130,7 @@ class Cell:
 class Group:
     """Cells that may be ranked against each other."""
 
-    execution: str
-    machine: tuple[str, ...]
-    work: tuple[str, ...]
+    key: GroupKey
     cells: list[Cell] = field(default_factory=list)
 
     @property
@@ -164,11 +146,6 @@ class Group:
         return _distinct(name for cell in self.cells for name in cell.metrics())
 
     @property
-    def scales(self) -> bool:
-        """Whether cells have different numbers of real devices: emulated ones share one CPU."""
-        return self.execution == "real" and len({cell.devices for cell in self.cells}) > 1
-
-    @property
     def ranked(self) -> list[Cell]:
         """Fastest first."""
         return sorted(self.cells, key=lambda cell: cell.typical_ms)
@@ -176,71 +153,58 @@ class Group:
 
 @dataclass
 class Comparison:
-    """Groups, the largest first, and the runs that could not be compared, each with the reason.
-
-    ``unreadable`` are those of them whose journal cannot be read.
-    """
+    """Groups, the largest first, and the runs that could not be compared, each with the reason."""
 
     groups: list[Group]
     left_out: list[tuple[str, str]]
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def refusals(self) -> list[str]:
         """Why the groups are not ranked against each other: one sentence for each thing that differs."""
-        kinds = _distinct(group.execution for group in self.groups)
-        machines = _distinct(group.machine for group in self.groups)
-        works = _distinct(group.work for group in self.groups)
+        kinds, machines, works = (
+            _distinct(group.key[place] for group in self.groups) for place in range(len(GroupKey._fields))
+        )
+        columns = zip((*WORK.values(), "contents"), map(_distinct, zip(*works, strict=True)), strict=False)
+        differing = {name: " / ".join(values) for name, values in columns if len(values) > 1}
+        differences = "; ".join(f"{name} {values}" for name, values in differing.items())
+        # Each strategy has a model of its own by default, with its data.
+        if "model" in differing and differing.keys() <= {"model", "data", "contents"}:
+            differences += "; one --model for all makes them comparable"
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
-        names = ("model", "data", "batch size", "dtype", "eval", "contents")
-        columns = zip(names, map(_distinct, zip(*works, strict=True)), strict=False)
-        found = {name: " / ".join(values) for name, values in columns if len(values) > 1}
-        differences = "; ".join(f"{name} {values}" for name, values in found.items())
-        # Each strategy has a model of its own by default, with its data.
-        if "model" in found and found.keys() <= {"model", "data", "contents"}:
-            differences += "; one --model for all makes them comparable"
-        differing = [
+        reasons = [
             (kinds, f"{' and '.join(kinds)} runs", emulated),
             (machines, "runs of different machines", hosts),
             (works, "runs that do different work", differences),
         ]
         return [
             f"{runs} are not ranked against each other: {reason}"
-            for values, runs, reason in differing
+            for values, runs, reason in reasons
             if len(values) > 1
         ]
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders, in their order."""
-    keys, left_out = GroupKeys(), []
     groups: dict[GroupKey, Group] = {}
-    cells: dict[tuple[object, ...], Cell] = {}
-    found, unreadable = _read(folders)
-    for folder, record in found.items():
+    cells: dict[Hashable, Cell] = {}
+    left_out = []
+    for folder in folders:
+        try:
+            record = Record.load(folder)
+        except JournalError as error:
+            left_out.append((folder.name, str(error)))
+            continue
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
             why = f": {record.error.get('message')}" if record.error else ""
             left_out.append((record.name or record.run_id, f"{record.status}{why}"))
             continue
-        key, config = keys.of(record)
-        cell = cells.setdefault((key, config, usual.rows), Cell(usual.rows, folder))
+        key = group_key(record)
+        cell = cells.setdefault((key, config_key(record), usual.rows), Cell(usual.rows))
         if not cell.views:
-            groups.setdefault(key, Group(*key)).cells.append(cell)
+            groups.setdefault(key, Group(key)).cells.append(cell)
         cell.views.append(view)
-    ranked = sorted(groups.values(), key=lambda group: -len(group.cells))
-    return Comparison(ranked, left_out + unreadable, unreadable)
-
-
-def _read(folders: Iterable[Path]) -> tuple[dict[Path, Record], list[tuple[str, str]]]:
-    """The runs by folder, and those that cannot be read, each with the reason."""
-    found, unreadable = {}, []
-    for folder in folders:
-        try:
-            found[folder] = Record.load(folder)
-        except JournalError as error:
-            unreadable.append((folder.name, str(error)))
-    return found, unreadable
+    return Comparison(sorted(groups.values(), key=lambda group: -len(group.cells)), left_out)
 
 
 def _round(record: Record) -> Hashable:

@@ -1,7 +1,7 @@
 """History: all runs as comparisons, the newest first.
 
 Runs that belong together are those of a sweep, and runs that were started one by one and do the same work on
-the same machine. ``report`` shows one comparison, and each of the others in one line.
+the same machine. ``report.py`` shows one comparison, and each of the others in one line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpexp.record.files import JournalError
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
 from dpexp.record.runs import folders
-from dpexp.report.compare import GroupKeys
+from dpexp.report.compare import config_key, group_key
 from dpexp.report.listing import prefixes, shortened
 from dpexp.report.section import Section
 
@@ -28,72 +28,39 @@ _MOST, _WIDTH = 20, 78
 
 @dataclass
 class Related:
-    """Runs that belong together. ``run_id`` is that of their sweep, else of the newest of them."""
+    """Runs that belong together, by their folders, and the sweep that made them."""
 
     sweep: Record | None = None
-    folders: list[Path] = field(default_factory=list)
-    configs: set[str] = field(default_factory=set)
-    newest: Record = field(default_factory=Record)
+    runs: dict[Path, Record] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> Record:
+        return max(self.runs.values(), key=lambda record: record.started)
 
     @property
     def run_id(self) -> str:
+        """The id of the sweep, else of the newest run."""
         return (self.sweep or self.newest).run_id
 
     @property
-    def started(self) -> str:
-        return self.newest.started
+    def configs(self) -> int:
+        """How many configs ran."""
+        return len(set(map(config_key, self.runs.values())))
 
     @property
     def title(self) -> str:
-        """What was swept, or the names of the work of runs that were started one by one."""
+        """What was swept, the name of a single run, or the work of runs that were started one by one."""
         if self.sweep is not None:
             return str(self.sweep.config.get("question") or self.sweep.name)
-        config = self.newest.config
-        name = self.newest.name or self.newest.strategy or self.newest.status
-        work = f"{config.get('model')}, {config.get('data')}" if config else ""
-        return ", ".join(filter(None, [name if len(self.folders) == 1 else "", work]))
-
-    def add(self, folder: Path, record: Record, config: str) -> None:
-        self.folders.append(folder)
-        self.configs.add(config)
-        if record.started >= self.newest.started:
-            self.newest = record
+        newest = self.newest
+        if len(self.runs) == 1:
+            return newest.name or newest.strategy or newest.status
+        return f"{newest.config.get('model')}, {newest.config.get('data')}"
 
 
-@dataclass(frozen=True)
-class History:
-    """The comparisons, the newest first, and the runs that cannot be read, each with the reason."""
-
-    comparisons: list[Related]
-    unreadable: list[tuple[str, str]]
-
-    @property
-    def newest(self) -> Related:
-        """The newest with several configs, else the newest; an empty one if no run can be read."""
-        several = (one for one in self.comparisons if len(one.configs) > 1)
-        return next(several, next(iter(self.comparisons), Related()))
-
-    def expanded(self, folder: Path, is_only: bool) -> list[Path]:
-        """The runs of a sweep's folder; of a run that ``is_only`` one named, those that belong with it."""
-        for one in self.comparisons:
-            is_sweep = one.sweep is not None and one.sweep.run_id == folder.name
-            if is_sweep or (is_only and folder in one.folders):
-                return one.folders
-        return [folder]
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether the folder is that of a sweep, which stands for its runs; False where it cannot be read."""
-    try:
-        return Record.load(folder).strategy == SWEEP_STRATEGY
-    except JournalError:  # which the comparison reports
-        return False
-
-
-def history(runs: Path) -> History:
-    """Read all runs of a home."""
-    keys, unreadable = GroupKeys(), []
-    found: dict[object, Related] = {}
+def history(runs: Path) -> tuple[list[Related], list[tuple[str, str]]]:
+    """The comparisons of a home, the newest first, and the runs that cannot be read, with the reasons."""
+    unreadable, found = [], dict[object, Related]()
     for folder in folders(runs):
         try:
             record = Record.load(folder)
@@ -103,16 +70,15 @@ def history(runs: Path) -> History:
         if record.strategy == SWEEP_STRATEGY:
             found.setdefault(record.run_id, Related()).sweep = record
             continue
-        (_, *same), config = keys.of(record)
-        key = record.parent or tuple(same)
-        found.setdefault(key, Related()).add(folder, record, config)
-    begun = [one for one in found.values() if one.folders]
-    return History(sorted(begun, key=lambda one: one.started, reverse=True), unreadable)
+        key = group_key(record)
+        found.setdefault(record.parent or (key.machine, key.work), Related()).runs[folder] = record
+    begun = [one for one in found.values() if one.runs]
+    return sorted(begun, key=lambda one: one.newest.started, reverse=True), unreadable
 
 
 def others(comparisons: Sequence[Related], command: str) -> Section:
     """A line for each comparison, at most ``_WIDTH`` columns long, with its date and run id."""
-    every = (folder.name for one in comparisons for folder in one.folders)
+    every = (folder.name for one in comparisons for folder in one.runs)
     ids = prefixes([one.run_id for one in comparisons], every)
     lines = [_line(one, run_id) for one, run_id in zip(comparisons[:_MOST], ids, strict=False)]
     if len(comparisons) > _MOST:
@@ -121,6 +87,7 @@ def others(comparisons: Sequence[Related], command: str) -> Section:
 
 
 def _line(one: Related, run_id: str) -> str:
-    counts = f"{plural(len(one.folders), 'run')}, {plural(len(one.configs), 'config')}"
-    begin = f"{one.started[:16].replace('T', ' '):16}  {run_id}  {counts:18}  "
+    started = one.newest.started[:16].replace("T", " ")
+    counts = f"{plural(len(one.runs), 'run')}, {plural(one.configs, 'config')}"
+    begin = f"{started:16}  {run_id}  {counts:18}  "
     return begin + shortened(printable_line(one.title), _WIDTH - cell_len(begin))

@@ -21,7 +21,7 @@ from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import data, listing, markdown, page, table, terminal, timeline, units
+from dpexp.report import data, listing, page, table, terminal, timeline, units
 from dpexp.report.compare import compare
 from dpexp.tracking.content import content
 
@@ -117,7 +117,6 @@ def screens(record: Record, home: Path) -> dict[str, str]:
         "timeline.html": page.timeline_page(view, timeline.steps(view)),
         "list": listing.runs([RunSummary.of(stored)], {}),
         "compare": terminal.terminal_text(table.comparison_sections(compared), width=1000),
-        "report": markdown.markdown_text(table.comparison_sections(compared)),
         "CSV": data.to_csv(compared),
     }
 

@@ -1,8 +1,6 @@
 """Texts of a Record never control a terminal, a spreadsheet or a page."""
 
 import ast
-import csv
-import io
 import json
 import os
 import random
@@ -12,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import hostile
 import pytest
@@ -27,7 +24,7 @@ from dpexp.record.journal import Journal
 from dpexp.record.record import Record, finish
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import comparison_page, data, listing, page, style, timeline
+from dpexp.report import comparison_page, listing, page, style, timeline
 from dpexp.report.compare import compare
 from dpexp.study.experiment import readme
 from dpexp.tracking.content import content
@@ -35,7 +32,6 @@ from dpexp.tracking.content import content
 SEEDS = range(40)
 OUR_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CODE = re.compile(r"^(`{3,})text\n.*?^\1$|^[^\n]*`[^\n]*$", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"-?(\d+(\.\d+)?(e[+-]\d+)?|inf)|[+-]\d+|-2")
 
 
 def obeyed(text: str) -> list[str]:
@@ -112,7 +108,7 @@ def test_no_command_controls_a_terminal() -> None:
     for words in (
         *(("runs.py", "list", *more) for more in ((), ("--json",))),
         *(("runs.py", "show", runs[0], *more) for more in ((), ("--json",))),
-        *(("report.py", *runs, *more) for more in ((), ("--csv",))),
+        ("report.py", *runs),
         ("runs.py", "check"),
         ("runs.py", "reproduce", runs[1]),
         ("runs.py", "show", "\x1b[2J"),
@@ -133,31 +129,6 @@ def test_json_has_the_texts_as_they_are(home: Path, records: list[Record]) -> No
 
 def without_halves(text: str) -> str:
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):x}", text)
-
-
-def test_no_cell_of_a_spreadsheet_is_a_formula(home: Path) -> None:
-    compared = compare(sorted((home / "runs").iterdir()))
-    text = data.to_csv(compared)
-    assert not obeyed(text)
-    known = data.comparison_rows(compared)
-    assert len(known) > 2
-    assert text.count("\n") == len(known) + 1
-    for delimiter in ",;|\t":
-        cells = [cell.strip() for row in csv.reader(io.StringIO(text), delimiter=delimiter) for cell in row]
-        assert not [
-            each for each in cells if each[:1] in "=+-@＝＋－＠" and each and not NUMBER.fullmatch(each)
-        ]
-    assert [row["step_ms"] for row in csv.DictReader(io.StringIO(text))] == [
-        str(row["step_ms"]) for row in known
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(-1.5, "-1.5"), ("-3", "-3"), ("+1e-05", "+1e-05"), ("-x", "'-x")]
-)
-def test_negative_numbers_stay_numbers(value: Any, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "comparison_rows", lambda _: [{"runs": ["a"], "value": value}])
-    assert data.to_csv(compare([])) == f"runs,value\na,{shown}\n"
 
 
 def test_no_note_has_other_markup_than_its_own(records: list[Record], harmless: list[Record]) -> None:
@@ -198,15 +169,12 @@ def test_no_page_has_other_tags_than_its_own(records: list[Record], harmless: li
             assert text.count("<script") == text.count("</script>") <= 1
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks some of the letters
-def test_comparisons_are_pages_and_markdown_without_other_markup(home: Path, tmp_path: Path) -> None:
-    compared = compare(sorted((home / "runs").iterdir()))
-    paths = comparison_page.write_comparison(compared, tmp_path / "out")[:2]
-    markdown, html = (path.read_text() for path in paths)
-    assert not obeyed(markdown + html)
-    assert not {tag for tag, *_ in Tags(html).found} & {"script", "a"}
-    found = kinds(MarkdownIt("commonmark").enable("table").parse(markdown))
-    assert not found & {"html_inline", "html_block", "link_open", "fence", "code_block", "hr"}
+def test_comparisons_are_pages_and_data_without_other_markup(home: Path, tmp_path: Path) -> None:
+    page, data = comparison_page.write_comparison(
+        compare(sorted((home / "runs").iterdir())), tmp_path / "out"
+    )
+    assert not obeyed(page.read_text() + data.read_text())
+    assert not {tag for tag, *_ in Tags(page.read_text()).found} & {"script", "a"}
 
 
 def test_mlflow_gets_no_control_characters(records: list[Record]) -> None:
