@@ -27,7 +27,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     sections = list(map(page.section, comparison_sections(comparison)))
     several = [place for place, group in enumerate(comparison.groups) if len(group.cells) > 1]
     for place in several[:MOST_FIGURES]:
-        sections[place] += _inline(
+        sections[place] += inline(
             step_figure(comparison.groups[place]), f"Step times of comparison {place + 1}"
         )
     written = {
@@ -76,11 +76,11 @@ def _parts(view: RecordView) -> dict[str, float]:
     }
 
 
-def _inline(figure: Figure, name: str) -> str:
+def inline(figure: Figure, name: str) -> str:
     """The figure as a PNG inside the page."""
     drawn = io.BytesIO()
     with warnings.catch_warnings():  # a letter that the font has not is drawn as a box
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure.savefig(drawn, dpi=110, format="png")
     data = base64.b64encode(drawn.getvalue()).decode()
-    return f'<p><img style="max-width: 100%" alt="{in_html(name)}" src="data:image/png;base64,{data}"></p>'
+    return f'<p><img alt="{in_html(name)}" src="data:image/png;base64,{data}"></p>'

@@ -1,12 +1,10 @@
 """Style: the look of every figure.
 
-A PNG is a light card, which reads well on a light page and on a dark one; an SVG has the colours of its page.
+A PNG is a light card, which reads well on a light page and on a dark one.
 """
 
 from __future__ import annotations
 
-import io
-import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,23 +53,6 @@ def save_png(figure: Figure, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure.savefig(path, dpi=_DPI, format="png")
-
-
-def themed_svg(figure: Figure) -> str:
-    """The figure as an element of a page, drawn in its ``--paper``, ``--ink``, ``--soft`` and ``--line``.
-
-    The same figure has the same text: its ids are hashes of what they name.
-    """
-    from matplotlib import rc_context
-
-    drawn = io.StringIO()
-    with rc_context({"svg.hashsalt": "dpexp"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    not_of_a_page = r'<metadata>.*?</metadata>|<!--.*?-->| xmlns(:xlink)?="[^"]*"|xlink:(?=href="#)'
-    svg = re.sub(not_of_a_page, "", drawn.getvalue(), flags=re.DOTALL)
-    for name, color in {"paper": PAPER, "ink": INK, "soft": SOFT, "line": LINE}.items():
-        svg = svg.replace(color.lower(), f"var(--{name})")
-    return svg[svg.index("<svg ") :]
 
 
 def plain(axes: Axes) -> None:

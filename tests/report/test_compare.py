@@ -165,7 +165,7 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
 
 
 def test_cells_with_runs_that_cannot_be_judged_are_named(save: Save) -> None:
-    noisy = whole(2)
+    noisy = whole(2, batches=(30,))
     noisy.steps["time_ms"] = [0.5, 9.0, 1.0, 4.0] * 25
     found = text(compare([save(single(), 0), save(noisy, 1)]))
     assert "too noisy to be judged: 1 run of whole-2\n" in found

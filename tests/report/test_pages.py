@@ -15,7 +15,7 @@ from record_factory import PHASES, timeline_row, whole
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report import lanes, style, timeline
+from dpexp.report import comparison_page, lanes, style, timeline
 from dpexp.report import page as pages
 from dpexp.report.section import Section, Table
 
@@ -230,22 +230,14 @@ def test_a_page_with_wide_tables_and_pictures_does_not_scroll_sideways(
     style.time_axis(axes)
     style.title(axes, "Layers")
     style.legend(axes, {"forward": style.PHASES["forward"]})
-    picture = f'<p role="img">{style.themed_svg(figure)}</p>'
+    picture = comparison_page.inline(figure, "Layers")
     page.emulate_media(color_scheme=system)
     page.set_viewport_size({"width": 600, "height": 600})
     shown(page, tmp_path / "report.html", pages.document("Comparison", body + picture))
     assert page.evaluate("document.querySelector('table').clientWidth") > 600
-    assert page.evaluate("document.querySelector('svg').clientWidth") > 500
+    assert 500 < page.evaluate("document.querySelector('img').clientWidth") < 600
     assert not scrolls_sideways(page)
     assert not measured(page)["illegible"]
-    texts, papers = page.evaluate(
-        """() => ["[id^=text_] > g", "[id^=patch_1] path"].map((selector) =>
-            [...document.querySelectorAll(`svg ${selector}`)].map((drawn) =>
-                pictures.contrastWith(getComputedStyle(drawn).fill, document.body)))"""
-    )
-    assert len(texts) > 15
-    assert min(texts) >= 4.5
-    assert set(papers) == {1}
 
 
 def test_a_share_that_reads_0_draws_nothing(page: Page, tmp_path: Path) -> None:
